@@ -140,7 +140,7 @@ func TestStart(t *testing.T) {
 				cmd.Stdout = &stdout
 				c := start(t, cmd, opts)
 				if s, _ := stat(t, c.PID()); !opts.Preload && (s.State != "t" || s.UTime != 0) {
-					t.Errorf("before Run the command is in state %q, after %d ticks", s.State, s.UTime)
+					t.Errorf("before Run the command is in state %q after %d ticks, want t after 0", s.State, s.UTime)
 				}
 				var got seen
 				if err := c.Run(t.Context(), got.handle); err != nil {
@@ -165,10 +165,11 @@ func TestStart(t *testing.T) {
 						"counters.Received = %v", counters, err, got.ops, handedOver)
 				}
 				if err := c.Explain(); err != nil {
-					t.Errorf("something stood in the way: %v", err)
+					t.Errorf("Explain = %v, want nil", err)
 				}
 				if len(c.Libraries()) == 0 || c.Describe(c.PID()).LayoutOrigin == "" {
-					t.Errorf("libraries %q, target %+v", c.Libraries(), c.Describe(c.PID()))
+					t.Errorf("libraries %q, target %+v; want some library, and where the layout is from",
+						c.Libraries(), c.Describe(c.PID()))
 				}
 			})
 		}
@@ -208,7 +209,7 @@ func TestRunKeepsToItsGoroutine(t *testing.T) {
 					t.Error(err)
 				}
 				if handled == 0 || ticks < 2 {
-					t.Errorf("%d events, %d ticks", handled, ticks)
+					t.Errorf("%d events and %d ticks, want some and at least 2", handled, ticks)
 				}
 			}()
 			<-ran
@@ -529,7 +530,7 @@ func TestUnload(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after := descriptors(t); after >= before {
-		t.Errorf("%d descriptors before, %d after", before, after)
+		t.Errorf("%d descriptors are open after Unload, want fewer than the %d before", after, before)
 	}
 	goesOn(t, c.PID())
 	again, err := Attach(c.PID(), Options{Late: true})
@@ -624,12 +625,12 @@ func TestErrors(t *testing.T) {
 		for name, tc := range cases {
 			c, err := tc.begin()
 			if err == nil {
-				t.Errorf("%s: it was begun", name)
+				t.Errorf("%s: the capture began, want %v", name, tc.want)
 				_ = c.Close()
 				continue
 			}
 			if tc.want != nil && !errors.Is(err, tc.want) || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: error %v, want %v with %q", name, err, tc.want, tc.says)
 			}
 		}
 	}
@@ -637,13 +638,13 @@ func TestErrors(t *testing.T) {
 	before := descriptors(t)
 	once(t)
 	if after := descriptors(t); after != before {
-		t.Errorf("%d descriptors before, %d after", before, after)
+		t.Errorf("%d descriptors are open afterwards, want %d", after, before)
 	}
 	if left := children(t); len(left) != 1 || left[0] != sleeper.Process.Pid {
 		t.Errorf("children %v are left, want %d alone", left, sleeper.Process.Pid)
 	}
 	if s, ok := stat(t, sleeper.Process.Pid); !ok || s.State != "S" {
-		t.Errorf("the process that was attached to is in state %q", s.State)
+		t.Errorf("the process that was attached to is in state %q, want S", s.State)
 	}
 }
 

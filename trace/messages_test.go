@@ -262,7 +262,7 @@ func TestUnpack(t *testing.T) {
 				check(t, err)
 				values := rec.Column(0).(*array.Int64).Int64Values()
 				if len(values) != rows || rows > 0 && values[rows-1] != 0 {
-					t.Errorf("%d values of %d", len(values), rows)
+					t.Errorf("got %d values, want %d zeros", len(values), rows)
 				}
 				n++
 			}

@@ -125,12 +125,12 @@ func TestOneWriterAtATime(t *testing.T) {
 			busy("while it writes", dirs...)
 			c := open(t, dirs[len(dirs)-1])
 			if _, err := readRows(c); err != nil || c.Meta.Complete {
-				t.Errorf("a reader meanwhile: %+v, %v", c.Meta, err)
+				t.Errorf("a reader meanwhile got %+v and error %v, want an incomplete capture", c.Meta, err)
 			}
 			x.decode(10, 1)
 			metas, err := x.s.Finish(nil)
 			if err != nil || len(metas) != 1 || !metas[0].Complete || metas[0].Rows != 2 {
-				t.Errorf("%+v, %v", metas, err)
+				t.Errorf("descriptions %+v and error %v, want one complete capture of 2 rows", metas, err)
 			}
 			if rows, err := readRows(open(t, metas[0].Dir)); err != nil || len(rows) != 2 {
 				t.Errorf("%d rows, %v; want 2", len(rows), err)
@@ -180,7 +180,7 @@ func TestNoTokenIDs(t *testing.T) {
 		}
 		meta, c := s.finish()
 		if meta.NoTokenIDs != hide || c.Meta.NoTokenIDs != hide || c.Meta.Command[0] != "llama-cli" {
-			t.Errorf("%+v", c.Meta)
+			t.Errorf("description %+v, want NoTokenIDs %v and the command llama-cli", c.Meta, hide)
 		}
 		steps := stepsOf(t, c)
 		var phases []tables.Phase
@@ -214,7 +214,7 @@ func TestNoTokenIDs(t *testing.T) {
 	a := capture(true, 105, 200)
 	b := capture(true, 240, 161)
 	if a != b || strings.Contains(a, "prompt") {
-		t.Errorf("the captures tell\n%s, and\n%s", a, b)
+		t.Errorf("the captures hold\n%s, and\n%s; want the same, without prompt", a, b)
 	}
 }
 
@@ -249,11 +249,11 @@ func TestDiskFull(t *testing.T) {
 			before := sizeOf(t, filepath.Join(dir, AccessFile))
 			check(t, os.Remove(filler))
 			if err = w.Close(meta, true); err == nil || first != nil && err.Error() != first.Error() {
-				t.Errorf("%d bytes: rows failed with %v, Close with %v", size, first, err)
+				t.Errorf("%d bytes: rows failed with %v, Close with %v; want the same error", size, first, err)
 			}
 			// nothing may be written behind a part of a batch
 			if after := sizeOf(t, filepath.Join(dir, AccessFile)); first != nil && after != before {
-				t.Errorf("%d bytes: the table grew from %d to %d bytes after the error", size, before, after)
+				t.Errorf("%d bytes: the table has %d bytes, want %d as at the error", size, after, before)
 			}
 		}
 		if !errors.Is(err, unix.ENOSPC) {
@@ -262,7 +262,7 @@ func TestDiskFull(t *testing.T) {
 		said := err.Error()
 		if rest := strings.Replace(said, dir, "", 1); strings.Contains(rest, dir) || strings.Contains(rest, "tmp") ||
 			strings.Count(rest, "no space left") != 1 || strings.Contains(rest, "\n") {
-			t.Errorf("%d bytes: %q", size, said)
+			t.Errorf("%d bytes: error %q, want one line that names the directory and the full disk once", size, said)
 		}
 		c, err := Open(dir)
 		if errors.Is(err, ErrNoCapture) {
@@ -271,7 +271,8 @@ func TestDiskFull(t *testing.T) {
 		check(t, err)
 		rows, err := readRows(c)
 		if err != nil || c.Meta.Complete || meta.Complete || len(rows)%batchRows != 0 {
-			t.Errorf("%d bytes: %d rows, %v, %+v", size, len(rows), err, c.Meta)
+			t.Errorf("%d bytes: %d rows, error %v, %+v; want whole batches of an incomplete capture", size, len(rows),
+				err, c.Meta)
 		}
 	}
 }

@@ -183,7 +183,7 @@ func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 		}
 	}
 	if steps := stepsOf(t, c); steps[0].TokenIDs != nil {
-		t.Errorf("token ids %v", steps[0].TokenIDs)
+		t.Errorf("token ids %v, want none", steps[0].TokenIDs)
 	}
 }
 
@@ -209,7 +209,7 @@ func TestRecorderBuffers(t *testing.T) {
 		// ggml_nbytes of 10 of 16 elements in each of 4 rows
 		if b.Bytes != 2+9*2+3*32 || b.Seq != 2 || b.Step != 0 || b.Op != "MUL_MAT" || b.DataPtr != 64 ||
 			b.Timestamp != 2000 {
-			t.Errorf("row %+v", b)
+			t.Errorf("row %+v, want op 2, a MUL_MAT of step 0 at 2000 ns, with %d bytes at 64", b, 2+9*2+3*32)
 		}
 	}
 	want := []string{
@@ -287,7 +287,7 @@ func TestRecorderHidden(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 	if h := meta.Hidden; h == nil || *h != (tables.Hidden{Values: 4, Rows: 6, LeftOut: 5}) {
-		t.Errorf("%+v", meta.Hidden)
+		t.Errorf("description of the hidden table is %+v, want 6 rows of 4 values, and 5 left out", meta.Hidden)
 	}
 	chosen := map[int32]bool{}
 	for r, err := range c.Routes() {
@@ -296,7 +296,7 @@ func TestRecorderHidden(t *testing.T) {
 	}
 	for _, r := range want {
 		if r.Step == 1 && !chosen[r.Position] {
-			t.Errorf("nothing was chosen for %+v", r)
+			t.Errorf("row %+v, want one whose position is in the route table", r)
 		}
 	}
 }
@@ -324,7 +324,7 @@ func TestRecorderStall(t *testing.T) {
 	}
 	if r := meta.Rereads; r == nil || r.StallNS != 530 || len(r.Tensors) != 1 ||
 		r.Tensors[0].Name != "output.weight" || r.Tensors[0].StallNS != 530 {
-		t.Errorf("rereads %+v", meta.Rereads)
+		t.Errorf("rereads %+v, want a stall of 530 ns, all of output.weight", meta.Rereads)
 	}
 }
 
@@ -366,7 +366,7 @@ func TestRecorderTwoModels(t *testing.T) {
 	if len(meta.Models) != 2 || meta.Models[0].Path != main.Path || meta.Models[1].Path != path ||
 		meta.Models[0].Fingerprint == meta.Models[1].Fingerprint ||
 		meta.Models[1].Tensors != len(second.Tensors) || meta.Models[1].Bytes != second.Size {
-		t.Errorf("models %+v", meta.Models)
+		t.Errorf("models %+v, want those of %s and %s", meta.Models, main.Path, path)
 	}
 	for i, f := range []*gguf.File{main, second} {
 		want := []tables.ModelFile{{Name: filepath.Base(f.Path), Bytes: f.Size,
@@ -663,7 +663,7 @@ func TestPageInRows(t *testing.T) {
 		l, ok := s.model.Locate(r.Offset)
 		if ok != (r.Tensor >= 0) || ok && (c.Structure[r.Tensor].Name != l.Tensor.Name || int(r.Expert) != l.Expert ||
 			r.Offset+r.Bytes > l.Tensor.End()) {
-			t.Errorf("row %d is %+v, in %+v", i, r, l)
+			t.Errorf("row %d is %+v, want it within one piece of %+v", i, r, l)
 		}
 	}
 	if want := int64(3+1+2+1+1+1) * countedPage; total != want {
@@ -702,7 +702,7 @@ func TestPageInRows(t *testing.T) {
 	if i := slices.IndexFunc(rows, func(r tables.PageInRow) bool { return r.Tensor < 0 }); i != 0 ||
 		rows[0].Offset != 0 || rows[0].Bytes != min(3*countedPage, s.model.Tensors[0].Offset) ||
 		rows[0].Cause != event.CauseRead {
-		t.Errorf("the metadata is %+v", rows[0])
+		t.Errorf("the first row is %+v, want the pages with the metadata, read by a system call", rows[0])
 	}
 	r := meta.Rereads
 	if r == nil || r.FirstBytes != 6*countedPage || r.RereadBytes != 3*countedPage ||
@@ -710,7 +710,7 @@ func TestPageInRows(t *testing.T) {
 			"readahead": countedPage}) ||
 		!reflect.DeepEqual(r.ByProcess, []tables.ProcessBytes{{PID: 1, Bytes: 2 * countedPage},
 			{PID: 99, Bytes: countedPage}}) {
-		t.Errorf("rereads %+v", r)
+		t.Errorf("rereads %+v, want two pages by process 1 and one by process 99", r)
 	}
 	if len(r.Tensors) != 1 || r.Tensors[0].Name != gate.Name || r.Tensors[0].RereadBytes != 3*countedPage {
 		t.Errorf("tensors %+v; want len(r.Tensors) = 1, r.Tensors[0].Name = %v, r.Tensors[0].RereadBytes = %v",

@@ -519,7 +519,7 @@ func TestMemo(t *testing.T) {
 	}
 	for _, c := range captures[1:] {
 		if !reflect.DeepEqual(c, captures[0]) {
-			t.Errorf("with a memo %+v\nwithout %+v", c, captures[0])
+			t.Errorf("with a memo got\n%+v\nwant, as without,\n%+v", c, captures[0])
 		}
 	}
 }

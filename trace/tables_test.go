@@ -247,12 +247,13 @@ func TestCutAnyTable(t *testing.T) {
 			check(t, os.WriteFile(path, whole[:cut], 0o644))
 			n := count()
 			if n%batch != 0 || n < batch || n > 4*batch {
-				t.Fatalf("%s cut at byte %d of %d: %d rows, batches have %d", table, cut, len(whole), n, batch)
+				t.Fatalf("%s cut at byte %d of %d: got %d rows, want one to four batches of %d", table, cut,
+					len(whole), n, batch)
 			}
 			seen[n/batch] = true
 		}
 		if !seen[1] || !seen[2] || !seen[3] {
-			t.Errorf("%s: the cuts saw %v batches", table, seen)
+			t.Errorf("%s: the cuts saw %v batches, want 1, 2 and 3", table, seen)
 		}
 		check(t, os.WriteFile(path, whole, 0o644))
 	}
@@ -323,7 +324,8 @@ func TestHiddenRowsAreWide(t *testing.T) {
 		check(t, err)
 		if r.Position != int32(i) || len(r.Values) != n || r.Values[0] != 1 || !math.IsInf(float64(r.Values[1]), 1) ||
 			r.Values[2] != 0 || math.Abs(float64(r.Values[n-1]-row.Values[n-1])) > 0x1p-12 {
-			t.Fatalf("row %d is at %d and has %d values, %v", i, r.Position, len(r.Values), r.Values[:3])
+			t.Fatalf("row %d is at %d and has %d values, %v; want %d values, as written", i, r.Position,
+				len(r.Values), r.Values[:3], n)
 		}
 		i++
 	}
@@ -343,7 +345,7 @@ func TestHiddenRowsAreWide(t *testing.T) {
 		w, err := Create(t.TempDir(), &tables.Meta{}, testStructure)
 		check(t, err)
 		if err := w.Hidden(&tables.HiddenRow{Values: make([]float32, n)}); err == nil {
-			t.Errorf("a row of %d values is taken", n)
+			t.Errorf("a row of %d values is accepted, want an error", n)
 		}
 		w.dir.Close()
 	}

@@ -193,11 +193,11 @@ func TestOddTargetIsUnharmed(t *testing.T) {
 			cmd := program(tc.what, t.TempDir())
 			r := observe(t, cmd, scene{asRoot: tc.root, mayFail: tc.broken})
 			if !r.state.Success() || r.stderr != "" {
-				t.Errorf("the program: %v, %s", r.state, r.stderr)
+				t.Errorf("the program ended with %v and printed %q, want success and nothing", r.state, r.stderr)
 			}
 			if r.err != nil && (!errors.Is(r.err, errCorrupt) && !errors.Is(r.err, event.ErrLayout) ||
 				strings.Contains(r.err.Error(), "\n")) {
-				t.Errorf("Run: %v", r.err)
+				t.Errorf("Run returned %v, want a corrupt memory or an unknown layout, in one line", r.err)
 			}
 			ops := 0
 			for _, e := range r.events {
@@ -531,7 +531,7 @@ func TestMemoryIsBounded(t *testing.T) {
 			for i := 0; i < cmp.Or(tc.times, 2*maxOpen) && err == nil; i++ {
 				err = s.handleRecord(p, tc.kind, tc.body(i), func(event.Event) error { return nil })
 				if kept := tc.kept(s, p); kept > tc.most {
-					t.Fatalf("%d are kept, at most %d should be", kept, tc.most)
+					t.Fatalf("%d are kept, want at most %d", kept, tc.most)
 				}
 			}
 			if errors.Is(err, errCorrupt) != tc.fails || err != nil && !tc.fails {

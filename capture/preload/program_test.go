@@ -65,17 +65,18 @@ func TestLossIsCounted(t *testing.T) {
 		c := r.counters
 		if c.OpsLost == 0 || c.Hits != full.counters.Hits || c.NoWeight != full.counters.NoWeight ||
 			c.Received+c.OpsLost != full.counters.Received {
-			t.Errorf("ring of %d: %+v, of a large one %+v", size, c, full.counters)
+			t.Errorf("ring of %d: counters %+v, want losses and the sums of a large ring, %+v", size, c, full.counters)
 		}
 		// all ops of a graph are one record, which does not fit into 4 KiB
 		if received := c.Received > 0; received != (size > 4<<10) {
-			t.Errorf("ring of %d: received %d", size, c.Received)
+			t.Errorf("ring of %d: %d ops were received, want some: %v", size, c.Received, size > 4<<10)
 		}
 		if c.OthersLost == 0 {
 			t.Errorf("ring of %d: no other event was lost", size)
 		}
 		if !r.state.Success() || r.stderr != "" {
-			t.Errorf("ring of %d: %v, %s", size, r.state, r.stderr)
+			t.Errorf("ring of %d: the program ended with %v and printed %q, want success and nothing", size, r.state,
+				r.stderr)
 		}
 	}
 }
@@ -91,7 +92,7 @@ func TestOpsAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if result.Nodes == 0 || r.counters.Hits != uint64(result.Nodes) {
-		t.Errorf("%d ops, the driver computed %d", r.counters.Hits, result.Nodes)
+		t.Errorf("counted %d ops, want %d as the driver computed", r.counters.Hits, result.Nodes)
 	}
 }
 
@@ -152,7 +153,7 @@ func TestServer(t *testing.T) {
 			}
 			if s.decode.Tokens == 3 {
 				if n := contexts[s.decode.Context]; n != 0 && n != s.ops {
-					t.Fatalf("a step of %d ops, an earlier one of %d", s.ops, n)
+					t.Fatalf("a step has %d ops, want %d as an earlier one", s.ops, n)
 				}
 				contexts[s.decode.Context] = s.ops
 			}
@@ -218,7 +219,7 @@ func TestFork(t *testing.T) {
 	want := observe(t, in.Command(t.Context(), o), scene{})
 	got := observe(t, forks.Command(t.Context(), o), scene{Options: Options{Follow: true}})
 	if !got.state.Success() {
-		t.Fatalf("%v: %s", got.state, got.stderr)
+		t.Fatalf("the program ended with %v, want success: %s", got.state, got.stderr)
 	}
 	compare(t, sequence(got.reads(t)), sequence(want.reads(t)))
 	checkAccounted(t, got)
@@ -241,7 +242,8 @@ func TestProcesses(t *testing.T) {
 	r = observe(t, shell(`"$0" "$@"; exit 7`), scene{})
 	if !errors.Is(r.seen, ErrOtherProcess) || len(r.events) != 0 || r.counters != (event.Counters{}) ||
 		r.state.ExitCode() != 7 {
-		t.Errorf("%v; %d events; %+v; %v", r.seen, len(r.events), r.counters, r.state)
+		t.Errorf("Explain = %v, %d events, %+v, %v; want ErrOtherProcess, nothing seen, and status 7", r.seen,
+			len(r.events), r.counters, r.state)
 	}
 
 	r = observe(t, shell(`"$0" "$@" & "$0" "$@" & wait`), scene{Options: Options{Follow: true}})
@@ -256,7 +258,7 @@ func TestProcesses(t *testing.T) {
 		case event.ProcessBegin:
 			pid = e.PID
 			if e.Parent != int32(r.pid) || len(e.Command) == 0 || e.Command[0] != in.Driver {
-				t.Errorf("%+v", e)
+				t.Errorf("begin of process %+v, want parent %d and command %s", e, r.pid, in.Driver)
 			}
 			byPID[pid] = &run{pid: int(pid)}
 		case event.ProcessEnd:
@@ -298,7 +300,7 @@ func TestKilled(t *testing.T) {
 	}})
 	checkAccounted(t, r)
 	if status, ok := r.state.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL || decodes < 50 {
-		t.Errorf("%v after %d decodes", r.state, decodes)
+		t.Errorf("ended with %v after %d decodes, want SIGKILL after at least 50", r.state, decodes)
 	}
 	if _, ok := r.events[len(r.events)-1].(event.ProcessEnd); !ok {
 		t.Errorf("the last event is %+v", r.events[len(r.events)-1])
@@ -472,7 +474,7 @@ func TestUnknownLayout(t *testing.T) {
 		}
 		if s := o.Sources[0]; o.Name != "MUL_MAT" || len(o.Sources) != 2 || s.Name != "blk.0.ffn_up.weight" ||
 			s.Offset != 64 || !s.InFile || s.Bytes() != 256 {
-			t.Errorf("%+v", o)
+			t.Errorf("op %+v, want a MUL_MAT of 256 bytes of blk.0.ffn_up.weight at 64, and a second source", o)
 		}
 		if err := stdin.Close(); err != nil {
 			t.Error(err)

@@ -41,7 +41,7 @@ func TestSanitizers(t *testing.T) {
 				cmd.Env = append(cmd.Environ(), env...)
 				r := observe(t, cmd, scene{})
 				if !r.state.Success() {
-					t.Fatalf("%s: %v: %s", name, r.state, r.stderr)
+					t.Fatalf("%s: the program ended with %v, want success: %s", name, r.state, r.stderr)
 				}
 				got := r.reads(t)
 				compare(t, got, truth(t, o.Ops, got))
@@ -72,7 +72,7 @@ func TestSanitizers(t *testing.T) {
 			}
 			if out, err := exec.Command(program).CombinedOutput(); err == nil ||
 				!strings.Contains(string(out), "runtime error") && !strings.Contains(string(out), "AddressSanitizer") {
-				t.Errorf("%s: %v: %s", sanitizer, err, out)
+				t.Errorf("%s: got %v, want a report of the planted error in %q", sanitizer, err, out)
 			}
 		}
 	})

@@ -234,7 +234,7 @@ func TestRefuses(t *testing.T) {
 	s.Step()
 	for _, r := range []read{{-1, 0, 1}, {0, -1, 1}, {0, 0, -1}, {0, 1 << 62, 1 << 62}} {
 		if s.Read(r.file, r.offset, r.bytes) == nil {
-			t.Errorf("%+v", r)
+			t.Errorf("read %+v is accepted, want an error", r)
 		}
 	}
 	if s.PerStep(0) != 0 || s.LRU(0).Missed(5) != 0 || s.Belady(1, 0) != 0 || s.PerStep(7) != 0 {

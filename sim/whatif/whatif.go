@@ -67,7 +67,8 @@ var allStrategies = []Strategy{
 	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: " +
 		"what prefetchd reaches at most", Ahead: true},
 	{Name: Pin,
-		About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; the rest is read when it is touched, and the kernel reads around it"},
+		About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; " +
+			"the rest is read when it is touched, and the kernel reads around it"},
 	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; " +
 		"the rest is read ahead, as far as the window has room, op by op", Ahead: true},
 	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true,
