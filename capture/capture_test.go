@@ -33,16 +33,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var small = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0,
-	Seed: 5}
+var small = synth.Config{
+	Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0,
+	Seed: 5,
+}
 
 // generation returns the command of a real llama.cpp that generates 4 tokens. With the warm-up and
 // the prompt that is 6 decodes.
 func generation(t *testing.T) (*llama.Installation, llama.Options) {
 	t.Helper()
 	testenv.NeedRoot(t)
-	return llamatest.ForTest(t), llama.Options{Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1,
-		NoRepack: true}
+	return llamatest.ForTest(t), llama.Options{
+		Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1, NoRepack: true,
+	}
 }
 
 const decodes = 6
@@ -181,8 +184,10 @@ func TestStart(t *testing.T) {
 func TestRunKeepsToItsGoroutine(t *testing.T) {
 	in, o := generation(t)
 	o.Tokens, o.Repeat = 100, 20
-	for name, opts := range map[string]Options{"probes": {Interval: time.Millisecond},
-		"preload": {Preload: true, Interval: time.Millisecond}} {
+	for name, opts := range map[string]Options{
+		"probes":  {Interval: time.Millisecond},
+		"preload": {Preload: true, Interval: time.Millisecond},
+	} {
 		t.Run(name, func(t *testing.T) {
 			ran := make(chan struct{})
 			go func() {
@@ -222,8 +227,9 @@ func TestRunKeepsToItsGoroutine(t *testing.T) {
 func TestStatus(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, preloaded := range []bool{false, true} {
-		for script, want := range map[string]int{"exit 0": 0, "exit 42": 42,
-			"kill -KILL $$": 128 + int(syscall.SIGKILL)} {
+		for script, want := range map[string]int{
+			"exit 0": 0, "exit 42": 42, "kill -KILL $$": 128 + int(syscall.SIGKILL),
+		} {
 			c := start(t, exec.Command("sh", "-c", script), Options{Preload: preloaded})
 			if err := c.Run(t.Context(), func(event.Event) error { return nil }); err != nil {
 				t.Error(err)

@@ -36,18 +36,23 @@ func TestDepartures(t *testing.T) {
 	}{
 		"none": {},
 		"swapped": {at(7, swap), []int32{7}, CauseUnknown,
-			[]Edit{{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
-				Got: 2000}}},
+			[]Edit{
+				{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
+					Got: 2000},
+			}},
 		"first": {at(0, swap), []int32{0}, CauseWarmup,
-			[]Edit{{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
-				Got: 2000}}},
+			[]Edit{
+				{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
+					Got: 2000},
+			}},
 		"from 17 on": {func(i int, s []planted) []planted {
 			if i >= 17 {
 				s[2].op = "OTHER"
 			}
 			return s
-		}, []int32{17, 18, 19}, CauseContext, []Edit{{Kind: KindOp, Position: 2, To: 2, Name: "blk.0.attn_k.weight",
-			Op: "OTHER", Expected: 1000, Got: 1000}}},
+		}, []int32{17, 18, 19}, CauseContext, []Edit{
+			{Kind: KindOp, Position: 2, To: 2, Name: "blk.0.attn_k.weight", Op: "OTHER", Expected: 1000, Got: 1000},
+		}},
 		"two places": {at(5, func(s []planted) []planted {
 			s[6].bytes = 10
 			return append(slices.Delete(s, 1, 2), planted{tensor: 9, op: "ADD", bytes: 500})
@@ -57,8 +62,9 @@ func TestDepartures(t *testing.T) {
 			{Kind: KindExtra, Position: last + 1, To: last + 1, Name: "unused.weight", Op: "ADD", Got: 500},
 		}},
 		"no logits": {at(9, func(s []planted) []planted { return s[:last] }), []int32{9}, CauseSampling,
-			[]Edit{{Kind: KindMissing, Position: last, To: last, Name: "output.weight", Op: "MUL_MAT",
-				Expected: 9000}}},
+			[]Edit{
+				{Kind: KindMissing, Position: last, To: last, Name: "output.weight", Op: "MUL_MAT", Expected: 9000},
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, _ := mustBuild(t, run(t, 20, tc.change).build)

@@ -18,8 +18,9 @@ const mib = 1 << 20
 func scan(reads int, bytes, nanos int64) *pattern.Cycle {
 	c := &pattern.Cycle{}
 	for i := range int64(reads) {
-		c.Reads = append(c.Reads, pattern.CycleRead{Tensor: "w", Op: "MUL_MAT", Offset: i * bytes, Length: bytes,
-			Nanos: nanos})
+		c.Reads = append(c.Reads, pattern.CycleRead{
+			Tensor: "w", Op: "MUL_MAT", Offset: i * bytes, Length: bytes, Nanos: nanos,
+		})
 	}
 	return c
 }
@@ -108,8 +109,10 @@ func (h *idle) Tick() error {
 // A helper is called every tick, with all events. Its waiting takes its own time, not the target's.
 func TestHelper(t *testing.T) {
 	c := scan(4, mib, 25e6)
-	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 100 * mib,
-		Tick: 10 * time.Millisecond})
+	m := sim.New(sim.Config{
+		Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 100 * mib,
+		Tick: 10 * time.Millisecond,
+	})
 	pages := m.Pages()
 	h := &idle{m: m}
 	locked := false

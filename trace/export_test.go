@@ -179,8 +179,10 @@ func TestExportOfNoRows(t *testing.T) {
 
 func TestCSVIsSafeForSpreadsheets(t *testing.T) {
 	var out strings.Builder
-	if err := WriteCSV(&out, []tables.Column{{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}},
-		{Name: "layer", Values: []int64{-1, 0}}}); err != nil {
+	if err := WriteCSV(&out, []tables.Column{
+		{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}},
+		{Name: "layer", Values: []int64{-1, 0}},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "tensor_name,layer\n'=1+2,-1\nblk.0.x,0\n"; out.String() != want {

@@ -164,11 +164,14 @@ func TestNoTokenIDs(t *testing.T) {
 			o.NoTokenIDs, o.Command, o.Detail = hide, []string{"llama-cli", "-p", fmt.Sprint("prompt ", first)},
 				tables.DetailOpIO
 		})
-		s.seen()
+		s.sendFileSeen()
 		table := s.source(event.TokenEmbeddings)
 		page := func(id int32) {
-			s.handle(event.PageIn{Time: s.time, File: fileID,
-				Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1, TID: 7})
+			s.handle(event.PageIn{
+				Time: s.time, File: fileID,
+				Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1,
+				TID: 7,
+			})
 		}
 		for _, ids := range [][]int32{s.r.models[0].warmupIDs, {first, second}, {second}} {
 			s.begin(1, int32(len(ids)))
@@ -188,8 +191,9 @@ func TestNoTokenIDs(t *testing.T) {
 			phases = append(phases, step.Phase)
 			told += fmt.Sprint(step.TokenIDs)
 		}
-		if want := []tables.Phase{tables.PhaseWarmup, tables.PhasePrompt,
-			tables.PhaseGeneration}; !slices.Equal(phases, want) {
+		if want := []tables.Phase{
+			tables.PhaseWarmup, tables.PhasePrompt, tables.PhaseGeneration,
+		}; !slices.Equal(phases, want) {
 			t.Errorf("phases %v, want %v", phases, want)
 		}
 		rows, err := readRows(c)
@@ -239,8 +243,10 @@ func TestDiskFull(t *testing.T) {
 		w, err := Create(dir, meta, testStructure)
 		if err == nil {
 			for i := range 1 << 20 {
-				r := tables.Access{Tensor: int32(i % 2), DataPtr: uint64(i) * 0x9E3779B97F4A7C15,
-					Op: fmt.Sprint("OP", i%100)}
+				r := tables.Access{
+					Tensor: int32(i % 2), DataPtr: uint64(i) * 0x9E3779B97F4A7C15,
+					Op: fmt.Sprint("OP", i%100),
+				}
 				if err = w.Access(&r); err != nil {
 					break
 				}

@@ -57,8 +57,10 @@ func (x *target) decode(pid int32, tokens int32) {
 	tid := 100 * pid
 	x.handle(event.DecodeBegin{PID: pid, TID: tid, Decode: x.n, Tokens: tokens, Context: 1})
 	x.handle(seenAt(pid, fileID, x.model.Path))
-	x.handle(&event.Op{PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT",
-		Sources: []event.Source{x.sc.source("output.weight")}})
+	x.handle(&event.Op{
+		PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT",
+		Sources: []event.Source{x.sc.source("output.weight")},
+	})
 	x.handle(event.DecodeEnd{PID: pid, TID: tid, Decode: x.n})
 }
 
@@ -254,13 +256,17 @@ func victim(dir, path string) error {
 		events := []event.Event{event.DecodeBegin{TID: 7, Decode: i, Tokens: 1}}
 		for j := range f.Tensors {
 			t := &f.Tensors[j]
-			src := event.Source{Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type,
-				NE: [4]int64{1, 1, 1, 1}}
+			src := event.Source{
+				Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type,
+				NE: [4]int64{1, 1, 1, 1},
+			}
 			seq := uint64(i)*1000 + uint64(j)
 			events = append(events,
 				event.PageIn{File: fileID, Offset: t.Offset / 4096 * 4096, Bytes: 4096, Decode: i, Seq: seq},
-				&event.Op{TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src},
-					Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}}})
+				&event.Op{
+					TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src},
+					Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}},
+				})
 		}
 		for _, e := range append(events, event.DecodeEnd{TID: 7, Decode: i}) {
 			if err := r.Handle(e); err != nil {

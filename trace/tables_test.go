@@ -280,8 +280,9 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 	}
 	check(t, w.Flush(meta)) // and killed here
 	c := open(t, dir)
-	if want := (tables.Segments{First: 4, Last: 5, Deleted: 4,
-		DeletedRows: 1 + 2 + 3 + 4}); c.Meta.Segments != want || c.Meta.Rows != 21 {
+	if want := (tables.Segments{
+		First: 4, Last: 5, Deleted: 4, DeletedRows: 1 + 2 + 3 + 4,
+	}); c.Meta.Segments != want || c.Meta.Rows != 21 {
 		t.Errorf("%+v, %d rows; want %+v, 21", c.Meta.Segments, c.Meta.Rows, want)
 	}
 	got, err := readRows(c)
@@ -368,8 +369,10 @@ func TestDictionariesGrow(t *testing.T) {
 	}
 	// The structure grows after the tables were begun. The second model has a tensor of the same
 	// name.
-	second := []tables.StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}},
-		{Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
+	second := []tables.StructureRow{
+		{Name: "other.weight", Model: 1, Shape: []int64{1}},
+		{Name: testStructure[0].Name, Model: 1, Shape: []int64{1}},
+	}
 	check(t, w.Access(&tables.Access{Tensor: 0, Op: "A", Offset: testStructure[0].Offset}))
 	check(t, w.Flush(meta))
 	check(t, w.Extend(meta, second))

@@ -85,8 +85,10 @@ func TestRoundTrip(t *testing.T) {
 	for _, n := range []int{0, 1, batchRows, 2*batchRows + 3} {
 		dir := filepath.Join(t.TempDir(), "a", "b")
 		rows := testRows(n)
-		routes := []tables.Route{{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5},
-			{Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11}}
+		routes := []tables.Route{
+			{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5},
+			{Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11},
+		}
 		writeCapture(t, dir, rows, routes)
 		c, err := Open(dir)
 		if err != nil {

@@ -23,8 +23,10 @@ import (
 
 var (
 	denseModel = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
-	moeModel   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3,
-		Type: gguf.Q8_0, Seed: 2}
+	moeModel   = synth.Config{
+		Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0,
+		Seed: 2,
+	}
 )
 
 // ordinary is the user that programs run as: "nobody" if the tests run as root, else nil, which

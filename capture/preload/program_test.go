@@ -84,8 +84,10 @@ func TestLossIsCounted(t *testing.T) {
 // The driver counts the ops itself.
 func TestOpsAreCounted(t *testing.T) {
 	in := install(t)
-	o := llama.Options{Model: model(t, moeModel), Prompt: "count", Tokens: 20, Threads: 1, NoRepack: true,
-		CountOps: true}
+	o := llama.Options{
+		Model: model(t, moeModel), Prompt: "count", Tokens: 20, Threads: 1, NoRepack: true,
+		CountOps: true,
+	}
 	r := observe(t, in.Command(t.Context(), o), scene{})
 	result, err := llama.ParseResult([]byte(r.stdout))
 	if err != nil {
@@ -213,7 +215,8 @@ func TestFork(t *testing.T) {
 		generate();
 		_exit(42);
 	}
-	if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 42) die("the child ended with %x", status);
+	if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 42)
+		die("the child ended with %x", status);
 `)
 	o := llama.Options{Model: model(t, denseModel), Prompt: "fork", Tokens: 6, Threads: 1, NoRepack: true}
 	want := observe(t, in.Command(t.Context(), o), scene{})
@@ -286,8 +289,10 @@ func TestProcesses(t *testing.T) {
 // A program that is killed in the middle leaves whole events, and all of them are accounted for.
 func TestKilled(t *testing.T) {
 	in := install(t)
-	o := llama.Options{Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true,
-		Repeat: 1 << 20}
+	o := llama.Options{
+		Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true,
+		Repeat: 1 << 20,
+	}
 	decodes := 0
 	r := observe(t, in.Command(t.Context(), o), scene{event: func(cmd *exec.Cmd, e event.Event) {
 		if _, ok := e.(event.DecodeEnd); ok {
@@ -412,7 +417,10 @@ const char *ggml_op_name(enum ggml_op op) { static const char *const names[] = {
 size_t ggml_type_size(int type) { return type == 0 ? 4 : 0; }
 int64_t ggml_nelements(const struct ggml_tensor *t) { return t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
 const char *ggml_get_name(const struct ggml_tensor *t) { return t->name; }
-__attribute__((noinline)) int ggml_graph_compute(struct ggml_cgraph *g, void *plan) { (void)plan; return g->nodes[0]->op != MUL_MAT; }
+__attribute__((noinline)) int ggml_graph_compute(struct ggml_cgraph *g, void *plan) {
+    (void)plan;
+    return g->nodes[0]->op != MUL_MAT;
+}
 int ggml_backend_graph_compute(struct ggml_cgraph *g) { return ggml_graph_compute(g, 0); }
 `
 
@@ -423,8 +431,10 @@ int main(int argc, char **argv) {
     char *file = mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0);
     if (file == MAP_FAILED) return 1;
     float out[8];
-    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64, .name = "blk.0.ffn_up.weight"};
-    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w}, .data = out, .name = "node_0"};
+    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64,
+        .name = "blk.0.ffn_up.weight"};
+    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w},
+        .data = out, .name = "node_0"};
     struct ggml_tensor *nodes[] = {&n};
     struct ggml_cgraph g = {1, 1, 0, nodes, 0, 0};
     struct pollfd end = {0, POLLIN, 0};

@@ -149,8 +149,10 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := trace.RecorderOptions{Dir: dir, PID: os.Getpid(), Counters: s.Counters, Libraries: s.Libraries,
-		Target: s.Target, Detail: tables.DetailPreload}
+	options := trace.RecorderOptions{
+		Dir: dir, PID: os.Getpid(), Counters: s.Counters, Libraries: s.Libraries, Target: s.Target,
+		Detail: tables.DetailPreload,
+	}
 	if dir == "" {
 		options.CSV = io.Discard
 	}
@@ -277,8 +279,10 @@ func TestDamagedStreams(t *testing.T) {
 // heads stay sound, so that the bodies are read.
 func damage(random *rand.Rand, session []byte) []byte {
 	records := split(session)
-	values := []uint64{0, 1, 2, 7, 8, 9, 63, 64, 255, 1023, 1024, 65535, 65536, 1 << 20, 1<<31 - 1, 1 << 31,
-		1<<32 - 1, 1 << 32, 1 << 48, 1 << 62, 1<<63 - 1, 1 << 63, ^uint64(0), ^uint64(7)}
+	values := []uint64{
+		0, 1, 2, 7, 8, 9, 63, 64, 255, 1023, 1024, 65535, 65536, 1 << 20, 1<<31 - 1, 1 << 31,
+		1<<32 - 1, 1 << 32, 1 << 48, 1 << 62, 1<<63 - 1, 1 << 63, ^uint64(0), ^uint64(7),
+	}
 	for range 1 + random.IntN(8) {
 		at := random.IntN(len(records))
 		r := bytes.Clone(records[at])

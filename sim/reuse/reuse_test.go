@@ -217,8 +217,10 @@ func TestFresh(t *testing.T) {
 			}
 		}
 	}
-	for name, got := range map[string]float64{"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1),
-		"LRU": s.LRU(1).Missed(1000), "random": s.Random(1000, 1)} {
+	for name, got := range map[string]float64{
+		"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1), "LRU": s.LRU(1).Missed(1000),
+		"random": s.Random(1000, 1),
+	} {
 		if got != 10 {
 			t.Errorf("%s misses %g, want 10", name, got)
 		}

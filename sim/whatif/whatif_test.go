@@ -126,8 +126,10 @@ func TestRefuses(t *testing.T) {
 // The strategies of prefetchd are estimated if its behaviour is known. The other results stay the
 // same.
 func TestPrefetchd(t *testing.T) {
-	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9,
-		TokensPerStep: 1}
+	c := Config{
+		Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9,
+		TokensPerStep: 1,
+	}
 	some, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
