@@ -146,7 +146,7 @@ func TestHelper(t *testing.T) {
 	}
 }
 
-// Locked pages stay, whoever needs the room. Other pages are dropped, or the limit is exceeded.
+// Locked pages stay, even if others need the room. Other pages are dropped, or the limit is exceeded.
 func TestLocked(t *testing.T) {
 	c := scan(16, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 8 * mib, Bandwidth: 1 << 30})

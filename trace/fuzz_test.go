@@ -56,7 +56,7 @@ func readAll(t *testing.T, files map[string][]byte) error {
 			return err
 		}
 		rows++
-		s := &c.Structure[a.Tensor] // which there is
+		s := &c.Structure[a.Tensor] // Accesses has checked that it exists
 		if a.Bytes < 0 || a.Bytes > s.Size || a.Phase > tables.PhaseGeneration || a.Step < 0 {
 			t.Errorf("access %+v, want one within tensor %+v", a, s)
 		}
