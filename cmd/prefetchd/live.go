@@ -1,6 +1,7 @@
 package main
 
-// This file shows what prefetchd is doing: on one line of a terminal that changes, elsewhere in one line per change.
+// This file shows what prefetchd is doing. On a terminal it updates one line; elsewhere it writes a
+// line per change.
 
 import (
 	"fmt"
@@ -16,7 +17,7 @@ import (
 	"tensorcast/prefetch"
 )
 
-// live shows the present status, and passes messages on.
+// live shows the current status, and passes messages on.
 type live struct {
 	to    io.Writer
 	line  *status.Line // nil if to is no terminal
@@ -33,7 +34,7 @@ func newLive(to io.Writer, log *slog.Logger) *live {
 		l.line = status.NewLine(f, func() int {
 			width, _, err := term.GetSize(int(f.Fd()))
 			if err != nil {
-				return 0 // it is gone
+				return 0 // the terminal is gone
 			}
 			return width
 		})
