@@ -2,20 +2,21 @@ package prefetch
 
 import (
 	"slices"
+	"tensorcast/prefetch/pages"
 	"testing"
 	"time"
 )
 
 // slowCount are pages of which each count takes a while.
 type slowCount struct {
-	Pages
+	pages.Levers
 	clock  time.Time
 	takes  time.Duration
 	counts int
-	there  func(Range) int64
+	there  func(pages.Range) int64
 }
 
-func (p *slowCount) Resident(r Range) (int64, error) {
+func (p *slowCount) ResidentBytes(r pages.Range) (int64, error) {
 	p.counts++
 	p.clock = p.clock.Add(p.takes)
 	return p.there(r), nil
@@ -24,17 +25,20 @@ func (p *slowCount) Resident(r Range) (int64, error) {
 // What is in memory of a large model is found out without a long pause: a file that is new at once, what changes later bit by bit.
 func TestCensus(t *testing.T) {
 	const mib = 1 << 20
-	pages := &slowCount{clock: time.Unix(1e9, 0), takes: 70 * time.Microsecond, there: func(r Range) int64 { return r.Length / 2 }}
-	c := New(pages, Options{Now: func() time.Time { return pages.clock }})
-	c.known = []knownFile{{size: 1000*mib + 5000}, {size: 3 * mib}}
-	if err := c.count(); err != nil {
+	levers := &slowCount{clock: time.Unix(1e9, 0), takes: 70 * time.Microsecond, there: func(r pages.Range) int64 { return r.Length / 2 }}
+	opts := Options{Now: func() time.Time { return levers.clock }}
+	opts.setDefaults()
+	s := newSession(levers, opts)
+	c := &s.memory.census
+	s.files = []knownFile{{size: 1000*mib + 5000}, {size: 3 * mib}}
+	if err := c.count(s); err != nil {
 		t.Fatal(err)
 	}
-	if want := int64(1003*mib+5000) / 2; c.census.total != want {
-		t.Fatalf("%d bytes are in memory at first, want %d", c.census.total, want)
+	if want := int64(1003*mib+5000) / 2; c.total != want {
+		t.Fatalf("total at first = %d, want %d", c.total, want)
 	}
 	// The second half of the first file comes, the second file goes.
-	pages.there = func(r Range) int64 {
+	levers.there = func(r pages.Range) int64 {
 		switch {
 		case r.File == 1:
 			return 0
@@ -44,38 +48,38 @@ func TestCensus(t *testing.T) {
 		return r.Length / 2
 	}
 	want := int64(504*mib/2 + 1000*mib + 5000 - 504*mib)
-	begun, busy := pages.clock, time.Duration(0)
+	begun, busy := levers.clock, time.Duration(0)
 	for range 100_000 {
-		before := pages.clock
-		if err := c.count(); err != nil {
+		before := levers.clock
+		if err := c.count(s); err != nil {
 			t.Fatal(err)
 		}
-		took := pages.clock.Sub(before)
-		if took > countSlice+pages.takes {
+		took := levers.clock.Sub(before)
+		if took > countSlice+levers.takes {
 			t.Fatalf("counting took %v at once", took)
 		}
-		if busy += took; c.census.total == want {
+		if busy += took; c.total == want {
 			break
 		}
-		pages.clock = pages.clock.Add(time.Millisecond)
+		levers.clock = levers.clock.Add(time.Millisecond)
 	}
-	if c.census.total != want {
-		t.Fatalf("%d bytes are in memory in the end, want %d", c.census.total, want)
+	if c.total != want {
+		t.Fatalf("%d bytes are in memory in the end, want %d", c.total, want)
 	}
-	if all := pages.clock.Sub(begun); busy > all/40 {
+	if all := levers.clock.Sub(begun); busy > all/40 {
 		t.Errorf("counting takes %v of %v", busy, all)
 	}
 	// What is paged out is known at once.
-	c.census.freed(Range{0, 990 * mib, 2 * mib}, 2*mib)
-	c.census.freed(Range{1, 2 * mib, mib}, mib) // nothing was known to be there
-	if c.census.total != want-2*mib {
-		t.Errorf("%d bytes are in memory, want %d", c.census.total, want-2*mib)
+	c.noteFreed(pages.Range{File: 0, Offset: 990 * mib, Length: 2 * mib}, 2*mib)
+	c.noteFreed(pages.Range{File: 1, Offset: 2 * mib, Length: mib}, mib) // nothing was known to be there
+	if c.total != want-2*mib {
+		t.Errorf("%d bytes are in memory, want %d", c.total, want-2*mib)
 	}
 }
 
-func TestScattered(t *testing.T) {
+func TestScatter(t *testing.T) {
 	for n := range 70 {
-		order := scattered(n)
+		order := scatter(n)
 		if sorted := slices.Sorted(slices.Values(order)); len(order) != n || n > 0 && (sorted[0] != 0 || sorted[n-1] != n-1) || len(slices.Compact(sorted)) != n {
 			t.Errorf("%d: %v is no permutation", n, order)
 		}

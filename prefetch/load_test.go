@@ -17,6 +17,8 @@ import (
 	"tensorcast/gguf/gguftest"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/pages"
 	"tensorcast/sim"
 )
 
@@ -81,15 +83,15 @@ func newLoader(t *testing.T, share float64, opts prefetch.Options, change func(*
 	for at := int64(0); at < l.file.Size; at += step {
 		l.inOrder.Reads = append(l.inOrder.Reads, pattern.CycleRead{Tensor: "w", Op: "LOAD", Offset: at, Length: min(step, l.file.Size-at), Nanos: step / 10})
 	}
-	opts.Models = func() (m prefetch.Model, err error) {
+	opts.Target.Models = func() (m models.Model, err error) {
 		if l.mapped {
 			m.Files, err = pattern.FilesOf(part)
-			m.Mapped = []prefetch.Mapped{{Path: "model-0.gguf", ID: sim.FileID(0), Base: l.Base(0)}}
+			m.Mapped = []models.Mapped{{Path: "model-0.gguf", ID: sim.FileID(0), Base: l.Base(0)}}
 			m.Parts = part.Files
 		}
 		return m, err
 	}
-	opts.Touched = func(at []uint64) (are []bool, err error) {
+	opts.Target.Touched = func(at []uint64) (are []bool, err error) {
 		for _, a := range at {
 			page := int64(a-l.Base(0)) >> 12 << 12
 			are = append(are, page >= l.from && page < l.to)
@@ -185,7 +187,7 @@ func TestLoading(t *testing.T) {
 	if !slices.Equal(l.pages.InOrders, []bool{true, false}) {
 		t.Errorf("it was said to read in order: %v", l.pages.InOrders)
 	}
-	if ordered := l.pages.Ordered; len(ordered) < 100 || !slices.IsSortedFunc(ordered, func(a, b prefetch.Range) int { return cmp.Compare(a.Offset, b.Offset) }) {
+	if ordered := l.pages.Ordered; len(ordered) < 100 || !slices.IsSortedFunc(ordered, func(a, b pages.Range) int { return cmp.Compare(a.Offset, b.Offset) }) {
 		t.Errorf("%d reads were begun while it loaded, in the order %v", len(ordered), ordered)
 	}
 	if n := l.pages.Calls.Keep; n > 16 { // each maps its pages for a moment: what is in memory already needs none
@@ -257,7 +259,7 @@ func TestWrongGuess(t *testing.T) {
 				t.Errorf("the first token: %+v, of %d bytes", first, l.cycle.Bytes())
 			}
 			l.run(3)
-			if s := l.Status(); s.Phase != prefetch.Helping {
+			if s := l.Status(); s.Activity != prefetch.Helping {
 				t.Errorf("%+v", s)
 			}
 			if s := l.Summary(); s.Learned != 2 || !s.Guessed {

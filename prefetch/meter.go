@@ -4,22 +4,24 @@ package prefetch
 
 import "time"
 
-// meter is the disk's bandwidth as far as it was asked for: the most that was surely read in a time. A disk that never had to hurry is faster than that.
+const (
+	meterLeast = 100 * time.Millisecond
+	meterMost  = time.Second
+)
+
+// meter is the disk's bandwidth, as far as it was asked for: the most that was surely read in a time. A disk that never had
+// to hurry is faster than that.
 type meter struct {
 	begun time.Time
 	bytes int64   // asked for since
 	best  float64 // bytes per second
 }
 
-const (
-	meterLeast = 100 * time.Millisecond
-	meterMost  = time.Second
-)
-
 // add notes reads that were begun.
 func (m *meter) add(bytes int64) { m.bytes += bytes }
 
-// tick looks at what was read since the interval began. Of what was asked for, as much as pending may not have been read yet.
+// tick looks at what was read since the interval began. Of what was asked for, as much as pending may not have been read
+// yet.
 func (m *meter) tick(now time.Time, pending int64) {
 	elapsed := now.Sub(m.begun)
 	if elapsed < meterLeast {

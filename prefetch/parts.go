@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"tensorcast/gguf"
+	"tensorcast/prefetch/pages"
 )
 
 // Part is a part of a tensor, all of which is held, or streamed.
@@ -24,63 +25,63 @@ type Part struct {
 	Kept   bool
 }
 
-// Parts says what is held of that which each token reads, and what is streamed, in the order of the files. It is empty while nothing is followed.
-func (c *Controller) Parts() (parts []Part) {
-	h := c.help
-	if h == nil {
-		return nil
-	}
-	s := h.schedule
-	type tensor struct {
-		Range
-		name string
-	}
-	var tensors []tensor
-	for i, r := range s.Reads {
-		tensors = append(tensors, tensor{r, s.Tensors[i]})
-	}
-	slices.SortFunc(tensors, func(a, b tensor) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset), cmp.Compare(b.Length, a.Length))
-	})
-	blocks := make([]int, len(s.Blocks)) // in the order of the files
-	for b := range blocks {
-		blocks[b] = b
-	}
-	slices.SortFunc(blocks, func(a, b int) int {
-		return cmp.Or(cmp.Compare(s.Blocks[a].File, s.Blocks[b].File), cmp.Compare(s.Blocks[a].Offset, s.Blocks[b].Offset))
-	})
-	first, told := 0, int64(0) // the first block that a tensor may lie in, and up to where all was told of
-	for i, t := range tensors {
-		if i > 0 && t.File != tensors[i-1].File {
-			told = 0
+// continues says whether a part is the rest of the part before it.
+func (p *Part) continues(before *Part) bool {
+	return before.File == p.File && before.Offset+before.Bytes == p.Offset && before.Tensor == p.Tensor &&
+		before.Visits == p.Visits && before.Kept == p.Kept
+}
+
+// parts says what is held and what is streamed, in the order of the files.
+func (f *followed) parts() (parts []Part) {
+	s := f.schedule
+	tensors, blocks := orderByFile(s.Reads), orderByFile(s.Blocks)
+	first, covered := 0, int64(0) // the first block that a tensor may lie in, and up to where there are parts
+	for i, read := range tensors {
+		t := s.Reads[read]
+		if i > 0 && t.File != s.Reads[tensors[i-1]].File {
+			covered = 0
 		}
-		for first < len(blocks) && (s.Blocks[blocks[first]].File < t.File || s.Blocks[blocks[first]].File == t.File && s.Blocks[blocks[first]].End() <= max(t.Offset, told)) {
-			first++
+		for ; first < len(blocks); first++ {
+			b := s.Blocks[blocks[first]]
+			if b.File > t.File || b.File == t.File && b.End() > max(t.Offset, covered) {
+				break
+			}
 		}
 		for _, b := range blocks[first:] {
 			r := s.Blocks[b]
-			begin, end := max(r.Offset, t.Offset, told), min(r.End(), t.End())
 			if r.File != t.File || r.Offset >= t.End() {
 				break
 			}
+			begin, end := max(r.Offset, t.Offset, covered), min(r.End(), t.End())
 			if begin >= end {
 				continue
 			}
-			told = end
-			p := Part{filepath.Base(c.known[t.File].path), begin, end - begin, t.name, s.uses[b], h.held[b]}
-			if n := len(parts); n > 0 {
-				if l := &parts[n-1]; l.File == p.File && l.Offset+l.Bytes == p.Offset && l.Tensor == p.Tensor && l.Visits == p.Visits && l.Kept == p.Kept {
-					l.Bytes += p.Bytes
-					continue
-				}
+			covered = end
+			p := Part{filepath.Base(f.files[t.File].path), begin, end - begin, s.Tensors[read], s.Uses[b], f.held[b]}
+			if n := len(parts); n > 0 && p.continues(&parts[n-1]) {
+				parts[n-1].Bytes += p.Bytes
+			} else {
+				parts = append(parts, p)
 			}
-			parts = append(parts, p)
 		}
 	}
 	return parts
 }
 
-// WriteParts writes parts as CSV, with a header. Names that a spreadsheet would take for a formula get a leading apostrophe.
+// orderByFile has the indices of ranges in the order of the files; of two that begin together the longer one first.
+func orderByFile(all []pages.Range) []int {
+	order := make([]int, len(all))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Or(pages.CompareRanges(all[a], all[b]), cmp.Compare(all[b].Length, all[a].Length))
+	})
+	return order
+}
+
+// WriteParts writes parts as CSV, with a header. Names that a spreadsheet would take for a formula get a leading
+// apostrophe.
 func WriteParts(w io.Writer, parts []Part) error {
 	out := csv.NewWriter(w)
 	rows := [][]string{{"file", "offset_bytes", "size_bytes", "tensor_name", "visits", "state"}}
@@ -89,7 +90,8 @@ func WriteParts(w io.Writer, parts []Part) error {
 		if p.Kept {
 			state = "kept"
 		}
-		rows = append(rows, []string{gguf.SpreadsheetCell(p.File), strconv.FormatInt(p.Offset, 10), strconv.FormatInt(p.Bytes, 10), gguf.SpreadsheetCell(p.Tensor), strconv.Itoa(p.Visits), state})
+		rows = append(rows, []string{gguf.SpreadsheetCell(p.File), strconv.FormatInt(p.Offset, 10), strconv.FormatInt(p.Bytes, 10),
+			gguf.SpreadsheetCell(p.Tensor), strconv.Itoa(p.Visits), state})
 	}
 	if err := out.WriteAll(rows); err != nil {
 		return fmt.Errorf("write the plan: %w", err)

@@ -1,91 +1,86 @@
 package prefetch
 
-// This file says what a controller is doing.
+// This file says what a controller is doing, for people and for metrics.
 
 import (
 	"fmt"
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"tensorcast/prefetch/plan"
 )
 
-// Phase is what a controller is doing.
-type Phase string
+// Activity is what users are told of what a controller is doing. A Phase says it in the loop's terms.
+type Activity string
 
 const (
-	Waiting   Phase = "waiting"     // for the target to decode
-	Comparing Phase = "comparing"   // tokens are measured without help
-	Helping   Phase = "helping"     //
-	Giving    Phase = "giving back" // memory is short
-	Idle      Phase = "idle"        // nothing is to be won
+	Waiting   Activity = "waiting"     // for the target to decode
+	Comparing Activity = "comparing"   // tokens are measured without help
+	Helping   Activity = "helping"     // weights are held and streamed
+	Giving    Activity = "giving back" // the same, and memory is short
+	Idle      Activity = "idle"        // nothing is to be won
 )
 
 // Status is what a controller is doing now. Sizes are bytes.
 type Status struct {
-	Phase    Phase   `json:"phase"`
-	Why      string  `json:"why,omitempty"` // Idle: what there is no win for; Giving: what bounds the room
-	Held     int64   `json:"held_bytes"`
-	Wanted   int64   `json:"wanted_bytes"`          // of what a token reads, that is to be held
-	PerToken int64   `json:"token_bytes"`           // that a token reads
-	Experts  int64   `json:"experts_bytes"`         // of a mixture's experts, in memory, as far as is known
-	Streamed int64   `json:"streamed_bytes"`        // a token, lately
-	Early    int64   `json:"speculated_bytes"`      // besides, of experts that were likely to be chosen: a token, lately
-	Before   float64 `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
-	Now      float64 `json:"tokens_per_sec"`        // lately, with help; 0: not known
-	Bound    float64 `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and this disk, see bound; 0: not known
-	Warmed   int64   `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
+	Activity  Activity  `json:"phase"`
+	LoopPhase Phase     `json:"loop_phase"`
+	Since     time.Time `json:"loop_phase_since"` // when that began
+	Why       string    `json:"why,omitempty"`    // Idle: what there is no win for; Giving: what bounds the room
+	Held      int64     `json:"held_bytes"`
+	Wanted    int64     `json:"wanted_bytes"`          // of what a token reads, that is to be held
+	PerToken  int64     `json:"token_bytes"`           // that a token reads
+	Experts   int64     `json:"experts_bytes"`         // of a mixture's experts, in memory, as far as is known
+	Streamed  int64     `json:"streamed_bytes"`        // a token, lately
+	Early     int64     `json:"speculated_bytes"`      // besides, of experts that were likely to be chosen: a token, lately
+	Before    float64   `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
+	Now       float64   `json:"tokens_per_sec"`        // lately, with help; 0: not known
+	Bound     float64   `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and disk; 0: not known
+	Warmed    int64     `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
 }
 
-// Status says what the controller is doing.
-func (c *Controller) Status() Status {
-	h, w := c.help, &c.watch
-	if h == nil {
-		if c.stood != nil {
-			return Status{Phase: Idle, Why: c.stood.Error(), Warmed: c.sum.Warmed}
-		}
-		return Status{Phase: Waiting, Warmed: c.sum.Warmed}
+// status says what is being done in a phase.
+func (s *session) status(in phase) Status {
+	if p, is := in.(*standBackPhase); is {
+		return Status{Activity: Idle, Why: p.stood.Error(), Warmed: s.work.warmed}
 	}
-	s := Status{Phase: Helping, Held: h.heldBytes, Wanted: h.wantBytes, PerToken: h.schedule.Bytes, Before: perSecond(time.Duration(w.plain)), Warmed: c.sum.Warmed}
-	if h.experts != nil {
-		s.Experts, s.Early = h.experts.there, int64(h.experts.lately)
+	f, w := s.f, &s.compared
+	if f == nil {
+		return Status{Activity: Waiting, Warmed: s.work.warmed}
+	}
+	status := Status{Activity: Helping, Held: f.heldBytes, Wanted: f.wantBytes, PerToken: f.schedule.Bytes,
+		Before: perSecond(time.Duration(w.plain)), Warmed: s.work.warmed}
+	if f.mixture != nil {
+		status.Experts, status.Early = f.mixture.Resident(), f.mixture.EarlyPerToken()
 	}
 	if n := int64(len(w.with)); n > 0 {
-		s.Now, s.Streamed = perSecond(time.Duration(median(w.with))), (w.marks[n-1]-w.streamed)/n
-		s.Bound = h.bound(c.room.Bytes, c.meter.best)
-	}
-	switch {
-	case w.aside:
-		s.Phase = Comparing
-	case c.now().Before(c.shrunk.Add(shrunkTime)):
-		s.Phase, s.Why = Giving, c.room.Level
-		if c.now().Before(c.shortAt.Add(shrunkTime)) {
-			s.Why += ", " + c.short
+		status.Now, status.Streamed = perSecond(time.Duration(middle(w.with))), (w.marks[n-1]-w.streamed)/n
+		if f.mixture == nil { // otherwise what a token reads depends on the router
+			status.Bound = f.schedule.Bound(s.memory.room.Bytes, f.times(), s.meter.best)
 		}
 	}
-	return s
+	if in.name() == Compare {
+		status.Activity = Comparing
+	} else if s.now().Before(s.memory.shrunk.Add(shortTime)) {
+		status.Activity, status.Why = Giving, s.memory.room.Level
+		if s.now().Before(s.memory.shortAt.Add(shortTime)) {
+			status.Why += ", " + s.memory.short
+		}
+	}
+	return status
 }
 
-// bound is the most tokens per second with room for so many bytes of the model and a disk of so many bytes per second, in the best of all orders: the ops compute, as long as they take
-// in memory as far as that is known (see times), and meanwhile the disk delivers what has no room. Of a mixture of experts it is not known: what a token reads depends on the router.
-func (h *helping) bound(room int64, disk float64) float64 {
-	if h.experts != nil || disk <= 0 {
-		return 0
-	}
-	t := h.times()
-	computes := 0.0
-	for _, n := range append(t.reads, t.gaps...) {
-		computes += n
-	}
-	return perSecond(time.Duration(max(computes, float64(max(h.schedule.Bytes-room, 0))/disk*1e9)))
+// expectedSpeed is how many tokens per second are expected with what is held and a window of so many bytes.
+func (f *followed) expectedSpeed(window int64) float64 {
+	times := f.schedule.TimesBesideReads(f.held, f.window.bytes, &f.Seen)
+	return perSecond(f.schedule.ExpectToken(f.held, window, plan.Lead(f.block, f.unit), times, f.meter.best))
 }
-
-// shrunkTime is how long it is told that memory was given back.
-const shrunkTime = 2 * time.Second
 
 // String is one line for people.
 func (s Status) String() string {
 	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
-	switch s.Phase {
+	switch s.Activity {
 	case Waiting:
 		return "learning: waiting for the target to decode"
 	case Idle:
@@ -100,7 +95,7 @@ func (s Status) String() string {
 	if s.Experts > 0 {
 		line += fmt.Sprintf(" and %s of experts", bytes(s.Experts))
 	}
-	if s.Phase == Giving {
+	if s.Activity == Giving {
 		line = fmt.Sprintf("giving back: memory is short (%s); %s", s.Why, line)
 	}
 	if s.Now == 0 {

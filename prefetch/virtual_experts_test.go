@@ -16,6 +16,8 @@ import (
 	"tensorcast/event"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/plan"
 	"tensorcast/sim"
 )
 
@@ -30,8 +32,8 @@ const (
 	mixMargin = reserve + 24*mib
 )
 
-// mixture is a cycle of layers with 8 MiB that every token reads and 16 experts of three slices.
-func mixture() *pattern.Cycle {
+// mixtureCycle is a cycle of layers with 8 MiB that every token reads and 16 experts of three slices.
+func mixtureCycle() *pattern.Cycle {
 	c := &pattern.Cycle{}
 	offset := int64(64 << 10)
 	add := func(r pattern.CycleRead) {
@@ -94,7 +96,7 @@ const (
 // mixRig is a machine that computes with a mixture.
 func mixRig(t *testing.T, limit int64, power float64, opts prefetch.Options, change func(*sim.Config)) *rig {
 	t.Helper()
-	r := rigOf(t, mixture(), 1, opts, func(c *sim.Config) {
+	r := rigOf(t, mixtureCycle(), 1, opts, func(c *sim.Config) {
 		c.Limit, c.Route, c.Readahead = limit, routing(power), 256<<10
 		if change != nil {
 			change(c)
@@ -258,7 +260,7 @@ func TestExpertsWithoutFavourites(t *testing.T) {
 
 // Where trunk and experts fit there is nothing to win, whatever the strategy; where only the trunk does there is.
 func TestExpertsFit(t *testing.T) {
-	for _, strategy := range prefetch.Strategies() {
+	for _, strategy := range plan.Strategies() {
 		if strategy.Name() == "pattern" {
 			continue // needs a stored one
 		}
@@ -310,14 +312,14 @@ func TestExpertsShrink(t *testing.T) {
 
 // Who only streams keeps no experts; who only pins leaves them alone.
 func TestStrategiesAndExperts(t *testing.T) {
-	r, token := mixHelp(t, 300*mib, skewed, prefetch.Options{Strategy: prefetch.Stream{}, Always: true}, nil)
+	r, token := mixHelp(t, 300*mib, skewed, prefetch.Options{Strategy: plan.Stream{}, Always: true}, nil)
 	if s := r.Summary(); s.Pinned != 0 || s.Experts.Kept > 2*mixChosen*mixExpert || s.Experts.Room != 2*mixChosen*mixExpert {
 		t.Errorf("stream: %d bytes held, %+v", s.Pinned, *s.Experts)
 	}
 	if token.Misses > 50*mixLayers {
 		t.Errorf("stream: %d misses", token.Misses)
 	}
-	r, _ = mixHelp(t, 300*mib, skewed, prefetch.Options{Strategy: prefetch.Pin{}, Always: true, Lock: true}, nil)
+	r, _ = mixHelp(t, 300*mib, skewed, prefetch.Options{Strategy: plan.Pin{}, Always: true, Lock: true}, nil)
 	before := r.pages.Calls
 	token = r.run(20)
 	if s := r.Summary(); s.Experts != nil || s.Pinned < mixTrunk || token.HelperBytes > 0 || r.pages.Calls.PageOut != before.PageOut {
@@ -438,8 +440,8 @@ func TestExpertsCompared(t *testing.T) {
 	r.Warmup = true
 	r.run(1)
 	r.Warmup = false
-	rest()                                                               // its end is told
-	if s := r.Status(); s.Phase != prefetch.Comparing || s.Before != 0 { // the warm-up, which reads all experts, is no token to compare with
+	rest()                                                                  // its end is told
+	if s := r.Status(); s.Activity != prefetch.Comparing || s.Before != 0 { // the warm-up, which reads all experts, is no token to compare with
 		t.Errorf("after the warm-up: %+v", s)
 	}
 	r.run(149)
@@ -453,7 +455,7 @@ func TestExpertsCompared(t *testing.T) {
 	var aside int64
 	for range 200 {
 		token := r.run(1)
-		if r.Status().Phase != prefetch.Comparing {
+		if r.Status().Activity != prefetch.Comparing {
 			if compared {
 				break
 			}
@@ -483,7 +485,7 @@ func TestExpertsComparedShort(t *testing.T) {
 			if err := r.Sleep(5 * time.Millisecond); err != nil { // its end is told
 				t.Fatal(err)
 			}
-			if s := r.Status(); s.Phase == prefetch.Comparing {
+			if s := r.Status(); s.Activity == prefetch.Comparing {
 				n++
 			} else if n > 0 {
 				break
@@ -497,9 +499,9 @@ func TestExpertsComparedShort(t *testing.T) {
 
 // A stored pattern has experts, too, which are helped from the first token on.
 func TestStoredExperts(t *testing.T) {
-	r := mixRig(t, 300*mib, skewed, prefetch.Options{Strategy: prefetch.Pattern{}}, nil)
+	r := mixRig(t, 300*mib, skewed, prefetch.Options{Strategy: plan.Pattern{}}, nil)
 	r.run(0)
-	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0), Base: r.Base(0)}}); err != nil {
+	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0), Base: r.Base(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Sleep(time.Second); err != nil {
@@ -515,14 +517,14 @@ func TestStoredExperts(t *testing.T) {
 
 // A target that says that a tensor has millions of experts gets no help for them.
 func TestTooManyExperts(t *testing.T) {
-	c := mixture()
+	c := mixtureCycle()
 	for i := range c.Reads {
 		if r := &c.Reads[i]; r.Experts {
 			r.Slice = 4
 		}
 	}
 	r := mixRig(t, 70*mib, skewed, prefetch.Options{}, nil)
-	if err := r.Use(c, []prefetch.Mapped{{Path: r.Path(0), Base: r.Base(0)}}); err != nil {
+	if err := r.Use(c, []models.Mapped{{Path: r.Path(0), Base: r.Base(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	if s := r.Summary(); s.Experts != nil || !slices.ContainsFunc(c.Reads, func(r pattern.CycleRead) bool { return r.Experts }) {

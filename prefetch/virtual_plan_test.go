@@ -12,6 +12,8 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/pages"
 	"tensorcast/sim"
 )
 
@@ -39,11 +41,11 @@ func TestExpected(t *testing.T) {
 		}
 		share, bandwidth := 0.4+0.5*rnd.Float64(), (0.5+3*rnd.Float64())*1e9
 		r := machine(t, c, share, bandwidth, prefetch.Options{Always: true})
-		if err := r.Use(c, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil { // with the true times
+		if err := r.Use(c, []models.Mapped{{Path: r.Path(0)}}); err != nil { // with the true times
 			t.Fatal(err)
 		}
 		r.run(40)
-		foreseen, token, s := r.Foresee(bandwidth), r.run(20), r.Summary()
+		foreseen, token, s := r.ExpectToken(bandwidth), r.run(20), r.Summary()
 		expected := time.Duration(float64(time.Second) / s.Expected)
 		t.Logf("x %.2f, disk %4.0f MB/s (seen %4.0f): foreseen %v, expected %v, came to %v; window %d MiB", share, bandwidth/1e6, s.Disk/1e6, foreseen, expected, token.Time, s.Window>>20)
 		if foreseen < token.Time*99/100 || foreseen > token.Time*101/100 {
@@ -87,19 +89,19 @@ func TestDry(t *testing.T) {
 	c := model(0, 10)
 	const disk = 1.5e9
 	measured := 0
-	opts := prefetch.Options{Always: true, Dry: func(at proc.Place, blocks []prefetch.Range) (float64, error) {
+	opts := prefetch.Options{Always: true, Dry: func(at proc.Place, blocks []pages.Range) (float64, error) {
 		if measured++; at.Path == "" || len(blocks) == 0 {
 			t.Errorf("asked for %d blocks of %q", len(blocks), at.Path)
 		}
 		return disk, nil
 	}}
 	began := false
-	opts.Begin = func() { began = true }
+	opts.Host.Begin = func() { began = true }
 	for _, stored := range []bool{true, false} {
 		dry := machine(t, c, 0.7, disk, opts)
 		var err error
 		if stored {
-			err = dry.Use(c, []prefetch.Mapped{{Path: dry.Path(0)}})
+			err = dry.Use(c, []models.Mapped{{Path: dry.Path(0)}})
 		} else {
 			_, err = dry.Run(1, c, 5)
 		}

@@ -12,6 +12,7 @@ import (
 	"tensorcast/moe"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/mixture"
 	"tensorcast/sim"
 )
 
@@ -59,9 +60,11 @@ func guessing(t *testing.T, power, slow float64, mode prefetch.Speculation, o *o
 	if o == nil {
 		o = &oracle{}
 	}
-	opts := prefetch.Options{Always: true, Speculate: mode, Guess: func(prefetch.Routers) prefetch.Guesser { return o }}
+	opts := prefetch.Options{Always: true}
+	opts.Experts.Speculate = mode
+	opts.Experts.Predict = func(mixture.Routers, string, event.FileID) mixture.Predictor { return o }
 	if o.route == nil {
-		opts.Guess = func(r prefetch.Routers) prefetch.Guesser {
+		opts.Experts.Predict = func(r mixture.Routers, _ string, _ event.FileID) mixture.Predictor {
 			return moe.NewIDs(moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}, []int{1, 2}, 1<<20)
 		}
 	}
@@ -91,7 +94,7 @@ const patient = 10 // the disk is idle for most of a token
 func TestSpeculation(t *testing.T) {
 	token := map[prefetch.Speculation]time.Duration{}
 	var read int64
-	for _, mode := range []prefetch.Speculation{prefetch.SpeculateOff, prefetch.SpeculateOn, prefetch.SpeculateAuto} {
+	for _, mode := range []prefetch.Speculation{prefetch.SpeculateOff, prefetch.SpeculateOn} {
 		o := &oracle{route: routing(uniform)}
 		r := guessing(t, uniform, patient, mode, o)
 		r.run(350)
@@ -105,8 +108,8 @@ func TestSpeculation(t *testing.T) {
 			continue
 		}
 		s := x.Speculation
-		if want := map[prefetch.Speculation]string{prefetch.SpeculateOn: "on", prefetch.SpeculateAuto: "won"}[mode]; s == nil || s.State != want {
-			t.Fatalf("%s: %+v", mode, s)
+		if s == nil || s.State != "on" {
+			t.Fatalf("%s: speculation is %+v, want it on", mode, s)
 		}
 		if s.Used < s.Read*9/10 || s.Read < read/10 || x.Read > read*8/10 {
 			t.Errorf("%s: %+v; %d bytes read when they were chosen, %d without guesses", mode, *s, x.Read, read)
@@ -118,60 +121,28 @@ func TestSpeculation(t *testing.T) {
 			t.Errorf("%s: %d bytes beyond the limit, %d kept in room for %d", mode, r.Overcommitted(), x.Kept, x.Room)
 		}
 	}
-	off, on, auto := token[prefetch.SpeculateOff], token[prefetch.SpeculateOn], token[prefetch.SpeculateAuto]
-	t.Logf("a token waits for %v, with reads for guesses %v, and once that was found out %v", off, on, auto)
-	if on > off/4 || auto > off/4 {
-		t.Errorf("a token waits for %v, with reads for guesses %v, and once that was found out %v", off, on, auto)
+	off, on := token[prefetch.SpeculateOff], token[prefetch.SpeculateOn]
+	if on > off/4 {
+		t.Errorf("a token waits for %v with predictions, want a quarter of %v at most", on, off)
 	}
 }
 
 // A disk that is never idle reads nothing for guesses, right as they are.
 func TestSpeculationBusyDisk(t *testing.T) {
-	for _, mode := range []prefetch.Speculation{prefetch.SpeculateOn, prefetch.SpeculateAuto} {
-		r := guessing(t, uniform, 0.01, mode, &oracle{route: routing(uniform)})
-		r.run(200)
-		s := r.Summary().Experts.Speculation
-		if most := int64(200 * guessPiece); s.Read > most || mode == prefetch.SpeculateAuto && (s.Read > 0 || s.State != "too little to win") {
-			t.Errorf("%s: %+v, a token computes for %v", mode, *s, computes(r.cycle))
-		}
+	r := guessing(t, uniform, 0.01, prefetch.SpeculateOn, &oracle{route: routing(uniform)})
+	r.run(200)
+	if s := r.Summary().Experts.Speculation; s.Read > 200*guessPiece {
+		t.Errorf("%d bytes were read, want %d at most: %+v, a token computes for %v", s.Read, int64(200*guessPiece), *s, computes(r.cycle))
 	}
 }
 
 // guessPiece is read at a time.
 const guessPiece = 512 << 10
 
-// Where reads for guesses make tokens slower, by what nobody here sees, that is found out, and no more is read. Here the disk pauses after them, and they are wrong.
-func TestSpeculationLoses(t *testing.T) {
-	pauses := func(mode prefetch.Speculation) *rig {
-		o := &oracle{route: routing(skewed), lies: true}
-		r := guessing(t, skewed, patient, mode, o)
-		var before int64
-		o.each = func() {
-			if x := r.Summary().Experts; x != nil && x.Speculation != nil && x.Speculation.Read > before {
-				before = x.Speculation.Read
-				r.Occupy(4 * mib)
-			}
-		}
-		r.run(400)
-		return r
-	}
-	off, on, auto := pauses(prefetch.SpeculateOff), pauses(prefetch.SpeculateOn), pauses(prefetch.SpeculateAuto)
-	before := auto.Summary().Experts.Speculation
-	plain, slower, token := off.run(60).Time, on.run(60).Time, auto.run(60).Time
-	after := auto.Summary().Experts.Speculation
-	t.Logf("%v without, %v with, %v when that was found out: %+v", plain, slower, token, *after)
-	if slower < plain*103/100 {
-		t.Errorf("%v a token with wrong guesses, %v without: nothing is tested", slower, plain)
-	}
-	if before.Trials == 0 || before.State != "no win" || before.Read == 0 || after.Read != before.Read || token > plain*101/100 {
-		t.Errorf("%v a token when it was found out, %v without guesses; %+v, later %+v", token, plain, *before, *after)
-	}
-}
-
 // Where there is nothing to guess by, it makes no difference to ask for guesses.
 func TestSpeculationWithoutLocality(t *testing.T) {
 	off := guessing(t, uniform, patient, prefetch.SpeculateOff, nil).run(500)
-	for _, mode := range []prefetch.Speculation{prefetch.SpeculateOn, prefetch.SpeculateAuto} {
+	for _, mode := range []prefetch.Speculation{prefetch.SpeculateOn} {
 		r := guessing(t, uniform, patient, mode, nil)
 		token := r.run(500)
 		s := r.Summary().Experts
@@ -209,11 +180,11 @@ func TestSpeculationLearns(t *testing.T) {
 		return r, r.run(60)
 	}
 	_, off := run(prefetch.SpeculateOff)
-	r, auto := run(prefetch.SpeculateAuto)
+	r, on := run(prefetch.SpeculateOn)
 	s := r.Summary().Experts.Speculation
-	t.Logf("%v a token, %v without: %+v", auto.Time, off.Time, *s)
-	if wait := computes(r.cycle); s.State != "won" || auto.Time-wait > (off.Time-wait)/2 {
-		t.Errorf("%v a token, %v without guesses, of which it computes for %v; %+v", auto.Time, off.Time, wait, *s)
+	t.Logf("%v a token, %v without: %+v", on.Time, off.Time, *s)
+	if wait := computes(r.cycle); on.Time-wait > (off.Time-wait)/2 {
+		t.Errorf("%v a token, %v without guesses, of which it computes for %v; %+v", on.Time, off.Time, wait, *s)
 	}
 }
 

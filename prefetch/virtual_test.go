@@ -17,6 +17,10 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/pages"
+	"tensorcast/prefetch/plan"
+	"tensorcast/prefetch/room"
 	"tensorcast/sim"
 )
 
@@ -159,7 +163,7 @@ func TestStaging(t *testing.T) {
 
 // What the target has passed is paged out: beside what is held there is never more than the window and what is on its way out.
 func TestEviction(t *testing.T) {
-	for _, opts := range []prefetch.Options{{}, {Lock: true}, {Strategy: prefetch.Stream{}}} {
+	for _, opts := range []prefetch.Options{{}, {Lock: true}, {Strategy: plan.Stream{}}} {
 		r := settled(t, 0.6, opts, nil)
 		over := 0
 		for i := range 200 {
@@ -179,7 +183,7 @@ func TestEviction(t *testing.T) {
 // A strategy that streams nothing leaves the rest to the target, and pages it out behind it, so that nothing takes what is held.
 func TestPinOnly(t *testing.T) {
 	for _, lock := range []bool{false, true} {
-		r := settled(t, 0.85, prefetch.Options{Strategy: prefetch.Pin{}, Lock: lock}, nil)
+		r := settled(t, 0.85, prefetch.Options{Strategy: plan.Pin{}, Lock: lock}, nil)
 		out := r.pages.Calls.PageOut
 		token, s := r.run(10), r.Summary()
 		if token.HelperBytes != 0 || r.pages.Calls.PageOut == out || token.TargetBytes == 0 || s.Taken > 0 {
@@ -289,7 +293,7 @@ func TestShrinkingWhileHolding(t *testing.T) {
 			})
 		})
 	}
-	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Sleep(4 * time.Second); err != nil {
@@ -333,7 +337,7 @@ func TestRelearning(t *testing.T) {
 // A target that reads other weights, as some are computed elsewhere from now on or no more, is learned anew, and helped with what it reads then.
 func TestElsewhere(t *testing.T) {
 	version := uint64(0)
-	r := settled(t, 0.4, prefetch.Options{Elsewhere: func() uint64 { return version }}, nil)
+	r := settled(t, 0.4, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}}, nil)
 	whole := r.cycle.Reads
 	for n, reads := range [][]pattern.CycleRead{whole[:len(whole)*8/10], whole, whole[:len(whole)/10]} { // at last all of it has room, and is to be kept nevertheless: between it lies the rest
 		r.cycle.Reads = reads
@@ -345,7 +349,7 @@ func TestElsewhere(t *testing.T) {
 		}
 	}
 	// Where there was nothing to win, it is looked again.
-	f := fitting(t, prefetch.Options{Elsewhere: func() uint64 { return version }})
+	f := fitting(t, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}})
 	if again, err := f.Look(); again || err != nil {
 		t.Errorf("again: %t, %v", again, err)
 	}
@@ -429,7 +433,7 @@ func TestFirstComparisonOfAStoredCycle(t *testing.T) {
 	}{"no core": {40 * time.Millisecond, 8 * mib, true}, "a core": {time.Millisecond, 128 << 10, false}} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, 0.6, prefetch.Options{}, func(c *sim.Config) { c.Tick, c.Readahead = test.tick, test.readahead })
-			if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+			if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 				t.Fatal(err)
 			}
 			if err := r.Sleep(time.Second); err != nil {
@@ -453,7 +457,7 @@ func TestFirstComparisonOfAStoredCycle(t *testing.T) {
 // What would fit without the helper's own needs is soon left alone, as its tokens do not wait for the disk then.
 func TestFitsAlone(t *testing.T) {
 	r := newRig(t, 1, prefetch.Options{}, func(c *sim.Config) { c.Limit += 20 * mib; c.Tick = time.Millisecond })
-	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Sleep(time.Second); err != nil {
@@ -494,13 +498,13 @@ func TestContextsAreFollowedApart(t *testing.T) {
 
 // The model that is read most is helped, whichever decodes first.
 func TestLargestContextIsFollowed(t *testing.T) {
-	r := newRig(t, 0.7, prefetch.Options{Models: func() (m prefetch.Model, err error) {
+	r := newRig(t, 0.7, prefetch.Options{Target: prefetch.Target{Models: func() (m models.Model, err error) {
 		for i, size := range []int64{280 * mib, 28 * mib} {
 			m.Files = append(m.Files, pattern.CycleFile{Size: size})
-			m.Mapped = append(m.Mapped, prefetch.Mapped{Path: fmt.Sprintf("model-%d.gguf", i), ID: sim.FileID(i)})
+			m.Mapped = append(m.Mapped, models.Mapped{Path: fmt.Sprintf("model-%d.gguf", i), ID: sim.FileID(i)})
 		}
 		return m, nil
-	}}, nil)
+	}}}, nil)
 	r.runOther(2, r.another, 3)
 	small := r.Summary()
 	if small.PerToken < r.another.Bytes() || small.PerToken > r.another.Bytes()+2*mib {
@@ -520,7 +524,7 @@ func TestLargestContextIsFollowed(t *testing.T) {
 // A cycle that is known from a file is held before the first token.
 func TestStoredCycle(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
-	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Sleep(time.Second); err != nil {
@@ -543,7 +547,7 @@ func TestStoredCycle(t *testing.T) {
 func TestStoredCycleContradicted(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	half := &pattern.Cycle{Reads: r.cycle.Reads[:len(r.cycle.Reads)*9/10]}
-	if err := r.Use(half, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+	if err := r.Use(half, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	r.run(12)
@@ -557,10 +561,10 @@ func TestStoredCycleContradicted(t *testing.T) {
 
 // A strategy that goes by the stored pattern only neither learns another one nor learns one at all.
 func TestPatternOnly(t *testing.T) {
-	opts := prefetch.Options{Strategy: prefetch.Pattern{}}
+	opts := prefetch.Options{Strategy: plan.Pattern{}}
 	r := newRig(t, 0.85, opts, nil)
 	half := &pattern.Cycle{Reads: r.cycle.Reads[:len(r.cycle.Reads)*9/10]}
-	if err := r.Use(half, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+	if err := r.Use(half, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	var stood *prefetch.StandBack
@@ -575,7 +579,7 @@ func TestPatternOnly(t *testing.T) {
 	if s := r.Summary(); s.Learned != 0 || s.Pinned != 0 {
 		t.Errorf("learned %d times without a pattern", s.Learned)
 	}
-	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0), Base: r.Base(0)}}); err != nil {
+	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0), Base: r.Base(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	r.run(20)
@@ -587,7 +591,7 @@ func TestPatternOnly(t *testing.T) {
 func TestStoredCycleBeyondTheFile(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	wrong := &pattern.Cycle{Reads: []pattern.CycleRead{{Offset: 1 << 40, Length: 4096}}}
-	if err := r.Use(wrong, []prefetch.Mapped{{Path: r.Path(0)}}); err == nil {
+	if err := r.Use(wrong, []models.Mapped{{Path: r.Path(0)}}); err == nil {
 		t.Error("no error")
 	}
 }
@@ -615,31 +619,31 @@ func TestReadsBeyondTheFile(t *testing.T) {
 // What is no weight of the file, as its own table has it, is left to the target, in a cycle that is learned and in a stored one.
 func TestReadsOfNoWeight(t *testing.T) {
 	learned := model(0, 10)
-	table := prefetch.Weights{}
+	table := models.Weights{}
 	for _, at := range learned.Reads {
-		table = append(table, prefetch.Weight{Offset: at.Offset, End: at.End()})
+		table = append(table, models.Weight{Offset: at.Offset, End: at.End()})
 	}
-	slices.SortFunc(table, func(a, b prefetch.Weight) int { return cmp.Compare(a.Offset, b.Offset) })
+	slices.SortFunc(table, func(a, b models.Weight) int { return cmp.Compare(a.Offset, b.Offset) })
 	left := table[3]
 	table = slices.Delete(table, 3, 4)
-	opts := prefetch.Options{Weights: func(string, event.FileID) (prefetch.Weights, error) { return table, nil }}
+	opts := prefetch.Options{Target: prefetch.Target{Weights: func(string, event.FileID) (models.Weights, error) { return table, nil }}}
 	r := settled(t, 0.85, opts, nil)
 	if s := r.Summary(); s.PerToken < r.cycle.Bytes()-(left.End-left.Offset) || s.PerToken > r.cycle.Bytes()-(left.End-left.Offset)+2*mib {
 		t.Errorf("follows %d bytes of %d, of which %d are no weight", s.PerToken, r.cycle.Bytes(), left.End-left.Offset)
 	}
 	r = newRig(t, 0.85, opts, nil)
-	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err == nil {
+	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err == nil {
 		t.Error("a stored cycle that reads what is no weight is used")
 	}
 	// A file that is no model has no weights.
-	opts.Weights = func(string, event.FileID) (prefetch.Weights, error) { return nil, gguf.ErrNotGGUF }
+	opts.Target.Weights = func(string, event.FileID) (models.Weights, error) { return nil, gguf.ErrNotGGUF }
 	r = newRig(t, 0.85, opts, nil)
 	r.run(12)
 	if s := r.Summary(); s.Learned != 0 || s.Pinned != 0 || s.Streamed != 0 {
 		t.Errorf("helps with a file that is no model: %+v", s)
 	}
 	broken := errors.New("broken")
-	opts.Weights = func(string, event.FileID) (prefetch.Weights, error) { return nil, broken }
+	opts.Target.Weights = func(string, event.FileID) (models.Weights, error) { return nil, broken }
 	r = newRig(t, 0.85, opts, nil)
 	if _, err := r.Run(1, r.cycle, 1); !errors.Is(err, broken) {
 		t.Errorf("a model that cannot be read: %v", err)
@@ -655,20 +659,20 @@ func TestDeterministic(t *testing.T) {
 }
 
 // stored are options to begin with a cycle once the target maps its model.
-func stored(c *pattern.Cycle, models func() (prefetch.Model, error)) prefetch.Options {
+func stored(c *pattern.Cycle, models func() (models.Model, error)) prefetch.Options {
 	named := *c
 	named.Files = []pattern.CycleFile{{Name: "model.gguf", Size: 1 << 40, Fingerprint: "a"}}
-	return prefetch.Options{Stored: &named, Models: models}
+	return prefetch.Options{Stored: &named, Target: prefetch.Target{Models: models}}
 }
 
 // The model may be mapped after a while, beside another one.
 func TestStoredCycleOfModelMappedLater(t *testing.T) {
 	asked := 0
-	opts := stored(model(0, 10), func() (m prefetch.Model, err error) {
+	opts := stored(model(0, 10), func() (m models.Model, err error) {
 		switch asked++; {
 		case asked > 8:
 			m.Files = []pattern.CycleFile{{Name: "draft.gguf", Size: 7, Fingerprint: "b"}, {Name: "renamed.gguf", Size: 1 << 40, Fingerprint: "a"}}
-			m.Mapped = []prefetch.Mapped{{Path: "model-1.gguf"}, {Path: "model-0.gguf"}}
+			m.Mapped = []models.Mapped{{Path: "model-1.gguf"}, {Path: "model-0.gguf"}}
 		case asked > 4:
 			m.Files = []pattern.CycleFile{{Name: "draft.gguf", Size: 7, Fingerprint: "b"}}
 		}
@@ -687,7 +691,7 @@ func TestStoredCycleOfModelMappedLater(t *testing.T) {
 }
 
 func TestStoredCycleOfAnotherModel(t *testing.T) {
-	opts := stored(model(0, 10), func() (m prefetch.Model, err error) {
+	opts := stored(model(0, 10), func() (m models.Model, err error) {
 		m.Files = []pattern.CycleFile{{Name: "other.gguf", Size: 7, Fingerprint: "b"}}
 		return m, nil
 	})
@@ -705,8 +709,8 @@ func TestStoredCycleOfAnotherModel(t *testing.T) {
 // A target whose models have ample room need not be observed, until they have none, or it maps more than was named. It may map them only after a while.
 func TestEarly(t *testing.T) {
 	var mapped int64
-	opts := prefetch.Options{Models: func() (prefetch.Model, error) { return prefetch.Model{Files: []pattern.CycleFile{{Size: mapped}}}, nil }}
-	ample := prefetch.Room{Bytes: 1 << 30, Limit: 1 << 30}
+	opts := prefetch.Options{Target: prefetch.Target{Models: func() (models.Model, error) { return models.Model{Files: []pattern.CycleFile{{Size: mapped}}}, nil }}}
+	ample := room.Room{Bytes: 1 << 30, Limit: 1 << 30}
 	for name, change := range map[string]func(r *rig){
 		"a lower limit":       func(r *rig) { r.SetLimit(r.cycle.Bytes() / 2) },
 		"more than was named": func(*rig) { mapped += mib },
@@ -714,7 +718,7 @@ func TestEarly(t *testing.T) {
 		mapped = 0
 		r := newRig(t, 3, opts, nil)
 		bytes := r.cycle.Bytes()
-		if stood := r.Early(bytes, ample); stood.Reason != prefetch.Fits || r.Status().Phase != prefetch.Idle {
+		if stood := r.Early(bytes, ample); stood.Reason != prefetch.Fits || r.Status().Activity != prefetch.Idle {
 			t.Errorf("%s: %v, %v", name, stood, r.Status())
 		}
 		for _, mapped = range []int64{0, bytes} {
@@ -732,7 +736,7 @@ func TestEarly(t *testing.T) {
 	tight.Bytes = 400 * mib
 	for name, tc := range map[string]struct {
 		opts  prefetch.Options
-		room  prefetch.Room
+		room  room.Room
 		bytes int64
 		want  bool
 	}{
@@ -744,7 +748,7 @@ func TestEarly(t *testing.T) {
 		"to be kept warm":    {prefetch.Options{KeepWarm: true}, ample, 300 * mib, false},
 		"a pattern is given": {prefetch.Options{Stored: model(0, 1)}, ample, 300 * mib, false},
 	} {
-		if got := tc.opts.Ample(tc.bytes, tc.room); got != tc.want {
+		if got := tc.opts.IsAmple(tc.bytes, tc.room); got != tc.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
@@ -753,9 +757,9 @@ func TestEarly(t *testing.T) {
 // Where everything fits nothing is held, until the room shrinks or another model is mapped.
 func TestFits(t *testing.T) {
 	var more int64
-	opts := prefetch.Options{Models: func() (prefetch.Model, error) {
-		return prefetch.Model{Files: []pattern.CycleFile{{Size: 280 * mib}, {Size: more}}, Mapped: []prefetch.Mapped{{ID: sim.FileID(0)}, {ID: sim.FileID(7)}}}, nil
-	}}
+	opts := prefetch.Options{Target: prefetch.Target{Models: func() (models.Model, error) {
+		return models.Model{Files: []pattern.CycleFile{{Size: 280 * mib}, {Size: more}}, Mapped: []models.Mapped{{ID: sim.FileID(0)}, {ID: sim.FileID(7)}}}, nil
+	}}}
 	for name, change := range map[string]func(r *rig){
 		"a lower limit": func(r *rig) { r.SetLimit(r.cycle.Bytes()) },
 		"another model": func(*rig) { more = 300 * mib },
@@ -766,7 +770,7 @@ func TestFits(t *testing.T) {
 		if tokens, err := r.Run(1, r.cycle, 5); !errors.As(err, &stood) || stood.Reason != prefetch.Fits || len(tokens) > 1 {
 			t.Fatalf("%s: %v after %d tokens", name, err, len(tokens))
 		}
-		if s := r.Status(); s.Phase != prefetch.Idle || !strings.Contains(s.String(), "fits") || s.Held != 0 {
+		if s := r.Status(); s.Activity != prefetch.Idle || !strings.Contains(s.String(), "fits") || s.Held != 0 {
 			t.Errorf("%s: %v", name, s)
 		}
 		if again, err := r.Look(); again || err != nil {
@@ -780,7 +784,7 @@ func TestFits(t *testing.T) {
 	// Where nothing is to be won nothing begins; where it is, and again after that was over, it begins before anything is read.
 	begun := 0
 	var r *rig
-	opts.Begin = func() {
+	opts.Host.Begin = func() {
 		if begun++; r.pages.Calls != (sim.Calls{}) && begun == 1 || r.Summary().Pinned > 0 {
 			t.Errorf("%+v before it begins", r.pages.Calls)
 		}
@@ -815,7 +819,7 @@ func TestFits(t *testing.T) {
 	}
 	// A caller's budget is no limit of the target's.
 	r = settled(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
-	if s := r.Summary(); s.Pinned == 0 || s.Level != prefetch.LevelBudget {
+	if s := r.Summary(); s.Pinned == 0 || s.Level != room.LevelBudget {
 		t.Errorf("%+v", s)
 	}
 	// It may change while it holds: what is too much is given back, and taken again.
@@ -829,7 +833,7 @@ func TestFits(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := r.Summary()
-		if s.Pinned > bytes || s.Level != prefetch.LevelBudget {
+		if s.Pinned > bytes || s.Level != room.LevelBudget {
 			t.Errorf("of a budget of %d MiB %d are held (%s)", bytes/mib, s.Pinned/mib, s.Level)
 		}
 		held = append(held, s.Pinned)
@@ -843,12 +847,12 @@ func TestFits(t *testing.T) {
 func TestCompared(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	r.run(2)
-	if s := r.Status(); s.Phase != prefetch.Comparing || s.Held != 0 || r.Locked() != 0 {
+	if s := r.Status(); s.Activity != prefetch.Comparing || s.Held != 0 || r.Locked() != 0 {
 		t.Errorf("%+v", s)
 	}
 	r.run(20)
 	s := r.Status()
-	if s.Phase != prefetch.Helping || s.Before <= 0 || s.Now < s.Before*5/4 || s.Streamed <= 0 || s.Streamed > s.PerToken/2 {
+	if s.Activity != prefetch.Helping || s.Before <= 0 || s.Now < s.Before*5/4 || s.Streamed <= 0 || s.Streamed > s.PerToken/2 {
 		t.Errorf("%+v", s)
 	}
 	for i := range r.cycle.Reads {
@@ -858,9 +862,9 @@ func TestCompared(t *testing.T) {
 	compared := false
 	for range 60 {
 		r.run(1)
-		compared = compared || r.Status().Phase == prefetch.Comparing
+		compared = compared || r.Status().Activity == prefetch.Comparing
 	}
-	if s := r.Status(); !compared || s.Phase != prefetch.Helping || s.Held < held-8*mib || s.Now < s.Before*101/100 || s.Before > 10 {
+	if s := r.Status(); !compared || s.Activity != prefetch.Helping || s.Held < held-8*mib || s.Now < s.Before*101/100 || s.Before > 10 {
 		t.Errorf("compared %v: %+v", compared, s)
 	}
 	if s := r.Summary(); s.Taken > mib || s.Learned != 1 {
@@ -870,12 +874,12 @@ func TestCompared(t *testing.T) {
 
 // A target that has executed another program, or unloaded its model, is not held for.
 func TestUnmapped(t *testing.T) {
-	mapped := []prefetch.Mapped{{}}
-	opts := prefetch.Options{Models: func() (m prefetch.Model, err error) {
+	mapped := []models.Mapped{{}}
+	opts := prefetch.Options{Target: prefetch.Target{Models: func() (m models.Model, err error) {
 		m.Mapped = mapped
 		m.Files = make([]pattern.CycleFile, len(mapped))
 		return m, nil
-	}}
+	}}}
 	r := newRig(t, 0.85, opts, nil)
 	mapped[0].Base = r.Base(0)
 	r.run(16)
@@ -893,7 +897,7 @@ func TestUnmapped(t *testing.T) {
 	if err := r.Sleep(5 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if s := r.Summary(); s.Pinned != 0 || r.Status().Phase != prefetch.Waiting {
+	if s := r.Summary(); s.Pinned != 0 || r.Status().Activity != prefetch.Waiting {
 		t.Errorf("%d bytes are held for nobody", s.Pinned)
 	}
 }
@@ -905,16 +909,16 @@ type failing struct {
 	tried    map[int64]int
 }
 
-func (f *failing) read(r prefetch.Range, lever func(prefetch.Range) error) error {
+func (f *failing) read(r pages.Range, lever func(pages.Range) error) error {
 	if r.End() > f.from && r.Offset < f.to {
 		f.tried[r.Offset]++
-		return fmt.Errorf("read: %w", prefetch.ErrUnreadable)
+		return fmt.Errorf("read: %w", pages.ErrUnreadable)
 	}
 	return lever(r)
 }
 
-func (f *failing) Lock(r prefetch.Range) error { return f.read(r, f.Pages.Lock) }
-func (f *failing) Keep(r prefetch.Range) error { return f.read(r, f.Pages.Keep) }
+func (f *failing) Lock(r pages.Range) error { return f.read(r, f.Pages.Lock) }
+func (f *failing) Keep(r pages.Range) error { return f.read(r, f.Pages.Keep) }
 
 // Blocks that cannot be read are left out, tried once and told once; all others are held.
 func TestUnreadable(t *testing.T) {
@@ -925,7 +929,7 @@ func TestUnreadable(t *testing.T) {
 		opts := prefetch.Options{Lock: lock, Memory: r.Memory(), Now: r.Now, Log: slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 		r.Controller = prefetch.New(disk, opts)
 		r.Attach(r.Controller)
-		if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+		if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.Sleep(time.Second); err != nil {
@@ -948,7 +952,7 @@ func TestJudged(t *testing.T) {
 	why := errors.New("two processes map it")
 	asked := 0
 	var verdict error
-	r := newRig(t, 0.7, prefetch.Options{Judge: func() error { asked++; return verdict }}, nil)
+	r := newRig(t, 0.7, prefetch.Options{Target: prefetch.Target{Judge: func() error { asked++; return verdict }}}, nil)
 	r.run(16)
 	if asked != 1 {
 		t.Errorf("asked %d times", asked)
@@ -972,9 +976,9 @@ func TestJudged(t *testing.T) {
 // Weights that were copied at load are none of prefetchd's business, until the target loads another model.
 func TestOutside(t *testing.T) {
 	mapped := int64(280 * mib)
-	r := newRig(t, 0.85, prefetch.Options{Models: func() (prefetch.Model, error) {
-		return prefetch.Model{Files: []pattern.CycleFile{{Size: mapped}}, Mapped: []prefetch.Mapped{{ID: sim.FileID(0)}}}, nil
-	}}, nil)
+	r := newRig(t, 0.85, prefetch.Options{Target: prefetch.Target{Models: func() (models.Model, error) {
+		return models.Model{Files: []pattern.CycleFile{{Size: mapped}}, Mapped: []models.Mapped{{ID: sim.FileID(0)}}}, nil
+	}}}, nil)
 	var err error
 	copied := &event.Op{TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{{Name: "w", NE: [4]int64{1 << 20, 1, 1, 1}, NB: [4]int64{4, 4 << 20, 4 << 20, 4 << 20}}}}
 	for _, e := range []event.Event{event.DecodeBegin{TID: 1, Context: 1, Decode: 1, Tokens: 1}, copied, event.DecodeEnd{TID: 1, Decode: 1}} {
@@ -996,7 +1000,7 @@ func TestOutside(t *testing.T) {
 // Where a part of a token does not show that help wins, two are spent on the first comparison if it does clearly: one that is not counted, and one that is.
 func TestFirstComparisonIsShort(t *testing.T) {
 	r := newRig(t, 0.3, prefetch.Options{}, nil)
-	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Sleep(time.Second); err != nil {
@@ -1013,7 +1017,7 @@ func TestGlance(t *testing.T) {
 	small := func(c *sim.Config) { c.Readahead = 128 << 10 }
 	for _, share := range []float64{0.5, 0.7, 0.85} {
 		r := newRig(t, share, prefetch.Options{}, small)
-		if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+		if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.Sleep(time.Second); err != nil {
@@ -1024,8 +1028,8 @@ func TestGlance(t *testing.T) {
 		glanced := 0
 		for range 40 {
 			token := r.run(1)
-			if s := r.Status(); s.Phase != prefetch.Helping {
-				t.Fatalf("at %v: %s", share, s.Phase)
+			if s := r.Status(); s.Activity != prefetch.Helping {
+				t.Fatalf("at %v: %s", share, s.Activity)
 			}
 			if target += token.TargetBytes; token.TargetBytes > 0 {
 				glanced++

@@ -12,6 +12,7 @@ import (
 
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
 )
 
 // What was done for experts is told when the help has ended, too, and what is done afterwards is added.
@@ -47,7 +48,7 @@ func TestExpertsTold(t *testing.T) {
 
 // What is read for guesses is told, if anything is.
 func TestGuessesTold(t *testing.T) {
-	s := prefetch.Status{Phase: prefetch.Helping, Experts: mib, Streamed: 2 * mib, Now: 5}
+	s := prefetch.Status{Activity: prefetch.Helping, Experts: mib, Streamed: 2 * mib, Now: 5}
 	if text := s.String(); strings.Contains(text, "guess") {
 		t.Errorf("%q", text)
 	}
@@ -60,7 +61,7 @@ func TestGuessesTold(t *testing.T) {
 // A dry run says how much room there is for experts, and expects nothing: that depends on routers.
 func TestDryExperts(t *testing.T) {
 	const limit = 200 * mib
-	opts := prefetch.Options{Always: true, Dry: func(proc.Place, []prefetch.Range) (float64, error) { return 1e9, nil }}
+	opts := prefetch.Options{Always: true, Dry: func(proc.Place, []pages.Range) (float64, error) { return 1e9, nil }}
 	r := mixRig(t, limit, skewed, opts, nil)
 	_, err := r.Run(1, r.cycle, 3)
 	s := r.Summary()

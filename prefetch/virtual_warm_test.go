@@ -57,7 +57,7 @@ func TestKeepWarm(t *testing.T) {
 	if times := r.looks(10*time.Second, true); times != 1 {
 		t.Errorf("read back %d times", times)
 	}
-	if s := r.Status(); s.Warmed < taken*9/10 || s.Warmed > taken*11/10 || s.Phase != prefetch.Idle { // others' pages may have been among them
+	if s := r.Status(); s.Warmed < taken*9/10 || s.Warmed > taken*11/10 || s.Activity != prefetch.Idle { // others' pages may have been among them
 		t.Errorf("%d bytes were read back of %d: %v", s.Warmed, taken, s)
 	}
 	if r.pages.Calls.PageOut != calls.PageOut {

@@ -10,22 +10,24 @@ import (
 
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
+	"tensorcast/prefetch/plan"
 	"tensorcast/sim"
 )
 
 // asked remembers which blocks were asked for between two calls of Poll.
 type asked struct {
 	*sim.Pages
-	batch   map[prefetch.Range]bool
-	batches []map[prefetch.Range]bool
+	batch   map[pages.Range]bool
+	batches []map[pages.Range]bool
 }
 
-func (a *asked) ReadAhead(r prefetch.Range) bool {
+func (a *asked) ReadAhead(r pages.Range) bool {
 	if !a.Pages.ReadAhead(r) {
 		return false
 	}
 	if a.batch == nil {
-		a.batch = map[prefetch.Range]bool{}
+		a.batch = map[pages.Range]bool{}
 	}
 	a.batch[r] = true
 	return true
@@ -58,7 +60,7 @@ func TestRuns(t *testing.T) {
 		for i, batch := range disk.batches[:len(disk.batches)-1] {
 			for b := range batch {
 				reads++
-				next := prefetch.Range{File: b.File, Offset: b.End(), Length: block}
+				next := pages.Range{File: b.File, Offset: b.End(), Length: block}
 				if b.End()%(4*block) != 0 && !batch[next] && disk.batches[i+1][next] {
 					alone++
 				}
@@ -73,14 +75,14 @@ func TestRuns(t *testing.T) {
 // apart are pages that leave no mark: a block does not have to wait for what follows it.
 type apart struct{ *asked }
 
-func (apart) Apart() bool { return true }
+func (apart) CanReadApart() bool { return true }
 
 // Blocks that can be read apart are asked for as soon as the window has room for one: not four at once, for which more of the window has to be empty.
 func TestApart(t *testing.T) {
 	atOnce := func(together bool) (most int, token sim.Token) {
 		r := newRig(t, 0.3, prefetch.Options{}, func(c *sim.Config) { c.Block = 2 * mib })
 		disk := &asked{Pages: r.pages}
-		var pages prefetch.Pages = disk
+		var pages pages.Levers = disk
 		if !together {
 			pages = apart{disk}
 		}
@@ -104,11 +106,11 @@ func TestApart(t *testing.T) {
 
 // What is in memory without being held, staged or needed soon is paged out while the target computes: its reads around a miss would take the room of the others.
 func TestSweep(t *testing.T) {
-	r := settled(t, 0.15, prefetch.Options{Strategy: prefetch.Stream{}, Always: true}, nil)
+	r := settled(t, 0.15, prefetch.Options{Strategy: plan.Stream{}, Always: true}, nil)
 	now := r.Now().Sub(r.Began())
 	var before, after int64
 	r.At(now+10*time.Millisecond, func() {
-		if !r.pages.ReadAhead(prefetch.Range{Offset: 240 * mib, Length: 24 * mib}) { // the target is at the beginning
+		if !r.pages.ReadAhead(pages.Range{Offset: 240 * mib, Length: 24 * mib}) { // the target is at the beginning
 			t.Error("the disk is busy")
 		}
 		before = r.Used()
@@ -222,16 +224,16 @@ type busyQueue struct {
 }
 
 type late struct {
-	prefetch.Range
+	pages.Range
 	at time.Time
 }
 
-func (q *busyQueue) ReadAhead(r prefetch.Range) bool {
+func (q *busyQueue) ReadAhead(r pages.Range) bool {
 	q.waiting = append(q.waiting, late{r, q.now().Add(15 * time.Millisecond)})
 	return true
 }
 
-func (q *busyQueue) Reading(r prefetch.Range) bool {
+func (q *busyQueue) IsReading(r pages.Range) bool {
 	return slices.ContainsFunc(q.waiting, func(l late) bool { return l.Range == r })
 }
 

@@ -1,19 +1,21 @@
 package sim
 
-// This file gives a helper control over the simulated page cache.
+// This file implements package prefetch's interfaces, through which a helper controls the simulated
+// page cache.
 
 import (
 	"fmt"
 	"time"
 
 	"tensorcast/event"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
+	"tensorcast/prefetch/room"
 )
 
-// Pages returns the machine's implementation of prefetch.Pages.
+// Pages returns the machine's implementation of pages.Levers.
 func (m *Machine) Pages() *Pages { return &Pages{m: m, index: map[string]int{}} }
 
-// Memory returns the machine's implementation of prefetch.Memory.
+// Memory returns the machine's implementation of room.Memory.
 func (m *Machine) Memory() *Memory { return &Memory{m: m, seen: m.cfg.Limit} }
 
 // Memory reports the limit of a machine.
@@ -22,39 +24,40 @@ type Memory struct {
 	seen int64
 }
 
-// Room implements prefetch.Memory.
-func (r *Memory) Room(_, _ int64) (prefetch.Room, error) {
-	return prefetch.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
+// Room implements room.Memory.
+func (r *Memory) Room(_, _ int64) (room.Room, error) {
+	return room.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
 }
 
-// Changed implements prefetch.Memory.
-func (r *Memory) Changed() prefetch.Change {
+// PollChange implements room.Memory.
+func (r *Memory) PollChange() room.Change {
 	changed := r.seen != r.m.cfg.Limit
 	r.seen = r.m.cfg.Limit
-	return prefetch.Change{Look: changed}
+	return room.Change{RoomChanged: changed}
 }
 
-// Pages implements prefetch.Pages in virtual time.
+// Pages implements pages.Levers in virtual time.
 type Pages struct {
 	m     *Machine
 	index map[string]int // by path
 	files []int          // the machine's numbers of the files that Open returned
 	bases map[int]uint64
 	Calls Calls
-	// InOrders is what InOrder was told, call by call, and Ordered what ReadAhead was asked for while that was true.
+	// InOrders has the argument of each call of InOrder. Ordered has the ranges of the calls of
+	// ReadAhead while the last argument was true.
 	InOrders []bool
-	Ordered  []prefetch.Range
+	Ordered  []pages.Range
 }
 
 // Calls counts the calls.
 type Calls struct{ ReadAhead, Lock, Keep, Release, PageOut, Touched int }
 
-var _ prefetch.Pages = (*Pages)(nil)
+var _ pages.Levers = (*Pages)(nil)
 
 // queueBytes is the backlog of the disk, in bytes, above which ReadAhead refuses.
 const queueBytes = 128 << 20
 
-// Open implements prefetch.Pages. path is as in events; no file is ever replaced here.
+// Open implements pages.Levers. path is as in events. No file is ever replaced here.
 func (p *Pages) Open(path string, _ event.FileID) (file int, size int64, err error) {
 	for f := range p.m.cache.files {
 		if p.m.Path(f) != path {
@@ -71,7 +74,7 @@ func (p *Pages) Open(path string, _ event.FileID) (file int, size int64, err err
 	return 0, 0, fmt.Errorf("open %s: there is no such file", path)
 }
 
-// Map implements prefetch.Pages.
+// Map implements pages.Levers.
 func (p *Pages) Map(file int, base uint64) {
 	if p.bases == nil {
 		p.bases = map[int]uint64{}
@@ -80,14 +83,14 @@ func (p *Pages) Map(file int, base uint64) {
 }
 
 // each calls do for the pages of a range.
-func (p *Pages) each(r prefetch.Range, do func(*page)) {
+func (p *Pages) each(r pages.Range, do func(*page)) {
 	file := p.files[r.File]
 	for n := r.Offset / p.m.cfg.Page; n <= (r.End()-1)/p.m.cfg.Page && n < p.m.cache.pages(file); n++ {
 		do(p.m.cache.page(file, n))
 	}
 }
 
-func (p *Pages) load(r prefetch.Range) {
+func (p *Pages) load(r pages.Range) {
 	now := max(p.m.now, p.m.doing)
 	p.m.token.HelperBytes += p.m.load(p.files[r.File], r.Offset/p.m.cfg.Page, (r.End()-1)/p.m.cfg.Page+1, now)
 	p.spend(p.m.cfg.Costs.ReadAhead, r.Length)
@@ -98,29 +101,30 @@ func (p *Pages) spend(perMiB time.Duration, bytes int64) {
 	p.m.doing = max(p.m.now, p.m.doing) + int64(perMiB)*bytes>>20
 }
 
-// Block implements prefetch.Pages.
-func (p *Pages) Block() int64 { return p.m.cfg.Block }
+// BlockBytes implements pages.Levers.
+func (p *Pages) BlockBytes() int64 { return p.m.cfg.Block }
 
-// AtOnce implements prefetch.Pages.
-func (p *Pages) AtOnce() int { return 3 }
+// BlocksAtOnce implements pages.Levers.
+func (p *Pages) BlocksAtOnce() int { return 3 }
 
-// Piece implements prefetch.Pages.
-func (p *Pages) Piece(int) int64 { return 0 }
+// SlicePieceBytes implements pages.Levers.
+func (p *Pages) SlicePieceBytes(int) int64 { return 0 }
 
-// Apart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
-func (p *Pages) Apart() bool { return false }
+// CanReadApart implements pages.Levers. There are no readahead marks here. It returns false all the
+// same, so that the helper reads blocks together as on a disk with a large readahead.
+func (p *Pages) CanReadApart() bool { return false }
 
-// InOrder implements prefetch.Pages.
-func (p *Pages) InOrder(inOrder bool) error {
+// SetInOrder implements pages.Levers.
+func (p *Pages) SetInOrder(inOrder bool) error {
 	p.InOrders = append(p.InOrders, inOrder)
 	return nil
 }
 
-// Delivers implements prefetch.Pages.
-func (p *Pages) Delivers(float64) error { return nil }
+// NoteDiskRate implements pages.Levers.
+func (p *Pages) NoteDiskRate(float64) error { return nil }
 
-// ReadAhead implements prefetch.Pages.
-func (p *Pages) ReadAhead(r prefetch.Range) bool {
+// ReadAhead implements pages.Levers.
+func (p *Pages) ReadAhead(r pages.Range) bool {
 	behind := float64(p.m.disk.free-max(p.m.now, p.m.doing)) / 1e9 * p.m.disk.bandwidth
 	if behind > queueBytes {
 		return false
@@ -133,29 +137,30 @@ func (p *Pages) ReadAhead(r prefetch.Range) bool {
 	return true
 }
 
-// Reading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
-func (p *Pages) Reading(prefetch.Range) bool { return false }
+// IsReading implements pages.Levers. Here a range counts as being in memory as soon as it was asked
+// for.
+func (p *Pages) IsReading(pages.Range) bool { return false }
 
-// Expect implements prefetch.Pages: nothing has to be waited for.
-func (p *Pages) Expect(prefetch.Range) {}
+// Announce implements pages.Levers. Nothing has to be waited for here.
+func (p *Pages) Announce(pages.Range) {}
 
-// ReadNow implements prefetch.Pages.
-func (p *Pages) ReadNow(r prefetch.Range) error {
+// ReadNow implements pages.Levers.
+func (p *Pages) ReadNow(r pages.Range) error {
 	p.load(r)
 	return nil
 }
 
-// Poll implements prefetch.Pages.
+// Poll implements pages.Levers.
 func (p *Pages) Poll() error { return nil }
 
 // wait advances the helper's time until a range has been read.
-func (p *Pages) wait(r prefetch.Range) {
+func (p *Pages) wait(r pages.Range) {
 	p.load(r)
 	p.each(r, func(pg *page) { p.m.doing = max(p.m.doing, pg.ready) })
 }
 
-// Lock implements prefetch.Pages.
-func (p *Pages) Lock(r prefetch.Range) error {
+// Lock implements pages.Levers.
+func (p *Pages) Lock(r pages.Range) error {
 	p.Calls.Lock++
 	p.wait(r)
 	p.each(r, func(pg *page) {
@@ -167,15 +172,15 @@ func (p *Pages) Lock(r prefetch.Range) error {
 	return nil
 }
 
-// Keep implements prefetch.Pages.
-func (p *Pages) Keep(r prefetch.Range) error {
+// Keep implements pages.Levers.
+func (p *Pages) Keep(r pages.Range) error {
 	p.Calls.Keep++
 	p.wait(r)
 	return nil
 }
 
-// Release implements prefetch.Pages.
-func (p *Pages) Release(r prefetch.Range) error {
+// Release implements pages.Levers.
+func (p *Pages) Release(r pages.Range) error {
 	p.Calls.Release++
 	p.each(r, func(pg *page) {
 		if pg.locked {
@@ -187,9 +192,9 @@ func (p *Pages) Release(r prefetch.Range) error {
 	return nil
 }
 
-// PageOut implements prefetch.Pages. As with the real kernel, it needs to know where the target maps the file, and skips pages that are
-// being read.
-func (p *Pages) PageOut(r prefetch.Range) error {
+// PageOut implements pages.Levers. As with the real kernel, it needs to know where the target
+// maps the file, and skips pages that are being read.
+func (p *Pages) PageOut(r pages.Range) error {
 	p.Calls.PageOut++
 	p.spend(p.m.cfg.Costs.PageOut, r.Length)
 	if p.bases[r.File] == 0 || p.m.shared[p.files[r.File]] {
@@ -203,11 +208,11 @@ func (p *Pages) PageOut(r prefetch.Range) error {
 	return nil
 }
 
-// Evict implements prefetch.Pages.
-func (p *Pages) Evict(r prefetch.Range) bool { return p.PageOut(r) == nil }
+// Evict implements pages.Levers.
+func (p *Pages) Evict(r pages.Range) bool { return p.PageOut(r) == nil }
 
-// Resident implements prefetch.Pages.
-func (p *Pages) Resident(r prefetch.Range) (bytes int64, err error) {
+// ResidentBytes implements pages.Levers.
+func (p *Pages) ResidentBytes(r pages.Range) (bytes int64, err error) {
 	if r.Length <= 0 {
 		return 0, nil
 	}
@@ -219,15 +224,15 @@ func (p *Pages) Resident(r prefetch.Range) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// Arrived implements prefetch.Pages.
-func (p *Pages) Arrived(r prefetch.Range) (bool, error) {
+// HasArrived implements pages.Levers.
+func (p *Pages) HasArrived(r pages.Range) (bool, error) {
 	arrived := true
 	p.each(r, func(pg *page) { arrived = arrived && pg.present && pg.ready <= max(p.m.now, p.m.doing) })
 	return arrived, nil
 }
 
-// Touched implements prefetch.Pages.
-func (p *Pages) Touched(r prefetch.Range) (touched bool, err error) {
+// IsTouched implements pages.Levers.
+func (p *Pages) IsTouched(r pages.Range) (touched bool, err error) {
 	p.Calls.Touched++
 	if p.bases[r.File] != 0 {
 		p.each(r, func(pg *page) { touched = touched || pg.mapped })
@@ -235,13 +240,13 @@ func (p *Pages) Touched(r prefetch.Range) (touched bool, err error) {
 	return touched, nil
 }
 
-// Name implements prefetch.Pages.
+// Name implements pages.Levers.
 func (p *Pages) Name() string { return "simulated" }
 
-// Close implements prefetch.Pages.
+// Close implements pages.Levers.
 func (p *Pages) Close() error {
 	for f := range p.files {
-		if err := p.Release(prefetch.Range{File: f, Length: p.m.cache.pages(p.files[f]) * p.m.cfg.Page}); err != nil {
+		if err := p.Release(pages.Range{File: f, Length: p.m.cache.pages(p.files[f]) * p.m.cfg.Page}); err != nil {
 			return err
 		}
 	}

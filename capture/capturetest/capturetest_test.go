@@ -1,5 +1,7 @@
 package capturetest
 
+// This file tests the target itself.
+
 import (
 	"os/exec"
 	"testing"

@@ -125,7 +125,7 @@ func TestWaitForName(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(all) == 1 && all[0].Target == target.Process.Pid && all[0].Status.Phase != prefetch.Waiting
+		return len(all) == 1 && all[0].Target == target.Process.Pid && all[0].Status.Activity != prefetch.Waiting
 	})
 	if err := target.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -18,14 +18,14 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/tabular"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/costs"
 )
 
 // fileCosts are those of a file of the model.
 type fileCosts struct {
-	Path        string          `json:"path"`
-	Costs       *prefetch.Costs `json:"costs,omitempty"`
-	NotMeasured string          `json:"not_measured,omitempty"` // why there are none
+	Path        string       `json:"path"`
+	Costs       *costs.Costs `json:"costs,omitempty"`
+	NotMeasured string       `json:"not_measured,omitempty"` // why there are none
 }
 
 // measureDevices measures the costs for each device that has files of the model. On each device it
@@ -66,7 +66,7 @@ func measureFile(ctx context.Context, path string) (fileCosts, error) {
 }
 
 // measure measures on a file whose pages are read from somewhere.
-func measure(ctx context.Context, at proc.Place) (*prefetch.Costs, error) {
+func measure(ctx context.Context, at proc.Place) (*costs.Costs, error) {
 	f, err := at.Open()
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func measure(ctx context.Context, at proc.Place) (*prefetch.Costs, error) {
 	case holding.StoreDAX:
 		return nil, fmt.Errorf("%s lies in persistent memory: it is mapped without a page cache", at.Path)
 	}
-	c, err := prefetch.MeasureCosts(ctx, at)
+	c, err := costs.Measure(ctx, at)
 	if errors.Is(err, fs.ErrPermission) {
 		err = fmt.Errorf("%w: run this as root (sudo), or as the owner of the file", err)
 	}
@@ -89,10 +89,10 @@ func measure(ctx context.Context, at proc.Place) (*prefetch.Costs, error) {
 }
 
 // wayNames are for people.
-var wayNames = map[prefetch.Way]string{
-	prefetch.WayPages:        "single pages",
-	prefetch.WayFolios:       "large folios",
-	prefetch.WayFoliosByPage: "large folios, touched before",
+var wayNames = map[costs.Way]string{
+	costs.WayPages:        "single pages",
+	costs.WayFolios:       "large folios",
+	costs.WayFoliosByPage: "large folios, touched before",
 }
 
 // print writes the figures for people.

@@ -16,7 +16,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/testenv"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/costs"
 )
 
 // onDisk makes a file of which nothing is in memory.
@@ -186,7 +186,7 @@ func TestDoctorCosts(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &d); err != nil || stderr != "" || status != cli.OK {
 		t.Fatalf("status %d, %v: %s%s", status, err, stdout, stderr)
 	}
-	if len(d.Costs) != 1 || d.Costs[0].Path != r.options.Model || d.Costs[0].Costs == nil || d.Costs[0].Costs.Ways[0].Way != prefetch.WayPages || d.Costs[0].Costs.Left != 0 {
+	if len(d.Costs) != 1 || d.Costs[0].Path != r.options.Model || d.Costs[0].Costs == nil || d.Costs[0].Costs.Ways[0].Way != costs.WayPages || d.Costs[0].Costs.Left != 0 {
 		t.Fatalf("%+v", d.Costs)
 	}
 	if after := resident(t, r.options.Model); after > before { // a kernel that reclaims what is cold by itself may have taken some

@@ -22,7 +22,8 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/uring"
 	"tensorcast/internal/visible"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/plan"
+	"tensorcast/prefetch/room"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -109,7 +110,7 @@ type diagnosis struct {
 	Command []string         `json:"command"`
 	Verdict holding.Verdict  `json:"verdict"`
 	Holding *holding.Holding `json:"holding"`
-	Room    *prefetch.Room   `json:"room,omitempty"` // for pages of the model, those that are resident included
+	Room    *room.Room       `json:"room,omitempty"` // for pages of the model, those that are resident included
 	NoRoom  string           `json:"no_room,omitempty"`
 	Claimed bool             `json:"claimed"` // another prefetchd helps the process
 	Means   []requirement    `json:"means"`
@@ -141,14 +142,14 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	} else if err != nil {
 		return nil, err
 	}
-	if d.Claimed, err = prefetch.Claimed(target); err != nil {
+	if d.Claimed, err = room.IsClaimed(target); err != nil {
 		return nil, err
 	}
 	bytes := int64(-1)
-	if room, err := roomOf(pid, d.Holding); err != nil {
+	if free, err := roomOf(pid, d.Holding); err != nil {
 		d.NoRoom = err.Error()
 	} else {
-		d.Room, bytes = &room, room.Keepable()
+		d.Room, bytes = &free, plan.Keepable(free)
 	}
 	d.Verdict = d.Holding.Judge(bytes, d.Claimed)
 	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps
@@ -164,10 +165,10 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 }
 
 // roomOf says how much of the model may be in the memory that the process has. An error says why that is not known.
-func roomOf(pid int, h *holding.Holding) (room prefetch.Room, err error) {
-	memory, err := prefetch.NewProcessMemory(pid, prefetch.MemoryOptions{})
+func roomOf(pid int, h *holding.Holding) (free room.Room, err error) {
+	memory, err := room.NewProcessMemory(pid, room.MemoryOptions{})
 	if err != nil {
-		return room, err
+		return free, err
 	}
 	defer func() { err = errors.Join(err, memory.Close()) }()
 	var resident int64

@@ -16,7 +16,8 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/plan"
+	"tensorcast/prefetch/room"
 )
 
 // doctor runs the built command, by way of another one if that is given, and returns what it printed and its exit status.
@@ -57,7 +58,7 @@ func TestDoctorHelps(t *testing.T) {
 	r.start()
 	pid := r.target.Process.Pid
 	d, status := asked(t, pid)
-	if status != cli.OK || !d.OK || !strings.HasPrefix(d.Line, "would help: keeps about ") || d.Room == nil || !strings.Contains(d.Room.Level, "tensorcast-test") || d.Verdict.Keep != d.Room.Keepable() || d.Verdict.Keep >= d.Verdict.PerToken || d.Holding.Mode != holding.ModeMapped {
+	if status != cli.OK || !d.OK || !strings.HasPrefix(d.Line, "would help: keeps about ") || d.Room == nil || !strings.Contains(d.Room.Level, "tensorcast-test") || d.Verdict.Keep != plan.Keepable(*d.Room) || d.Verdict.Keep >= d.Verdict.PerToken || d.Holding.Mode != holding.ModeMapped {
 		t.Fatalf("status %d: %s\n%+v\n%+v", status, d.Line, d.Room, d.Verdict)
 	}
 	for _, m := range d.Means {
@@ -70,7 +71,7 @@ func TestDoctorHelps(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer target.Close()
-	claim, err := prefetch.Claim(target)
+	claim, err := room.Claim(target)
 	if err != nil {
 		t.Fatal(err)
 	}

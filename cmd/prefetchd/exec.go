@@ -73,7 +73,7 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 		}
 		if d != nil {
 			defer func() { err = errors.Join(err, d.close()) }()
-			so.Elsewhere, so.Prefetch.Routes = d.changes, d.experts
+			so.Elsewhere, so.Prefetch.Experts.Routes = d.changes, d.experts
 			tell := so.Tell
 			so.Tell = func(s prefetch.Status) {
 				d.noteStatus(s)

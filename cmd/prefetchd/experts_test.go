@@ -22,16 +22,17 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/testenv"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/mixture"
 )
 
-// mixture is 120 MB, of which 107 MB are experts of 1.7 MB. A token reads two of 16 in each layer.
-var mixture = synth.Config{Layers: 4, Embd: 1024, FF: 512, Heads: 16, KVHeads: 8, Experts: 16, Used: 2, Type: gguf.Q8_0, Seed: 7}
+// mixtureConfig is 120 MB, of which 107 MB are experts of 1.7 MB. A token reads two of 16 in each layer.
+var mixtureConfig = synth.Config{Layers: 4, Embd: 1024, FF: 512, Heads: 16, KVHeads: 8, Experts: 16, Used: 2, Type: gguf.Q8_0, Seed: 7}
 
 // newMixture makes a rig whose limit is below the mixture's experts.
 func newMixture(t *testing.T, tokens int) *rig {
 	t.Helper()
 	testenv.NeedRoot(t)
-	return newRigOf(t, "mixture", llamatest.Model(t, mixture), 0.5, tokens)
+	return newRigOf(t, "mixture", llamatest.Model(t, mixtureConfig), 0.5, tokens)
 }
 
 // expertBytes are those of a model's experts, and of all that every token reads besides.
@@ -234,14 +235,14 @@ func TestMixtureForetold(t *testing.T) {
 func TestExpertsTold(t *testing.T) {
 	s := prefetch.Summary{
 		Tokens: 10, TokensPerSec: 5, PerToken: 64 << 20, Pinned: 64 << 20, Streamed: 110 << 20, Room: 600 << 20, Level: "/box memory.max", Disk: 1 << 30, Window: 8 << 20,
-		Experts: &prefetch.Experts{All: 1000 << 20, Kept: 400 << 20, Room: 410 << 20, Chosen: 800, Missed: 200, Read: 100 << 20, Strays: 3 << 20},
+		Experts: &mixture.Summary{All: 1000 << 20, Kept: 400 << 20, Room: 410 << 20, Chosen: 800, Missed: 200, Read: 100 << 20, Strays: 3 << 20},
 	}
 	none, idle := s, s
 	none.Experts = nil
-	idle.Tokens, idle.Experts = 0, &prefetch.Experts{All: 1000 << 20, Room: 1 << 20}
+	idle.Tokens, idle.Experts = 0, &mixture.Summary{All: 1000 << 20, Room: 1 << 20}
 	guessed, notYet := s, s
 	more := *s.Experts
-	more.Speculation = &prefetch.Speculated{State: "won", Read: 30 << 20, Used: 24 << 20, Trials: 1, Gain: 1.1}
+	more.Speculation = &mixture.Speculation{State: "won", Read: 30 << 20, Used: 24 << 20}
 	guessed.Experts = &more
 	blind := s
 	blind.Disk = 0

@@ -31,6 +31,9 @@ import (
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/costs"
+	"tensorcast/prefetch/pages"
+	"tensorcast/prefetch/room"
 )
 
 // profileNames returns the names of the profiles of fabric/plan, the default first.
@@ -137,7 +140,7 @@ func leftOver(room int64) int64 { return min(64<<20+room/4, 140<<20+room/128) }
 // handed is a device that holds weights for a command. close ends it.
 type handed struct {
 	device  *handover.Device
-	memory  *prefetch.ProcessMemory
+	memory  *room.ProcessMemory
 	balance *handover.Balance
 	experts *handover.Experts
 	log     *slog.Logger
@@ -180,8 +183,8 @@ func (h *handed) manageMemory(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			change := h.memory.Changed()
-			if now.Sub(asked) < roomInterval && !change.Look && change.Short == "" {
+			change := h.memory.PollChange()
+			if now.Sub(asked) < roomInterval && !change.RoomChanged && change.ShortReason == "" {
 				continue
 			}
 			asked = now
@@ -240,15 +243,15 @@ func (h *handed) close() error {
 // that cannot be measured.
 func measureDisk(path string, size int64, log *slog.Logger) float64 {
 	const piece = 2 << 20
-	var blocks []prefetch.Range
+	var blocks []pages.Range
 	for at := int64(0); at+piece <= size; at += piece {
-		blocks = append(blocks, prefetch.Range{Offset: at, Length: piece})
+		blocks = append(blocks, pages.Range{Offset: at, Length: piece})
 	}
 	id, err := proc.FileOf(path)
 	if err != nil || len(blocks) == 0 {
 		return 0
 	}
-	bandwidth, err := prefetch.Bandwidth(proc.Place{Path: path, ID: id}, blocks)
+	bandwidth, err := costs.Bandwidth(proc.Place{Path: path, ID: id}, blocks)
 	if err != nil {
 		log.Info("cannot measure the disk", "error", err)
 	}
@@ -273,7 +276,7 @@ func (o *options) handOver(
 		return nil, fmt.Errorf("--fabric needs %s beside prefetchd, or in ../lib (make build, make install): %w",
 			backendName, err)
 	}
-	path := prefetch.NamedModel(cmd.Args)
+	path := pages.FindNamedModel(cmd.Args)
 	if path == "" {
 		return nil, cli.Usagef("--fabric: the command names no model (*.gguf)")
 	}
@@ -285,7 +288,7 @@ func (o *options) handOver(
 	if err != nil {
 		return nil, cli.Usage(err)
 	}
-	memory, err := prefetch.NewProcessMemory(os.Getpid(), prefetch.MemoryOptions{Leave: o.leave, TrustHost: o.Budget > 0})
+	memory, err := room.NewProcessMemory(os.Getpid(), room.MemoryOptions{Leave: o.leave, TrustHost: o.Budget > 0})
 	if err != nil {
 		return nil, err
 	}

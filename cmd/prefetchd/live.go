@@ -22,7 +22,7 @@ type live struct {
 	to    io.Writer
 	line  *status.Line // nil if to is no terminal
 	log   *slog.Logger // nil: what is being done is told in words
-	phase prefetch.Phase
+	phase prefetch.Activity
 }
 
 func newLive(to io.Writer, log *slog.Logger) *live {
@@ -47,19 +47,19 @@ func newLive(to io.Writer, log *slog.Logger) *live {
 func (l *live) tell(s prefetch.Status) {
 	text := visible.Line(s.String())
 	switch {
-	case s.Phase == prefetch.Helping && s.Now == 0: // what is kept is not settled
+	case s.Activity == prefetch.Helping && s.Now == 0: // what is kept is not settled
 		if l.line != nil {
 			l.line.Show(text)
 		}
 		return
-	case l.line != nil && s.Phase != prefetch.Idle: // that stays, and is worth a line of its own
+	case l.line != nil && s.Activity != prefetch.Idle: // that stays, and is worth a line of its own
 		l.line.Show(text)
-	case s.Phase != l.phase && l.log != nil:
+	case s.Activity != l.phase && l.log != nil:
 		l.log.Info(text, "status", s)
-	case s.Phase != l.phase:
+	case s.Activity != l.phase:
 		fmt.Fprintf(l.to, "prefetchd: %s\n", text)
 	}
-	l.phase = s.Phase
+	l.phase = s.Activity
 }
 
 func (l *live) Write(p []byte) (int, error) { return l.to.Write(p) }

@@ -54,7 +54,7 @@ func TestLogJSON(t *testing.T) {
 		if l.Target != pid {
 			t.Errorf("%+v is not about %d", l, pid)
 		}
-		if l.Status != nil && l.Status.Phase == prefetch.Helping && l.Status.Held > 0 {
+		if l.Status != nil && l.Status.Activity == prefetch.Helping && l.Status.Held > 0 {
 			helping++
 		}
 		if l.Level == "WARN" {

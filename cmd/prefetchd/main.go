@@ -23,8 +23,11 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/monitor"
+	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/readahead"
+	"tensorcast/prefetch/room"
 	"tensorcast/prefetch/serve"
 )
 
@@ -70,7 +73,7 @@ func main() {
 // command returns the command line. unheard gives signals their usual effect again, instead of
 // ending the context. It is called with --exec, where signals are passed on to the command.
 func command(unheard func()) *cobra.Command {
-	o := options{strategy: prefetch.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0], log: logText}
+	o := options{strategy: plan.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0], log: logText}
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
@@ -180,7 +183,7 @@ started for another reason, 2 for wrong usage.`,
 		"is refused. Without --pid: wait for a process with the name that follows")
 	addAutoFlags(f, &o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
-	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
+	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
 		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
 	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
 		"read experts that are likely to be chosen next while the disk is idle: "+
@@ -275,11 +278,11 @@ func (o *options) check(args []string) error {
 // prepare checks everything that does not depend on the target, and returns the options for helping it.
 func (o *options) prepare(live *live) (serve.Options, error) {
 	var err error
-	if o.Strategy, err = prefetch.ParseStrategy(o.strategy); err != nil {
+	if o.Strategy, err = plan.ParseStrategy(o.strategy); err != nil {
 		return serve.Options{}, cli.Usage(err)
 	}
-	o.Speculate = prefetch.Speculation(o.guesses)
-	if _, only := o.Strategy.(prefetch.Pattern); only && o.pattern == "" {
+	o.Experts.Speculate = prefetch.Speculation(o.guesses)
+	if o.Strategy.Traits().OnlyStored && o.pattern == "" {
 		return serve.Options{}, cli.Usagef("--strategy pattern needs --pattern FILE")
 	}
 	if o.Stored, err = readPattern(o.pattern); err != nil {
@@ -355,7 +358,7 @@ func readPattern(path string) (*pattern.Cycle, error) {
 
 // report prints the summary: as JSON to one writer, as text to the other.
 func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
-	if s.Level == prefetch.LevelBudget {
+	if s.Level == room.LevelBudget {
 		s.Level = "--budget"
 	}
 	if o.json {
@@ -403,7 +406,7 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 }
 
 // aboutExperts says what was done for a mixture's experts, in a number of tokens.
-func aboutExperts(x *prefetch.Experts, tokens int) string {
+func aboutExperts(x *mixture.Summary, tokens int) string {
 	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	about := fmt.Sprintf("of %s of experts %s kept, room for %s", bytes(x.All), bytes(x.Kept), bytes(x.Room))
 	if x.Chosen == 0 || tokens == 0 {

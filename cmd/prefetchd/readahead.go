@@ -45,7 +45,7 @@ func newGuardianCommand() *cobra.Command {
 }
 
 // aboutReadahead says in a line what was done; nothing if nothing was to be.
-func aboutReadahead(t *readahead.Told) string {
+func aboutReadahead(t *readahead.Outcome) string {
 	switch {
 	case t == nil, t.Way == "" && !t.Closed:
 		return ""

@@ -50,7 +50,7 @@ func TestReadaheadByFile(t *testing.T) {
 	r := newMixture(t, 30)
 	before := r.diskReadahead()
 	s := r.execSummary(r.exec("--always", "--readahead", "fd"), 0)
-	if a := s.Readahead; a == nil || a.Way != readahead.ByFile || a.After != readahead.Small<<10 || a.Before == 0 || a.Closed {
+	if a := s.Readahead; a == nil || a.Way != readahead.ByFile || a.After != readahead.SmallKiB<<10 || a.Before == 0 || a.Closed {
 		t.Errorf("told %+v", a)
 	}
 	if after := r.diskReadahead(); after != before {
@@ -71,7 +71,7 @@ func TestReadaheadOfADenseModel(t *testing.T) {
 	for choice, way := range map[readahead.Choice]readahead.Way{readahead.Leave: "", readahead.Auto: readahead.ByFile} {
 		r.stdout.Reset()
 		s := r.execSummary(r.exec("--always", "--readahead", string(choice)), 0)
-		if a := s.Readahead; a == nil || a.Way != way || way != "" && (a.After != readahead.Small<<10 || !a.Undone && a.Why == "") {
+		if a := s.Readahead; a == nil || a.Way != way || way != "" && (a.After != readahead.SmallKiB<<10 || !a.Undone && a.Why == "") {
 			t.Errorf("%s: told %+v", choice, a)
 		}
 		got, err := llama.ParseResult(r.stdout.Bytes())
@@ -125,7 +125,7 @@ func TestReadaheadLate(t *testing.T) {
 
 // A line says what was done, and what to do if that was nothing.
 func TestAboutReadahead(t *testing.T) {
-	for want, told := range map[string]*readahead.Told{
+	for want, told := range map[string]*readahead.Outcome{
 		"": nil,
 		"the target's faults read up to 124 KiB around themselves, 16 MiB before (fd); undone":                                                                         {Way: readahead.ByFile, Before: 16 << 20, After: 124 << 10, Undone: true},
 		"the target's faults read up to 4.0 KiB around themselves, 16 MiB before (inject); not undone: X":                                                              {Way: readahead.ByInject, Before: 16 << 20, After: 4 << 10, Why: "X"},
@@ -135,7 +135,7 @@ func TestAboutReadahead(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if got := aboutReadahead(&readahead.Told{Why: "it is little"}); got != "" {
+	if got := aboutReadahead(&readahead.Outcome{Why: "it is little"}); got != "" {
 		t.Errorf("%q", got)
 	}
 }

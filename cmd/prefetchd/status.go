@@ -21,10 +21,10 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what running prefetchds do",
-		Long: `Show what running prefetchds do: one line for each, or with --json everything that is
-known, as an array. With --metrics it prints the text format of Prometheus, to be scraped as a file.
-Each prefetchd also serves its metrics on its socket: curl --unix-socket /run/prefetchd/TARGET.sock
-http://prefetchd/metrics (and /status for JSON).
+		Long: `Show what running prefetchds do: one line for each, with the phase of its control loop and since
+when; or with --json everything that is known, as an array. With --metrics it prints the text format
+of Prometheus, to be scraped as a file. Each prefetchd also serves its metrics on its socket:
+curl --unix-socket /run/prefetchd/TARGET.sock http://prefetchd/metrics (and /status for JSON).
 
 Exit status: 0, also if none runs; 1 if one cannot be asked, or with --pid if none helps that
 process; 2 for wrong usage.`,
@@ -83,7 +83,11 @@ func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error 
 		return err
 	}
 	for _, r := range all {
-		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, time.Since(r.Began).Round(time.Second), r.Status)
+		since := func(at time.Time) time.Duration { return time.Since(at).Round(time.Second) }
+		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, since(r.Began), r.Status)
+		if phase := r.Status.LoopPhase; phase != "" { // a prefetchd of before does not tell it
+			line += fmt.Sprintf(" (phase %s since %v)", phase, since(r.Status.Since))
+		}
 		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
 			return err
 		}

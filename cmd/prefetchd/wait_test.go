@@ -155,7 +155,7 @@ func TestStatus(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &all)
 	}
-	if err != nil || len(all) != 1 || all[0].PID != h.Process.Pid || all[0].Status.Phase != prefetch.Waiting || all[0].Own <= 0 {
+	if err != nil || len(all) != 1 || all[0].PID != h.Process.Pid || all[0].Status.Activity != prefetch.Waiting || all[0].Own <= 0 {
 		t.Errorf("%v: %s", err, out)
 	}
 	if out, err := status("--metrics"); err != nil || !strings.Contains(out, `tensorcast_prefetchd_phase{target_pid="`+pid+`",phase="waiting"} 1`) {

@@ -21,7 +21,8 @@ import (
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/costs"
+	"tensorcast/prefetch/pages"
 	"tensorcast/trace/tables"
 )
 
@@ -110,9 +111,9 @@ func (s *surroundings) describeDisk(name string, measure bool) (*tables.Disk, er
 // measureBandwidth reads the file for a moment, bypassing the page cache. It returns bytes per second.
 func measureBandwidth(f *os.File, name string, size int64) (float64, error) {
 	const block = 2 << 20
-	var blocks []prefetch.Range
+	var blocks []pages.Range
 	for at := int64(0); at+block <= size; at += block {
-		blocks = append(blocks, prefetch.Range{Offset: at, Length: block})
+		blocks = append(blocks, pages.Range{Offset: at, Length: block})
 	}
 	const minBlocks = 16 // fewer are read too fast to be timed
 	if len(blocks) < minBlocks {
@@ -122,7 +123,7 @@ func measureBandwidth(f *os.File, name string, size int64) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	perSecond, err := prefetch.Bandwidth(proc.Place{Path: name, ID: id}, blocks)
+	perSecond, err := costs.Bandwidth(proc.Place{Path: name, ID: id}, blocks)
 	if err == nil && !(perSecond > 0 && perSecond < 1e15) {
 		err = fmt.Errorf("the disk of %s cannot read %g bytes per second", name, perSecond)
 	}

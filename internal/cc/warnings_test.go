@@ -56,7 +56,7 @@ func TestWarnings(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{
-		"shim.c", "llamarun.c", "tfmbs_device.c", "tfmbs_backend.c", "tfmbs_intercept.c", "hog.c",
+		"shim.c", "llamarun.c", "tfmbs_device.c", "tfmbs_backend.c", "tfmbs_products.c", "tfmbs_intercept.c", "hog.c",
 	} {
 		if !seen[name] {
 			t.Errorf("%s was not found", name)

@@ -188,7 +188,8 @@ func (s *shares) of(pid int) int64 {
 	return s.now[pid]
 }
 
-// Helpers come and go with their targets, no more than may be; the budget is divided among those that are there; what they say has their target before it; in the end they are ended.
+// Helpers come and go with their targets, no more than may be; the budget is divided among those that are there; what
+// they say has their target before it; in the end they are ended.
 func TestRun(t *testing.T) {
 	first, endFirst := process(t, "run-target", "libggml.so")
 	second, _ := process(t, "run-target", "libggml.so")

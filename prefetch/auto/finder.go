@@ -1,6 +1,7 @@
 // Package auto finds the processes that compute with ggml, as they come and go, and keeps a helper running for each.
 //
-// What a process says of itself (its name, what it maps) only decides whether a helper is started for it. The helper checks everything, and gives up where it is wrong.
+// What a process says of itself (its name, what it maps) only decides whether a helper is started for it. The helper
+// checks everything, and gives up where it is wrong.
 package auto
 
 // This file finds processes.
@@ -24,7 +25,8 @@ import (
 type Candidate struct {
 	PID  int
 	Name string // as it calls itself: at most 15 bytes
-	// Loaded says that it maps a library of ggml; else it maps a *.gguf only, as a program that has ggml built in does, or one that copies models.
+	// Loaded says that it maps a library of ggml; else it maps a *.gguf only, as a program that has ggml built in
+	// does, or one that copies models.
 	Loaded bool
 }
 
@@ -51,7 +53,8 @@ type known struct {
 	found    bool
 }
 
-// NewFinder returns one for processes of these names (what the kernel calls the process, or its executable's last element); of any if there are none.
+// NewFinder returns one for processes of these names (what the kernel calls the process, or its executable's last
+// element); of any if there are none.
 func NewFinder(names ...string) (*Finder, error) {
 	own, err := os.Stat("/proc/self/exe")
 	if err != nil {

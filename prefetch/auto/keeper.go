@@ -19,15 +19,17 @@ import (
 
 // Options of Run.
 type Options struct {
-	// Helper is the command that helps a candidate; budget is its share in bytes, 0 without a Budget. It must end on SIGTERM, and when its target does.
+	// Helper is the command that helps a candidate; budget is its share in bytes, 0 without a Budget. It must end on
+	// SIGTERM, and when its target does.
 	Helper func(c Candidate, budget int64) []string
 	// Most is how many are helped at once: others wait until one has ended. At least 1.
 	Most int
-	// Budget is divided evenly among those that are helped; Share tells a helper what its share is by now. 0: each has what it finds.
+	// Budget is divided evenly among those that are helped; Share tells a helper what its share is by now. 0: each
+	// has what it finds.
 	Budget int64
 	Share  func(ctx context.Context, target int, bytes int64) error
-	// Out gets what helpers write to standard output, each whole, when it has ended. What they write to standard error goes to Err, line by line, with their target before it. Their writes
-	// do not overlap.
+	// Out gets what helpers write to standard output, each whole, when it has ended. What they write to standard
+	// error goes to Err, line by line, with their target before it. Their writes do not overlap.
 	Out, Err io.Writer
 	Bare     bool // the lines to Err say themselves which target they are about
 	Log      *slog.Logger
@@ -36,8 +38,8 @@ type Options struct {
 // grace is how long helpers have to end.
 const grace = 10 * time.Second
 
-// Run helps whom f finds until ctx ends, then ends all helpers; that is no error. It locks its goroutine to a thread: the kernel ends the helpers with it (PR_SET_PDEATHSIG), also if this process is
-// killed.
+// Run helps whom f finds until ctx ends, then ends all helpers; that is no error. It locks its goroutine to a thread:
+// the kernel ends the helpers with it (PR_SET_PDEATHSIG), also if this process is killed.
 func Run(ctx context.Context, f *Finder, o Options) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -119,8 +121,9 @@ func (k *keeper) start() {
 	}
 }
 
-// divide tells helpers their shares where these have changed. One that cannot be told yet (it has just begun) is told later: until then
-// the shares may come to more than the budget; the limits of control groups and host hold all the same.
+// divide tells helpers their shares where these have changed. One that cannot be told yet (it has just begun) is told
+// later: until then the shares may come to more than the budget; the limits of control groups and host hold all the
+// same.
 func (k *keeper) divide(ctx context.Context) {
 	if k.o.Budget <= 0 || len(k.helpers) == 0 {
 		return

@@ -39,16 +39,16 @@ func TestList(t *testing.T) {
 	}
 	first, second := listen(t, dir, os.Getpid()), listen(t, dir, 1)
 	defer first.Close()
-	first.Tell(prefetch.Status{Phase: prefetch.Helping, Held: 5 << 20, PerToken: 7 << 20, Now: 12.5, Before: 1.5})
-	first.Tell(prefetch.Status{Phase: prefetch.Giving, Held: 4 << 20, PerToken: 7 << 20, Now: 11.5, Before: 1.5})
+	first.Tell(prefetch.Status{Activity: prefetch.Helping, Held: 5 << 20, PerToken: 7 << 20, Now: 12.5, Before: 1.5})
+	first.Tell(prefetch.Status{Activity: prefetch.Giving, Held: 4 << 20, PerToken: 7 << 20, Now: 11.5, Before: 1.5})
 	all, err := List(t.Context(), dir)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%+v, %v", all, err)
 	}
-	if r := all[0]; r.Target != 1 || r.PID != os.Getpid() || r.Status.Phase != prefetch.Waiting || r.Command == "" {
+	if r := all[0]; r.Target != 1 || r.PID != os.Getpid() || r.Status.Activity != prefetch.Waiting || r.Command == "" {
 		t.Errorf("%+v", r)
 	}
-	if r := all[1]; r.Target != os.Getpid() || r.Status.Phase != prefetch.Giving || r.Status.Now != 11.5 || r.Status.Held != 4<<20 || r.Faults < 0 || r.Own <= 0 {
+	if r := all[1]; r.Target != os.Getpid() || r.Status.Activity != prefetch.Giving || r.Status.Now != 11.5 || r.Status.Held != 4<<20 || r.Faults < 0 || r.Own <= 0 {
 		t.Errorf("%+v", r)
 	}
 	if err := second.Close(); err != nil {
@@ -90,8 +90,9 @@ func plant(t *testing.T, path string) {
 	}
 }
 
-// What was left by those that were killed is removed by the next one that listens, by one that asks, and by Sweep; who listens, what has another name or is no socket stays, and so does
-// everything while somebody makes a socket, and in a directory of others.
+// What was left by those that were killed is removed by the next one that listens, by one that asks, and by Sweep;
+// who listens, what has another name or is no socket stays, and so does everything while somebody makes a socket, and
+// in a directory of others.
 func TestSweep(t *testing.T) {
 	names := func(dir string) string {
 		t.Helper()
@@ -194,7 +195,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A directory in which others could make sockets is not used; and one that answers nonsense is told of, beside what the others say.
+// A directory in which others could make sockets is not used; and one that answers nonsense is told of, beside what
+// the others say.
 func TestWrong(t *testing.T) {
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o777); err != nil {
@@ -254,10 +256,11 @@ func TestSetBudget(t *testing.T) {
 	}
 }
 
-// What Prometheus reads: a description once for each name, a sample for each prefetchd, and nothing of what is not known.
+// What Prometheus reads: a description once for each name, a sample for each prefetchd, and nothing of what is not
+// known.
 func TestMetrics(t *testing.T) {
-	known := Report{Target: 12, Faults: 3, Own: 9 << 20, Waits: Waits{0.5, 0.25}, Status: prefetch.Status{Phase: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5}}
-	unknown := Report{Target: 13, Faults: -1, Waits: Waits{-1, -1}, Status: prefetch.Status{Phase: prefetch.Waiting}}
+	known := Report{Target: 12, Faults: 3, Own: 9 << 20, Waits: Waits{0.5, 0.25}, Status: prefetch.Status{Activity: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5}}
+	unknown := Report{Target: 13, Faults: -1, Waits: Waits{-1, -1}, Status: prefetch.Status{Activity: prefetch.Waiting}}
 	var text strings.Builder
 	if err := WriteMetrics(&text, known, unknown); err != nil {
 		t.Fatal(err)

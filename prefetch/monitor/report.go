@@ -26,7 +26,8 @@ type Report struct {
 	Waits   Waits           `json:"host_memory_pressure"`
 }
 
-// Waits is the share of the last ten seconds in which processes waited for memory, of the whole machine, in percent (/proc/pressure/memory, Linux 4.20); -1: the kernel does not say.
+// Waits is the share of the last ten seconds in which processes waited for memory, of the whole machine, in percent
+// (/proc/pressure/memory, Linux 4.20); -1: the kernel does not say.
 type Waits struct {
 	Some float64 `json:"some_avg10"`
 	Full float64 `json:"full_avg10"`
@@ -52,15 +53,17 @@ func (r *Report) fill() {
 	}
 }
 
-// metric is a sample in Prometheus's text format, version 0.0.4. All are gauges, or counters where the name ends with total.
+// metric is a sample in Prometheus's text format, version 0.0.4. All are gauges, or counters where the name ends with
+// total.
 type metric struct {
 	name, help string
 	value      float64
 	known      bool
-	phase      prefetch.Phase // a label; empty: it has none
+	activity   prefetch.Activity // the label phase; empty: it has none
 }
 
-// WriteMetrics writes reports in Prometheus's text format, each sample with the label target_pid. What is not known is left out.
+// WriteMetrics writes reports in Prometheus's text format, each sample with the label target_pid. What is not known
+// is left out.
 func WriteMetrics(w io.Writer, reports ...Report) error {
 	var text strings.Builder
 	described := ""
@@ -79,8 +82,8 @@ func WriteMetrics(w io.Writer, reports ...Report) error {
 				described = m.name
 			}
 			labels := fmt.Sprintf("target_pid=%q", strconv.Itoa(reports[j].Target))
-			if m.phase != "" {
-				labels += fmt.Sprintf(",phase=%q", m.phase)
+			if m.activity != "" {
+				labels += fmt.Sprintf(",phase=%q", m.activity)
 			}
 			fmt.Fprintf(&text, "%s{%s} %s\n", m.name, labels, strconv.FormatFloat(m.value, 'g', -1, 64))
 		}
@@ -112,9 +115,9 @@ func metricsOf(r *Report) []metric {
 		sample("host_memory_waiting_some_percent", "Share of the last ten seconds in which a process of the machine waited for memory.", r.Waits.Some, r.Waits.Some >= 0),
 		sample("host_memory_waiting_full_percent", "Share of the last ten seconds in which all processes waited for memory.", r.Waits.Full, r.Waits.Full >= 0),
 	}
-	for _, phase := range []prefetch.Phase{prefetch.Waiting, prefetch.Comparing, prefetch.Helping, prefetch.Giving, prefetch.Idle} {
+	for _, activity := range []prefetch.Activity{prefetch.Waiting, prefetch.Comparing, prefetch.Helping, prefetch.Giving, prefetch.Idle} {
 		m := sample("phase", "1 for what prefetchd is doing, 0 for what it is not.", 0, true)
-		if m.phase = phase; s.Phase == phase {
+		if m.activity = activity; s.Activity == activity {
 			m.value = 1
 		}
 		all = append(all, m)

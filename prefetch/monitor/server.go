@@ -47,8 +47,10 @@ type Server struct {
 	report Report
 }
 
-// Listen answers from now on at DIR/TARGET.sock, in a directory that is made if it is missing, and that must be this user's alone. A socket that is there is replaced: a target has one helper
-// (prefetch.Claim), so it is of one that was killed. Budget is called when somebody sets the cap of what is kept ([SetBudget]); it must be safe for concurrent use. The caller must call Close.
+// Listen answers from now on at DIR/TARGET.sock, in a directory that is made if it is missing, and that must be this
+// user's alone. A socket that is there is replaced: a target has one helper (prefetch.Claim), so it is of one that
+// was killed. Budget is called when somebody sets the cap of what is kept ([SetBudget]); it must be safe for
+// concurrent use. The caller must call Close.
 func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) (*Server, error) {
 	d, err := outfile.OpenDir(dir, 0o700)
 	if err != nil {
@@ -63,7 +65,7 @@ func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) 
 	if err := d.Remove(name(target)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
 	}
-	s := &Server{path: filepath.Join(dir, name(target)), report: Report{PID: os.Getpid(), Target: target, Began: time.Now().Round(0), Status: prefetch.Status{Phase: prefetch.Waiting}}}
+	s := &Server{path: filepath.Join(dir, name(target)), report: Report{PID: os.Getpid(), Target: target, Began: time.Now().Round(0), Status: prefetch.Status{Activity: prefetch.Waiting}}}
 	l, err := net.Listen("unix", s.path)
 	if err != nil {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
@@ -122,8 +124,9 @@ func (s *Server) Close() error {
 	return err
 }
 
-// List asks all prefetchds whose sockets are in a directory, in the order of their targets' ids. Sockets at which nobody answers are left out; the directory may be missing. An error of one that
-// answers wrongly wraps those of the others. Sockets of those that were killed are removed: [Sweep].
+// List asks all prefetchds whose sockets are in a directory, in the order of their targets' ids. Sockets at which
+// nobody answers are left out; the directory may be missing. An error of one that answers wrongly wraps those of the
+// others. Sockets of those that were killed are removed: [Sweep].
 func List(ctx context.Context, dir string) (all []Report, err error) {
 	_ = Sweep(dir) // what is left is left out below
 	names, err := filepath.Glob(filepath.Join(dir, "*"+suffix))

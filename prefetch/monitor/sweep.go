@@ -17,11 +17,13 @@ import (
 // ours are the names that [Listen] gives.
 var ours = regexp.MustCompile(`^[1-9][0-9]*\` + suffix + `$`)
 
-// locking is how long [Listen] waits for another that makes, or removes, sockets in the same directory. Either takes no time, unless it was stopped right there: then there is no waiting for it.
+// locking is how long [Listen] waits for another that makes, or removes, sockets in the same directory. Either takes
+// no time, unless it was stopped right there: then there is no waiting for it.
 const locking = time.Second
 
-// lock takes the directory for whoever makes or removes sockets in it, until it is closed: between bind(2) and listen(2) a new socket looks like one that was left.
-// Without waiting it fails with [outfile.ErrLocked] if somebody has it.
+// lock takes the directory for whoever makes or removes sockets in it, until it is closed: between bind(2) and
+// listen(2) a new socket looks like one that was left. Without waiting it fails with [outfile.ErrLocked] if somebody
+// has it.
 func lock(d *outfile.Dir, wait time.Duration) error {
 	end := time.Now().Add(wait)
 	for {
@@ -33,8 +35,9 @@ func lock(d *outfile.Dir, wait time.Duration) error {
 	}
 }
 
-// Sweep removes from a directory the sockets of prefetchds that were killed: those named after a target, this user's own, at which nobody listens. Nothing else is touched, and a directory that is
-// missing, or that others can write to, is left alone. [Listen] and [List] do so, too.
+// Sweep removes from a directory the sockets of prefetchds that were killed: those named after a target, this user's
+// own, at which nobody listens. Nothing else is touched, and a directory that is missing, or that others can write
+// to, is left alone. [Listen] and [List] do so, too.
 func Sweep(dir string) error {
 	if _, err := os.Lstat(dir); err != nil {
 		return ignore(err, fs.ErrNotExist, fs.ErrPermission)

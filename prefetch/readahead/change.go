@@ -21,9 +21,10 @@ const (
 	byOwn    Way = "own"    // through files that the helper has opened for itself: nobody else reads by them, so nothing is undone
 )
 
-// Small is what a fault then reads around itself, in KiB, by the way of the open file. It is near Linux's usual 128, with which a mixture of experts that nobody helps is fastest, and is
-// nobody's choice: as long as a disk's setting is this one, it is ours.
-const Small = 124
+// SmallKiB is what a fault then reads around itself, in KiB, by the way of the open file. It is near Linux's usual 128,
+// with which a mixture of experts that nobody helps is fastest, and is nobody's choice: as long as a disk's setting
+// is this one, it is ours.
+const SmallKiB = 124
 
 // change is what is done, and what is needed to undo it.
 type change struct {
@@ -62,7 +63,7 @@ func (c *change) apply(files []*os.File, advise advise) error {
 		return c.inject(func(advice) int { return unix.MADV_RANDOM })
 	}
 	for i, f := range files {
-		if err := briefly(c.Files[i].Disk, Small, func() error { return advise(f, unix.FADV_NORMAL) }); err != nil {
+		if err := briefly(c.Files[i].Disk, SmallKiB, func() error { return advise(f, unix.FADV_NORMAL) }); err != nil {
 			return err
 		}
 	}
@@ -110,7 +111,7 @@ func (s *setting) undo(f *os.File, advise advise) error {
 func (c *change) recover() error {
 	var errs []error
 	for _, s := range c.Files {
-		errs = append(errs, restore(s.Disk, Small, s.Now))
+		errs = append(errs, restore(s.Disk, SmallKiB, s.Now))
 	}
 	return errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package readahead
 
-// This file changes the readahead of a disk for a moment. It is everybody's: who opens a file in that moment gets it, too.
+// This file changes the readahead of a disk for a moment. It is everybody's: who opens a file in that moment gets it,
+// too.
 
 import (
 	"errors"
@@ -13,10 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is the readahead of a disk, in KiB: the file read_ahead_kb of its bdi, which is locked, so that two who change it for a moment do not restore what the other has set.
+// disk is the readahead of a disk, in KiB: the file read_ahead_kb of its bdi, which is locked, so that two who change
+// it for a moment do not restore what the other has set.
 type disk struct{ *os.File }
 
-// settingOf is the path of the setting of the disk with a number that the kernel has given it (major<<20 | minor). A file system on several disks (btrfs) has none.
+// settingOf is the path of the setting of the disk with a number that the kernel has given it (major<<20 | minor). A
+// file system on several disks (btrfs) has none.
 func settingOf(dev uint64) string {
 	return fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", dev>>20, dev&(1<<20-1))
 }
@@ -30,7 +33,8 @@ const (
 // ErrBusy says that somebody else has the setting locked.
 var ErrBusy = errors.New("somebody else is changing the disk's readahead")
 
-// openDisk opens and locks a setting. The lock is on its inode (flock), which is the same one for all who see the same sysfs.
+// openDisk opens and locks a setting. The lock is on its inode (flock), which is the same one for all who see the
+// same sysfs.
 func openDisk(path string) (disk, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

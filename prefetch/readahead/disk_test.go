@@ -28,13 +28,14 @@ func checkDisk(t *testing.T, path string, want int64) {
 	}
 }
 
-// The setting is another one for a moment, and restored whatever becomes of what is done, unless somebody else has changed it.
+// The setting is another one for a moment, and restored whatever becomes of what is done, unless somebody else has
+// changed it.
 func TestBriefly(t *testing.T) {
 	path := fakeDisk(t)
 	failed := errors.New("failed")
 	for _, result := range []error{nil, failed} {
-		err := briefly(path, Small, func() error {
-			checkDisk(t, path, Small)
+		err := briefly(path, SmallKiB, func() error {
+			checkDisk(t, path, SmallKiB)
 			return result
 		})
 		if !errors.Is(err, result) {
@@ -42,7 +43,7 @@ func TestBriefly(t *testing.T) {
 		}
 		checkDisk(t, path, 8192)
 	}
-	if err := briefly(path, Small, func() error { return os.WriteFile(path, []byte("256\n"), 0) }); err != nil {
+	if err := briefly(path, SmallKiB, func() error { return os.WriteFile(path, []byte("256\n"), 0) }); err != nil {
 		t.Error(err)
 	}
 	checkDisk(t, path, 256)
@@ -55,9 +56,9 @@ func TestBriefly(t *testing.T) {
 // Of two who change it, one waits for the other: else it would restore the other's value.
 func TestBrieflyBusy(t *testing.T) {
 	path := fakeDisk(t)
-	err := briefly(path, Small, func() error {
+	err := briefly(path, SmallKiB, func() error {
 		err := briefly(path, 64, func() error { return errors.New("both at once") })
-		checkDisk(t, path, Small)
+		checkDisk(t, path, SmallKiB)
 		return err
 	})
 	if !errors.Is(err, ErrBusy) {
@@ -72,16 +73,17 @@ func TestDiskRefuses(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0); err != nil {
 			t.Fatal(err)
 		}
-		if err := briefly(path, Small, func() error { return errors.New("it was done") }); err == nil || strings.Contains(err.Error(), "done") {
+		if err := briefly(path, SmallKiB, func() error { return errors.New("it was done") }); err == nil || strings.Contains(err.Error(), "done") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	if err := briefly(filepath.Join(t.TempDir(), "none"), Small, nil); !errors.Is(err, os.ErrNotExist) {
+	if err := briefly(filepath.Join(t.TempDir(), "none"), SmallKiB, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a setting: %v", err)
 	}
 }
 
-// What is to be undone needs no change of the disk's where its setting is what it was when the target advised FADV_SEQUENTIAL, or opened its file.
+// What is to be undone needs no change of the disk's where its setting is what it was when the target advised
+// FADV_SEQUENTIAL, or opened its file.
 func TestUndo(t *testing.T) {
 	path := fakeDisk(t)
 	for was, want := range map[int64]string{8192: "8192 KiB, advice 0", 16384: "8192 KiB, advice 2", 256: "256 KiB, advice 0"} { // FADV_NORMAL, FADV_SEQUENTIAL

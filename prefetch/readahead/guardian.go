@@ -1,9 +1,11 @@
 package readahead
 
-// This file is the process that makes a change and undoes it, and how it is talked to: the change in a line of JSON on its standard input, then steps, which undo it and make it again. What
-// became of each it says on its standard output. At the end of its input, which comes however the one who has started it ends, it undoes the change.
+// This file is the process that makes a change and undoes it, and how it is talked to: the change in a line of JSON
+// on its standard input, then steps, which undo it and make it again. What became of each it says on its standard
+// output. At the end of its input, which comes however the one who has started it ends, it undoes the change.
 //
-// Of two processes either may be killed. If it is the guardian in the moment in which a disk's setting is changed, the other one restores that. Only if both are killed in that moment it stays as it is.
+// Of two processes either may be killed. If it is the guardian in the moment in which a disk's setting is changed,
+// the other one restores that. Only if both are killed in that moment it stays as it is.
 
 import (
 	"encoding/json"
@@ -36,7 +38,8 @@ const firstFile = 3
 func Guard(in io.Reader, out io.Writer) error {
 	// It ends when it has undone its change, not before.
 	signal.Ignore(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
-	// Who has started it offers itself to the out-of-memory killer. It is small, and needed if that happens. Where this is refused it works all the same.
+	// Who has started it offers itself to the out-of-memory killer. It is small, and needed if that happens. Where
+	// this is refused it works all the same.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
 	return guard(in, out, fadvise)
 }
@@ -95,7 +98,8 @@ type guardian struct {
 	answers *json.Decoder
 }
 
-// start starts a guardian by its command, and returns when it has made the change. files belong to the caller, and must stay open until undo.
+// start starts a guardian by its command, and returns when it has made the change. files belong to the caller, and
+// must stay open until undo.
 func start(command []string, c change, files []*os.File) (*guardian, error) {
 	g := &guardian{change: c, little: true, files: files, cmd: exec.Command(command[0], command[1:]...)}
 	g.cmd.ExtraFiles = files
@@ -122,9 +126,10 @@ func start(command []string, c change, files []*os.File) (*guardian, error) {
 	return nil, errors.Join(fmt.Errorf("tell the guardian of the readahead what to do: %w", err), g.end())
 }
 
-// MakeSmall has files that the caller has opened for itself, and nobody else reads by, read little ahead: Small. A guardian does that, started by command and ended again: it restores the
-// disk's setting even if the caller is killed in that moment, and the caller if the guardian is. It takes as long as that program takes to start.
-func MakeSmall(command []string, files ...*os.File) error {
+// ShrinkOwn has files that the caller has opened for itself, and nobody else reads by, read little ahead: SmallKiB. A
+// guardian does that, started by command and ended again: it restores the disk's setting even if the caller is killed
+// in that moment, and the caller if the guardian is. It takes as long as that program takes to start.
+func ShrinkOwn(command []string, files ...*os.File) error {
 	c := change{Way: byOwn, PID: os.Getpid()}
 	for _, f := range files {
 		var stat unix.Stat_t

@@ -41,7 +41,8 @@ func TestKilled(t *testing.T) {
 	t.Logf("%d of %d were killed while the setting was another one", during, kills)
 }
 
-// If the guardian is killed in the moment in which the setting is another one, who started it restores that; not what somebody else has set.
+// If the guardian is killed in the moment in which the setting is another one, who started it restores that; not what
+// somebody else has set.
 func TestGuardianKilled(t *testing.T) {
 	for _, tc := range []struct {
 		others string
@@ -63,7 +64,7 @@ func TestGuardianKilled(t *testing.T) {
 		killed := make(chan error)
 		go func() {
 			for {
-				if kib, err := readDisk(path); err == nil && kib == Small {
+				if kib, err := readDisk(path); err == nil && kib == SmallKiB {
 					break
 				}
 				time.Sleep(time.Millisecond)
@@ -114,14 +115,14 @@ func TestMakeSmall(t *testing.T) {
 		t.Skip(err)
 	}
 	t.Setenv(markVariable, t.Name())
-	if err := MakeSmall(as("guardian"), files...); err != nil {
+	if err := ShrinkOwn(as("guardian"), files...); err != nil {
 		t.Error(err)
 	}
 	checkDisk(t, path, before)
 	if alive(t) {
 		t.Error("the guardian is still there")
 	}
-	if err := MakeSmall([]string{"/nonexistent"}, files...); err == nil || !strings.Contains(err.Error(), "guardian") {
+	if err := ShrinkOwn([]string{"/nonexistent"}, files...); err == nil || !strings.Contains(err.Error(), "guardian") {
 		t.Errorf("without a guardian: %v", err)
 	}
 	checkDisk(t, path, before)
@@ -147,7 +148,8 @@ func killMarked(mark string) error {
 	return nil
 }
 
-// A guardian that is asked to end by a terminal or a service manager undoes its change first, when the one who started it has ended, too.
+// A guardian that is asked to end by a terminal or a service manager undoes its change first, when the one who
+// started it has ended, too.
 func TestGuardianSignals(t *testing.T) {
 	path := fakeDisk(t)
 	c, err := changeFor(path)

@@ -1,6 +1,7 @@
 package readahead
 
-// This file lets the test's program be what a test needs beside itself: a target, a guardian, and one who starts a guardian and is killed.
+// This file lets the test's program be what a test needs beside itself: a target, a guardian, and one who starts a
+// guardian and is killed.
 
 import (
 	"bufio"
@@ -64,7 +65,8 @@ const noSleep = "GORACE=atexit_sleep_ms=0"
 // computed is what a target computes.
 var computed atomic.Uint64
 
-// openTime is how long beLate has its file open: much less than what passes between two looks at a target that has been waited for.
+// openTime is how long beLate has its file open: much less than what passes between two looks at a target that has
+// been waited for.
 const openTime = 50 * time.Millisecond
 
 // beLate maps a file when it is told to, with a thread that did not exist before, and closes it soon.
@@ -150,7 +152,7 @@ func beHelper(argument string) error {
 	}
 	t := New(process, choice, as("guardian"), slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	t.waitTaken(choice)
-	t.Less([]uint64{base})
+	t.Shrink([]uint64{base})
 	fmt.Println(t.told.Way)
 	time.Sleep(time.Hour)
 	return nil
@@ -186,7 +188,8 @@ func beParent(setting string) error {
 	}
 }
 
-// changeFor is a change of a file on a disk with this setting, of which faults read five times as much as the disk says: undoing it takes a change of the disk's.
+// changeFor is a change of a file on a disk with this setting, of which faults read five times as much as the disk
+// says: undoing it takes a change of the disk's.
 func changeFor(path string) (change, error) {
 	kib, err := readDisk(path)
 	return change{Way: ByFile, PID: os.Getpid(), Files: []setting{{Disk: path, Now: kib, Was: 5 * kib}}}, err

@@ -49,7 +49,7 @@ type Target struct {
 	files     []opened
 	guardian  *guardian
 	seen      bool // what faults read was seen: told.Before
-	told      *Told
+	told      *Outcome
 	view      *view // since Prepare; nil: there is none
 }
 
@@ -59,8 +59,8 @@ type opened struct {
 	file *os.File
 }
 
-// Told says what was done. Sizes are bytes that a fault reads around itself at most.
-type Told struct {
+// Outcome says what was done. Sizes are bytes that a fault reads around itself at most.
+type Outcome struct {
 	Way    Way    `json:"way"` // empty: nothing was done
 	Before int64  `json:"before_bytes"`
 	After  int64  `json:"after_bytes"`
@@ -69,7 +69,7 @@ type Told struct {
 	Undone bool   `json:"undone"`
 }
 
-func (t *Told) String() string {
+func (t *Outcome) String() string {
 	size := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	if t.Way == "" {
 		return "what the target's faults read around themselves was left as it is: " + t.Why
@@ -84,8 +84,9 @@ func (t *Told) String() string {
 	return line
 }
 
-// New prepares to do something for a process, of which it takes the model's files as soon as it has mapped them. command starts this program again, as a guardian, see Guard. The process belongs
-// to the caller, and must stay open until End, which has to be called.
+// New prepares to do something for a process, of which it takes the model's files as soon as it has mapped them.
+// command starts this program again, as a guardian, see Guard. The process belongs to the caller, and must stay open
+// until End, which has to be called.
 func New(process *proc.Process, choice Choice, command []string, log *slog.Logger) *Target {
 	t := &Target{process: process, choice: choice, command: command, log: log, watched: make(chan struct{})}
 	ctx := context.Background()
@@ -98,24 +99,28 @@ func New(process *proc.Process, choice Choice, command []string, log *slog.Logge
 	return t
 }
 
-// Watched waits until all that the target maps from now on is noticed, where the kernel tells of that. A command that was started is let run behind it: one whose model is in memory loads it in
-// some 15 ms, which is less than the kernel takes to begin, see proc.EaseWatch.
-func (t *Target) Watched() { <-t.watched }
+// AwaitWatch waits until all that the target maps from now on is noticed, where the kernel tells of that. A command that
+// was started is let run behind it: one whose model is in memory loads it in some 15 ms, which is less than the
+// kernel takes to begin, see proc.EaseWatch.
+func (t *Target) AwaitWatch() { <-t.watched }
 
-// Where the kernel does not tell what the target maps, it is looked at in an interval that is a lookShare of the time since the first look, within bounds: llama.cpp closes its file when it
-// has loaded the model, which takes 30 ms for 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
+// Where the kernel does not tell what the target maps, it is looked at in an interval that is a lookShare of the time
+// since the first look, within bounds: llama.cpp closes its file when it has loaded the model, which takes 30 ms for
+// 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
 const (
 	lookShare  = 200
 	laterShare = 20
 	leastLook  = time.Millisecond
 	mostLook   = 250 * time.Millisecond
 	soon       = time.Second
-	// A target may map something all the time. Looks take at most 1/restShare of the time, and lookGrace besides: it maps a lot when it starts, its model at the end of that.
+	// A target may map something all the time. Looks take at most 1/restShare of the time, and lookGrace besides: it
+	// maps a lot when it starts, its model at the end of that.
 	restShare = 20
 	lookGrace = 200 * time.Millisecond
 )
 
-// watch takes model files that the target maps and has open still, until ctx is done. It has a thread to itself meanwhile, so that it is not behind what others wait for.
+// watch takes model files that the target maps and has open still, until ctx is done. It has a thread to itself
+// meanwhile, so that it is not behind what others wait for.
 func (t *Target) watch(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -237,14 +242,14 @@ var (
 	errLeft   = errors.New("so it was asked")
 )
 
-// Prepare does what it can of the first Less. It has no effect if that was called.
+// Prepare does what it can of the first Shrink. It has no effect if that was called.
 func (t *Target) Prepare() {
 	if t.choice == Leave || t.told != nil || t.view != nil {
 		return
 	}
 	var err error
 	if t.view, err = newView(); err != nil {
-		t.log.Debug("Less will find that out, too", "error", err)
+		t.log.Debug("Shrink will find that out, too", "error", err)
 	}
 }
 
@@ -255,9 +260,10 @@ func (t *Target) closeView() {
 	}
 }
 
-// Less makes what the target reads around its faults small, in the files of which it maps the first byte at these addresses. What was not done is told: a target that is not helped in this
-// way is helped in others. Once that was so, it does nothing.
-func (t *Target) Less(bases []uint64) {
+// Shrink makes what the target reads around its faults small, in the files of which it maps the first byte at these
+// addresses. What was not done is told: a target that is not helped in this way is helped in others. Once that was
+// so, it does nothing.
+func (t *Target) Shrink(bases []uint64) {
 	switch {
 	case t.guardian != nil:
 		if err := t.guardian.set(true); err != nil {
@@ -267,7 +273,7 @@ func (t *Target) Less(bases []uint64) {
 	case t.told != nil && (t.told.Way == "" || t.told.Why != ""):
 		return
 	}
-	t.told = &Told{}
+	t.told = &Outcome{}
 	t.endWatch()
 	if err := t.begin(bases); err != nil {
 		t.told.Way, t.told.Why, t.told.Closed = "", err.Error(), errors.Is(err, errClosed)
@@ -368,8 +374,8 @@ func (t *Target) endWatch() {
 	t.watching.Wait()
 }
 
-// AsBefore undoes it, until Less is called again.
-func (t *Target) AsBefore() {
+// Restore undoes it, until Shrink is called again.
+func (t *Target) Restore() {
 	if t.guardian == nil {
 		return
 	}
@@ -378,8 +384,8 @@ func (t *Target) AsBefore() {
 	}
 }
 
-// Rest does so for a long time: nobody guards meanwhile, or looks for files that the target maps later.
-func (t *Target) Rest() {
+// Suspend does so for a long time: nobody guards meanwhile, or looks for files that the target maps later.
+func (t *Target) Suspend() {
 	t.endWatch()
 	t.closeView()
 	t.stop(nil)
@@ -402,8 +408,9 @@ func (t *Target) stop(err error) {
 	}
 }
 
-// Little says whether faults in the target's model read less than a quarter of a large folio around themselves now, for all that is known.
-func (t *Target) Little() bool {
+// IsSmall says whether faults in the target's model read less than a quarter of a large folio around themselves now,
+// for all that is known.
+func (t *Target) IsSmall() bool {
 	if t.told == nil || !t.seen {
 		return false
 	}
@@ -413,8 +420,9 @@ func (t *Target) Little() bool {
 	return t.told.Before <= much
 }
 
-// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Less was not called.
-func (t *Target) End() *Told {
+// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Shrink was not
+// called.
+func (t *Target) End() *Outcome {
 	t.endWatch()
 	t.stop(nil)
 	for _, o := range t.files {

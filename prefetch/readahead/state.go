@@ -72,7 +72,8 @@ const (
 // ErrUnseen says that the kernel does not tell how an area is read.
 var ErrUnseen = errors.New("the kernel does not tell how much the target's faults read")
 
-// view tells how areas are read. Loading its program takes two megabytes, as the kernel's types are read, and ten milliseconds of a processor: who looks for a target does so before it pays for him.
+// view tells how areas are read. Loading its program takes two megabytes, as the kernel's types are read, and ten
+// milliseconds of a processor: who looks for a target does so before it pays for him.
 type view struct{ coll *ebpf.Collection }
 
 // newView takes CAP_BPF and CAP_PERFMON. close has to be called.
@@ -115,7 +116,8 @@ func (v *view) look(areas []Area) ([]state, error) {
 	return match(areas, all)
 }
 
-// match reads what the program tells. Another process may map something at the same address, too: where that differs, it is not known which is meant.
+// match reads what the program tells. Another process may map something at the same address, too: where that differs,
+// it is not known which is meant.
 func match(areas []Area, told io.Reader) ([]state, error) {
 	states, known := make([]state, len(areas)), make([]bool, len(areas))
 	for {

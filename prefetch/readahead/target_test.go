@@ -197,7 +197,8 @@ func logTo(t *testing.T) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// What the kernel says a fault reads is what it reads; FADV_SEQUENTIAL has doubled it; a descriptor's FADV_RANDOM does not reach faults.
+// What the kernel says a fault reads is what it reads; FADV_SEQUENTIAL has doubled it; a descriptor's FADV_RANDOM
+// does not reach faults.
 func TestLook(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	if s := r.state(); s.bytes != readBytes || s.Random || s.Sequential {
@@ -241,11 +242,11 @@ func TestByFile(t *testing.T) {
 		target := New(r.process, choice, as("guardian"), logTo(t))
 		target.waitTaken(target.choice)
 		r.do("close")
-		target.Less([]uint64{r.base()})
-		if got := r.state(); got.bytes != Small<<10 {
+		target.Shrink([]uint64{r.base()})
+		if got := r.state(); got.bytes != SmallKiB<<10 {
 			t.Errorf("%s: a fault reads %d bytes", choice, got.bytes)
 		}
-		if n := r.miss(); n == 0 || n > Small<<10 {
+		if n := r.miss(); n == 0 || n > SmallKiB<<10 {
 			t.Errorf("%s: a fault read %d bytes", choice, n)
 		}
 		id, err := proc.FileOf(model)
@@ -253,7 +254,7 @@ func TestByFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		checkDisk(t, settingOf(id.Dev), diskKiB)
-		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != Small<<10 || !told.Undone || told.Why != "" || target.Little() {
+		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != SmallKiB<<10 || !told.Undone || told.Why != "" || target.IsSmall() {
 			t.Errorf("%s: told %+v", choice, told)
 		}
 		if got := r.state(); got.bytes != readBytes {
@@ -276,16 +277,17 @@ func TestLate(t *testing.T) {
 	}
 	target := New(r.process, FD, as("guardian"), logTo(t))
 	defer target.End()
-	target.Watched()
+	target.AwaitWatch()
 	time.Sleep(5 * time.Second) // 250 ms would pass between two looks
 	r.do("map")
-	target.Less([]uint64{r.base()})
-	if got := r.state(); got.bytes != Small<<10 {
+	target.Shrink([]uint64{r.base()})
+	if got := r.state(); got.bytes != SmallKiB<<10 {
 		t.Errorf("a fault reads %d bytes, told %+v", got.bytes, target.told)
 	}
 }
 
-// They read as much as before in between, also if the guardian is killed then; and what was undone for long is done again, by another one.
+// They read as much as before in between, also if the guardian is killed then; and what was undone for long is done
+// again, by another one.
 func TestBackAndForth(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	target := New(r.process, FD, as("guardian"), logTo(t))
@@ -295,42 +297,43 @@ func TestBackAndForth(t *testing.T) {
 	bases := []uint64{r.base()}
 	check := func(when string, want int64) {
 		t.Helper()
-		if got := r.state(); got.bytes != want || target.Little() != (want <= Small<<10) {
-			t.Errorf("%s: a fault reads %d bytes, told that this is little: %t", when, got.bytes, target.Little())
+		if got := r.state(); got.bytes != want || target.IsSmall() != (want <= SmallKiB<<10) {
+			t.Errorf("%s: a fault reads %d bytes, told that this is little: %t", when, got.bytes, target.IsSmall())
 		}
 	}
 	for range 3 {
-		target.Less(bases)
-		check("less", Small<<10)
-		target.Less(bases)
-		check("less again", Small<<10)
-		target.AsBefore()
+		target.Shrink(bases)
+		check("less", SmallKiB<<10)
+		target.Shrink(bases)
+		check("less again", SmallKiB<<10)
+		target.Restore()
 		check("as before", readBytes)
 	}
-	target.Less(bases)
+	target.Shrink(bases)
 	process := target.guardian.cmd
-	target.Rest()
+	target.Suspend()
 	check("at rest", readBytes)
 	if process.ProcessState == nil || !process.ProcessState.Success() {
 		t.Errorf("at rest: the guardian is %v", process.ProcessState)
 	}
-	target.AsBefore()
-	target.Less(bases)
-	check("after the rest", Small<<10)
-	target.AsBefore()
+	target.Restore()
+	target.Shrink(bases)
+	check("after the rest", SmallKiB<<10)
+	target.Restore()
 	if err := target.guardian.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	target.Less(bases)
+	target.Shrink(bases)
 	check("without a guardian", readBytes)
-	target.Less(bases)
+	target.Shrink(bases)
 	check("without another", readBytes)
 	if told := target.End(); told.Why == "" || !told.Undone {
 		t.Errorf("told %+v", told)
 	}
 }
 
-// A large folio that somebody has read alone has a mark, at which a target reads more; not so where its faults read less than the folio holds.
+// A large folio that somebody has read alone has a mark, at which a target reads more; not so where its faults read
+// less than the folio holds.
 func TestMarks(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	target := New(r.process, FD, as("guardian"), logTo(t))
@@ -366,7 +369,7 @@ func TestMarks(t *testing.T) {
 	if n := touched(4 << 20); n == 0 {
 		t.Log("this kernel left no mark")
 	}
-	target.Less([]uint64{r.base()})
+	target.Shrink([]uint64{r.base()})
 	if n := touched(16 << 20); n != 0 {
 		t.Errorf("the target's touch has read %d bytes", n)
 	}
@@ -375,7 +378,8 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// Nothing is done where faults read little anyway, where it is not wanted, and where the file was closed before; which is told.
+// Nothing is done where faults read little anyway, where it is not wanted, and where the file was closed before;
+// which is told.
 func TestNothingToDo(t *testing.T) {
 	model := ownDisk(t)
 	id, err := proc.FileOf(model)
@@ -407,7 +411,7 @@ func TestNothingToDo(t *testing.T) {
 			target.waitTaken(target.choice)
 			r.do("close")
 		}
-		target.Less([]uint64{r.base()})
+		target.Shrink([]uint64{r.base()})
 		if got := r.state(); got != before {
 			t.Errorf("%s: %+v, before %+v", name, got, before)
 		}
@@ -424,7 +428,7 @@ func TestByInject(t *testing.T) {
 	r.do("close")
 	r.do("compute")
 	target := New(r.process, Inject, as("guardian"), logTo(t))
-	target.Less([]uint64{r.base()})
+	target.Shrink([]uint64{r.base()})
 	if !r.state().Random {
 		t.Fatalf("told %+v", target.End())
 	}
@@ -457,7 +461,7 @@ func TestUndoneAfterKill(t *testing.T) {
 		if !said.Scan() || said.Text() != string(way) {
 			t.Errorf("%s: the helper said %q", way, said.Text())
 		}
-		if s := r.state(); s.reads() > Small<<10 {
+		if s := r.state(); s.reads() > SmallKiB<<10 {
 			t.Errorf("%s: %+v", way, s)
 		}
 		if err := helper.Process.Kill(); err != nil {

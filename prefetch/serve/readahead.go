@@ -1,96 +1,84 @@
 package serve
 
-// This file has what the target's own faults read around themselves made small while what it needs next is read for it, see prefetch.Controller.Covers.
+// This file makes the target's own faults read little around themselves while what it needs next is read for it, see
+// prefetch.Controller.Covers.
 
 import (
 	"io"
+	"log/slog"
 	"sync"
 
-	"tensorcast/event"
 	"tensorcast/internal/proc"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
 	"tensorcast/prefetch/readahead"
 )
 
-// lessens says whether that is to be done: a dry run changes nothing.
-func (o *Options) lessens() bool { return !o.Dry && o.Readahead != "" }
+// changesReadahead says whether that is to be done. A dry run changes nothing.
+func (o *Options) changesReadahead() bool { return !o.Dry && o.Readahead != "" }
 
-// newReadahead prepares for that; nil if it is not to be done.
-func (v *server) newReadahead(process *proc.Process) *readahead.Target {
-	if !v.o.lessens() {
-		return nil
-	}
-	return readahead.New(process, v.o.Readahead, v.o.Guardian, v.o.Log)
+// faults is what is done about the target's faults.
+type faults struct {
+	target *readahead.Target // nil: nothing is to be done
+	small  bool              // they were asked to read little
+
+	// While a command is prepared, watching what it will map is made quick, see proc.EaseWatch. The command would wait
+	// for that otherwise before it runs.
+	hurrying sync.WaitGroup
+	hurry    io.Closer // nil: it cannot be made quick, or need not be any more; valid after hurrying
 }
 
-// ease makes the start of readahead's watch quick.
-type ease struct {
-	begun sync.WaitGroup
-	watch io.Closer // nil: it cannot be done; valid after begun
-}
-
-// easeWatch begins to, while a command is prepared: it would wait otherwise before it runs.
-func (v *server) easeWatch() {
-	if !v.o.lessens() {
-		return
-	}
-	v.eased.begun.Go(func() {
+// beginHurry begins to make the start of the watch quick.
+func (f *faults) beginHurry(log *slog.Logger) {
+	f.hurrying.Go(func() {
 		var err error
-		if v.eased.watch, err = proc.EaseWatch(); err != nil {
-			v.o.Log.Debug("what the target maps is noticed a little late", "error", err)
+		if f.hurry, err = proc.EaseWatch(); err != nil {
+			log.Debug("what the target maps is noticed a little late", "error", err)
 		}
 	})
 }
 
-// endEase ends that.
-func (v *server) endEase() error {
-	v.eased.begun.Wait()
-	if v.eased.watch == nil {
+// endHurry undoes beginHurry, if that was called.
+func (f *faults) endHurry() error {
+	f.hurrying.Wait()
+	if f.hurry == nil {
 		return nil
 	}
-	err := v.eased.watch.Close()
-	v.eased.watch = nil
+	err := f.hurry.Close()
+	f.hurry = nil
 	return err
 }
 
-// watched waits until the file with which a command maps its model cannot be missed.
-func (v *server) watched() {
-	if v.readahead != nil {
-		v.readahead.Watched()
+// awaitWatch waits until the file with which a command maps its model cannot be missed.
+func (s *server) awaitWatch() {
+	if s.faults.target != nil {
+		s.faults.target.AwaitWatch()
 	}
-	if err := v.endEase(); err != nil {
-		v.o.Log.Debug("the kernel counts events for nothing", "error", err)
+	if err := s.faults.endHurry(); err != nil {
+		s.opts.Log.Debug("the kernel counts events for nothing", "error", err)
 	}
 }
 
-// handle takes the target's next event. Between a token with help and one without its faults change at once.
-func (v *server) handle(ev event.Event) error {
-	if err := v.controller.Handle(ev); err != nil {
-		return err
-	}
-	return v.follow()
-}
-
-// follow has the target's faults read little while that is better, and as much as before else.
-func (v *server) follow() error {
-	covers := v.controller.Covers()
-	if v.readahead == nil || covers == v.covered {
+// adjustFaults lets the target's faults read little while that is better, and as much as before otherwise.
+func (s *server) adjustFaults() error {
+	f, small := &s.faults, s.controller.Covers()
+	if f.target == nil || small == f.small {
 		return nil
 	}
-	v.covered = covers
-	if !covers {
-		v.readahead.AsBefore()
-	} else if bases, err := v.bases(); err != nil {
-		v.o.Log.Warn("cannot tell which model the target maps: what its faults read around themselves is left as it is", "error", err)
+	f.small = small
+	if !small {
+		f.target.Restore()
+	} else if bases, err := modelBases(s.opts.PID); err != nil {
+		s.opts.Log.Warn("cannot tell which model the target maps: what its faults read around themselves is left as it is",
+			"error", err)
 	} else {
-		v.readahead.Less(bases)
+		f.target.Shrink(bases)
 	}
-	return v.pages.Unmarked(v.readahead.Little())
+	return s.pages.NoteSmallReadahead(f.target.IsSmall())
 }
 
-// bases are where the target maps the first bytes of its model's files.
-func (v *server) bases() (bases []uint64, err error) {
-	m, err := prefetch.MappedModels(v.o.PID)()
+// modelBases lists the addresses at which a process maps the first bytes of its model's files.
+func modelBases(pid int) (bases []uint64, err error) {
+	m, err := models.MappedBy(pid)()
 	if err != nil {
 		return nil, err
 	}
@@ -100,14 +88,15 @@ func (v *server) bases() (bases []uint64, err error) {
 	return bases, nil
 }
 
-// rest undoes it for a long time: the target goes on without help.
-func (v *server) rest() error {
-	v.covered = false
-	if v.readahead != nil {
-		v.readahead.Rest()
-		if err := v.pages.Unmarked(v.readahead.Little()); err != nil {
+// suspend undoes what was done to the target for a long time, in which it goes on without help.
+func (s *server) suspend() error {
+	f := &s.faults
+	f.small = false
+	if f.target != nil {
+		f.target.Suspend()
+		if err := s.pages.NoteSmallReadahead(f.target.IsSmall()); err != nil {
 			return err
 		}
 	}
-	return v.pages.Rest()
+	return s.pages.Rest()
 }

@@ -1,0 +1,132 @@
+package prefetch
+
+// This file follows how much memory there is for the model. It asks for the room when the kernel says that something has
+// changed, and leaves some of it free where the kernel takes what is kept.
+
+import (
+	"time"
+
+	"tensorcast/prefetch/room"
+)
+
+const (
+	// checkInterval is how often the room is asked for when nothing has changed.
+	checkInterval = 50 * time.Millisecond
+	// usualLoss bytes are taken by reclaim now and then, in lossTime. If more is taken, and more than a lossShare of what is
+	// held, too little is left free.
+	usualLoss = 8 << 20
+	lossShare = 32
+	lossTime  = 500 * time.Millisecond
+	// marginShare of the room bounds the margin, easeRate is how many bytes it falls in a second.
+	marginShare = 8
+	easeRate    = 4 << 20
+	// shortTime is how long it is told that memory was given back.
+	shortTime = 2 * time.Second
+)
+
+// memory is how much memory there is for the model.
+type memory struct {
+	*session
+	room    room.Room // without what is left free
+	checked time.Time
+	census  census
+
+	short   string    // why memory was short when the kernel said so last,
+	shortAt time.Time // and when that was
+	shrunk  time.Time // when memory was given back last
+
+	// The kernel takes some of what is kept though there should be room: reads of the target around its faults, and whoever
+	// takes memory and gives it back at once, need some for moments. A margin is left free for them. It grows with what is
+	// taken, and falls slowly while nothing is.
+
+	margin  int64     // bytes left free
+	eased   time.Time // when it fell last
+	lost    int64     // bytes that were taken, since lostSince
+	missing int64     // bytes that were taken, and are not explained yet
+
+	lostSince time.Time
+}
+
+// isDue takes in what the kernel says, and says whether the room is to be asked for now. A limit that was just lowered
+// leaves the target only what is not locked: milliseconds count. With a mixture's experts usage moves all the time, and is
+// looked at now and then.
+func (m *memory) isDue(mixture bool) bool {
+	change := m.opts.Memory.PollChange()
+	if change.ShortReason != "" {
+		m.short, m.shortAt = change.ShortReason, m.now()
+	}
+	return change.RoomChanged && !(change.OnlyUsage && mixture) || m.now().Sub(m.checked) > checkInterval
+}
+
+// check asks how much memory there is.
+func (m *memory) check() error {
+	m.checked = m.now()
+	if err := m.census.count(m.session); err != nil {
+		return err
+	}
+	f := m.f
+	var locked int64
+	if f != nil && m.opts.Lock {
+		locked = f.heldBytes
+	}
+	now, err := m.opts.Memory.Room(m.census.total, locked)
+	if err != nil {
+		return err
+	}
+	now.Bytes -= now.Margin()
+	budget := m.opts.Budget
+	if m.opts.Share != nil {
+		budget = m.opts.Share()
+	}
+	if budget > 0 && budget < now.Bytes {
+		now.Bytes, now.Level = budget, room.LevelBudget
+	}
+	now.Bytes = m.takeMargin(now.Bytes)
+	m.room = now
+	if now.Level != m.token.room.Level { // the target was moved, or something else bounds it
+		m.token = usage{}
+	}
+	if f != nil {
+		f.window.bytes = f.windowIn(now.Bytes)
+		f.shareRoom()
+	}
+	return nil
+}
+
+// noteLoss notes that the kernel took bytes of what is kept. If somebody has the memory now, the room says so: it is asked
+// for at once.
+func (m *memory) noteLoss(bytes int64) {
+	now := m.now()
+	m.work.taken += bytes
+	if now.Sub(m.lostSince) > lossTime {
+		m.lostSince, m.lost = now, 0
+	}
+	if m.lost += bytes; m.lost <= max(usualLoss, m.f.heldBytes/lossShare) {
+		return
+	}
+	m.checked = time.Time{}
+	m.missing += m.lost
+	m.lost = 0
+}
+
+// takeMargin grows the margin by what was taken, unless the room says that somebody else has it now, or had a moment ago.
+// It returns the room, in bytes, without the margin.
+func (m *memory) takeMargin(bytes int64) int64 {
+	m.ease()
+	f := m.f
+	if m.missing > 0 && f != nil && !m.checked.Before(m.shrunk.Add(shortTime)) &&
+		bytes-m.margin-f.windowIn(bytes) >= f.wantBytes-slack {
+		m.margin = min(m.margin+m.missing, max(bytes, 0)/marginShare)
+		m.log.Info("the kernel took what is kept", "bytes", m.missing, "held", f.heldBytes, "left free", m.margin)
+	}
+	m.missing = 0
+	return bytes - m.margin
+}
+
+// ease lets the margin fall.
+func (m *memory) ease() {
+	if passed := m.checked.Sub(m.eased).Seconds(); passed > 0 && !m.eased.IsZero() {
+		m.margin = max(m.margin-int64(min(passed, 3600)*easeRate), 0)
+	}
+	m.eased = m.checked
+}

@@ -1,0 +1,173 @@
+package mixture
+
+// This file decides which experts give way, and pages out what a fault of the target has read around itself.
+
+import "container/heap"
+
+const (
+	// scoreMemory is about how many tokens a layer's choices are remembered for.
+	scoreMemory = 256
+	// maxScore is when scores are scaled down.
+	maxScore = 1e200
+	// neverScore is the chance, in a token, of an expert that was not chosen lately.
+	neverScore = 1e-4
+	// mostStrayRest is how many choices pass at most between two looks for strays. In each look the kernel walks what
+	// it remembers of the pages that were there, which takes as long as asking for reads does.
+	mostStrayRest = 16
+)
+
+// addChoice notes a layer's choice, of one token.
+func (l *layer) addChoice(ids []int32) {
+	l.step *= 1 + 1.0/scoreMemory
+	for _, id := range ids {
+		l.experts[id].score += l.step
+	}
+	if l.step > maxScore {
+		for e := range l.experts {
+			l.experts[e].score /= l.step
+		}
+		l.step = 1
+	}
+}
+
+// chance is how likely an expert is to be chosen when its layer comes next.
+func (l *layer) chance(e *expert) float64 {
+	if e.predicted > 0 {
+		return e.predicted
+	}
+	return min(e.score/l.step/scoreMemory+neverScore, 1)
+}
+
+// tokensUntil is after how many tokens an expert is expected to be chosen, where its layer comes after a part of a
+// token.
+func (l *layer) tokensUntil(e *expert, part float64) float64 { return 1/l.chance(e) - 1 + part }
+
+// partUntil is what part of a token passes until a layer chooses next.
+func (m *Mixture) partUntil(at int) float64 {
+	n := len(m.layers)
+	return float64((at-m.now-1+n)%n) / float64(n)
+}
+
+// MakeRoom has those experts give way that are expected to be chosen last, until the others fit.
+func (m *Mixture) MakeRoom() {
+	if m.resident <= m.room {
+		return
+	}
+	victims, _ := m.findVictims(m.resident-m.room, func(*layer, *expert) bool { return true })
+	for _, e := range victims {
+		if !m.evict(e) {
+			return
+		}
+	}
+}
+
+// findVictims finds experts of so many bytes that are expected to be chosen last, of those that are resident, not in
+// use, and may be taken. enough says that they have as many bytes.
+func (m *Mixture) findVictims(bytes int64, may func(*layer, *expert) bool) (found []*expert, enough bool) {
+	if bytes <= 0 {
+		return nil, true
+	}
+	var all victims
+	for i := range m.layers {
+		l := &m.layers[i]
+		part := m.partUntil(i)
+		for j := range l.experts {
+			if e := &l.experts[j]; e.resident && e.chosenAt != m.clock && may(l, e) {
+				all = append(all, victim{e, l.tokensUntil(e, part)})
+			}
+		}
+	}
+	heap.Init(&all)
+	for bytes > 0 && len(all) > 0 {
+		e := heap.Pop(&all).(victim).e
+		found = append(found, e)
+		bytes -= e.bytes
+	}
+	return found, bytes <= 0
+}
+
+// victim is an expert that may give way, and after how many tokens it is expected to be chosen.
+type victim struct {
+	e     *expert
+	until float64
+}
+
+// victims are a heap with the expert on top that is expected last. Of thousands few have to give way. To sort all of
+// them for each choice would take longer than the rest of it.
+type victims []victim
+
+func (v victims) Len() int           { return len(v) }
+func (v victims) Less(i, j int) bool { return v[i].until > v[j].until }
+func (v victims) Swap(i, j int)      { v[i], v[j] = v[j], v[i] }
+func (v *victims) Push(x any)        { *v = append(*v, x.(victim)) }
+func (v *victims) Pop() any {
+	last := (*v)[len(*v)-1]
+	*v = (*v)[:len(*v)-1]
+	return last
+}
+
+// evict has an expert paged out. It returns false if too much is waiting for that.
+func (m *Mixture) evict(e *expert) bool {
+	for _, r := range e.owned {
+		if !m.levers.Evict(r) {
+			return false
+		}
+	}
+	e.resident, e.pending, e.evictedAt = false, 0, m.clock
+	m.resident -= e.bytes
+	return true
+}
+
+// strays says when to look for pages of experts that nobody chose. A fault of the target reads around itself.
+type strays struct {
+	layer int    // index of the layer that was looked at last
+	at    uint64 // the clock at which to look next
+	rest  uint64 // the last pause between two looks, in choices
+}
+
+// lookForStrays looks in the layer that chose before, if some of its experts were left to the target. Otherwise it
+// looks in one layer after the other, the more rarely the longer there was none.
+func (m *Mixture) lookForStrays(before int, unread bool) error {
+	if unread && before != m.now {
+		return m.evictStrays(&m.layers[before])
+	}
+	s := &m.strays
+	if m.clock < s.at {
+		return nil
+	}
+	if s.layer = (s.layer + 1) % len(m.layers); s.layer == m.now { // these are about to be used
+		s.layer = (s.layer + 1) % len(m.layers)
+	}
+	found := m.total.strays
+	if err := m.evictStrays(&m.layers[s.layer]); err != nil {
+		return err
+	}
+	s.rest = min(2*max(s.rest, 1), mostStrayRest)
+	if m.total.strays > found {
+		s.rest = 1
+	}
+	s.at = m.clock + s.rest
+	return nil
+}
+
+// evictStrays pages out what is in memory of a layer's experts that should not be. What was to be paged out within the
+// last token may still wait for that.
+func (m *Mixture) evictStrays(l *layer) error {
+	for i := range l.experts {
+		e := &l.experts[i]
+		if e.resident || e.evictedAt != 0 && e.evictedAt+uint64(len(m.layers)) > m.clock {
+			continue
+		}
+		for _, r := range e.owned {
+			n, err := m.levers.ResidentBytes(r)
+			if err != nil {
+				return err
+			}
+			if n > 0 && m.levers.Evict(r) {
+				m.total.strays += n
+				e.evictedAt = m.clock
+			}
+		}
+	}
+	return nil
+}

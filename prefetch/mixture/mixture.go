@@ -1,0 +1,365 @@
+package mixture
+
+// This file knows the experts of a model, and follows what routers choose of them.
+
+import (
+	"log/slog"
+	"slices"
+	"time"
+
+	"tensorcast/event"
+	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
+)
+
+// Levers are what a mixture needs of the page cache.
+type Levers interface {
+	pages.DemandReader
+	pages.Reclaimer
+}
+
+// Routes knows which experts are computed elsewhere, so that the target does not read them. Its call must not take
+// long.
+type Routes interface {
+	// Elsewhere says whether an expert is computed elsewhere. Layers have the numbers that they have in the model.
+	Elsewhere(layer, expert int32) bool
+}
+
+// Options of a Mixture.
+type Options struct {
+	Levers Levers
+	// Keep says that experts stay in memory as long as there is room. Otherwise only those being used do.
+	Keep bool
+	// Routes is nil if no expert is computed elsewhere.
+	Routes Routes
+	// Predict makes a predictor once it is known how many experts a token chooses. nil, or a nil result, means that
+	// experts are read only when they were chosen.
+	Predict func(Routers) Predictor
+	// Refuse is told, at most once by what it keeps itself, that the target says something impossible.
+	Refuse func(what string, args ...any)
+	Log    *slog.Logger
+	Now    func() time.Time
+}
+
+// Mixture is all experts of a model.
+type Mixture struct {
+	opts   Options
+	levers Levers
+
+	layers []layer       // in the order of use
+	index  map[int32]int // of layers, by their number in the model
+	size   int64         // bytes of all experts, without what blocks that every token reads have of them
+	least  int64         // bytes that have to be in memory while they are used: what two layers choose
+	exact  bool          // least is what a token chose; until then it is what the warm-up chose, which is all
+	room   int64         // bytes that may be in memory
+
+	resident int64 // bytes that are in memory, as far as is known
+	last     choice
+	now      int    // index of the layer whose experts are under way
+	clock    uint64 // counts choices
+	unread   bool   // some of what was chosen last was left to the target
+
+	strays strays
+	total  totals
+	ahead  ahead
+}
+
+// layer is what one router chooses from.
+type layer struct {
+	experts []expert
+	tensors int     // that are cut into experts
+	step    float64 // what a choice adds to a score: it grows, so that choices of long ago count less
+}
+
+// expert is the slices of a layer's tensors that belong together.
+type expert struct {
+	slices []pages.Range // one of each tensor, in the order of use
+	// owned are the whole pages of them that nobody else needs. Neighbours share pages, and blocks that every token
+	// reads begin within slices. Pages that have to stay for reads (see pages.DemandReader.SlicePieceBytes) are left out.
+	owned []pages.Range
+	bytes int64 // of slices, without what the blocks have of them
+
+	score     float64 // sum of the steps of the choices that had it
+	resident  bool    // in memory, as far as is known
+	chosenAt  uint64  // the clock when it was chosen last
+	evictedAt uint64  // the clock when it was paged out last
+	elsewhere bool    // it is computed elsewhere: the target does not read it
+
+	predicted float64 // the chance that its layer chooses it next, where a predictor takes that to be likely; else 0
+	pending   int64   // bytes of slices that are still to be read for that, while it counts as resident
+	early     int64   // bytes that were read for that
+}
+
+// choice is what a router chose.
+type choice struct {
+	decode uint32
+	ids    []int32 // in order
+}
+
+// totals add up over the life of a Mixture.
+type totals struct {
+	chosen, missed int64 // experts that were chosen, and those of them that were not in memory
+	read           int64 // bytes that were read for them
+	strays         int64 // bytes that the target's faults read around themselves, and that were paged out
+}
+
+const (
+	// maxExperts bounds how many experts a layer may have, whatever a target says. llama.cpp's own bound is 512.
+	maxExperts = 4096
+	// margin is left free, in bytes. What gives way is paged out behind the reads that need its room, and faults of the
+	// target read around themselves. With 12 MiB tokens were no faster.
+	margin = 24 << 20
+)
+
+// New finds the experts in a cycle; nil if it has none. blocks are those of the schedule, which every token reads.
+func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
+	found := findExperts(cycle, blocks, opts.Levers.SlicePieceBytes)
+	if len(found.layers) == 0 {
+		return nil
+	}
+	m := &Mixture{opts: opts, levers: opts.Levers, layers: found.layers, index: found.index, least: 2 * found.most}
+	for i := range m.layers {
+		for j := range m.layers[i].experts {
+			m.size += m.layers[i].experts[j].bytes
+		}
+	}
+	return m
+}
+
+// Size is how many bytes all experts have, without what the schedule's blocks have of them.
+func (m *Mixture) Size() int64 { return m.size }
+
+// Least is how many bytes have to be in memory while they are used: what two layers choose.
+func (m *Mixture) Least() int64 { return m.least }
+
+// Resident is how many bytes of experts are in memory, as far as is known.
+func (m *Mixture) Resident() int64 { return m.resident }
+
+// SetRoom says how many bytes there are for experts: what other weights leave, less what is left free.
+func (m *Mixture) SetRoom(bytes int64) {
+	m.room = m.least
+	if m.opts.Keep {
+		m.room = max(bytes-margin, m.least)
+	}
+}
+
+// Select is told which experts a layer is about to read, and reads what is missing of them. It returns how many bytes
+// it asked for.
+func (m *Mixture) Select(e event.Selected) (read int64, err error) {
+	at, known := m.index[e.Layer]
+	if !known || len(e.IDs) == 0 || !m.isPossible(at, &e) {
+		return 0, nil
+	}
+	l := &m.layers[at]
+	ids := slices.Clone(e.IDs)
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	if m.opts.Routes != nil {
+		// When experts are computed elsewhere, the op is met again with the others only. That is no new choice.
+		if at == m.now && e.Decode == m.last.decode && containsAll(m.last.ids, ids) {
+			return 0, nil
+		}
+		m.last.decode, m.last.ids = e.Decode, append(m.last.ids[:0], ids...)
+		m.releaseElsewhere(l, e.Layer)
+		ids = slices.DeleteFunc(ids, func(id int32) bool { return l.experts[id].elsewhere })
+	}
+	before, unread, total := m.now, m.unread, m.total.read
+	m.endIdle(m.opts.Now())
+	m.now, m.unread = at, false
+	m.clock++
+	begun := m.settlePredicted(l, ids)
+	if err := m.readChosen(l, ids); err != nil {
+		return m.total.read - total, err
+	}
+	m.beginIdle(m.opts.Now())
+	if begun {
+		m.evictPending(l)
+	}
+	for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
+		l.addChoice(row)
+	}
+	if e.IDRows == 1 {
+		m.learnLeast(l, ids)
+	}
+	m.MakeRoom()
+	if err := m.lookForStrays(before, unread); err != nil {
+		return m.total.read - total, err
+	}
+	m.observeChoice(at, e)
+	return m.total.read - total, nil
+}
+
+// isPossible checks what a target says that it chose.
+func (m *Mixture) isPossible(at int, e *event.Selected) bool {
+	if e.IDRows <= 0 || len(e.IDs)%e.IDRows != 0 {
+		m.opts.Refuse("the target says that it reads experts of a part of a token",
+			"layer", e.Layer, "experts", len(e.IDs), "tokens", e.IDRows)
+		return false
+	}
+	for _, id := range e.IDs {
+		if id < 0 || int(id) >= len(m.layers[at].experts) {
+			m.opts.Refuse("the target says that it reads an expert that its model has not", "layer", e.Layer, "expert", id)
+			return false
+		}
+	}
+	return true
+}
+
+// containsAll says whether all of some ids are among others, both in order and once each.
+func containsAll(others, some []int32) bool {
+	for _, id := range some {
+		if _, found := slices.BinarySearch(others, id); !found {
+			return false
+		}
+	}
+	return true
+}
+
+// releaseElsewhere finds out which experts of a layer are computed elsewhere, and has these paged out.
+func (m *Mixture) releaseElsewhere(l *layer, number int32) {
+	for i := range l.experts {
+		e := &l.experts[i]
+		if e.elsewhere = m.opts.Routes.Elsewhere(number, int32(i)); e.elsewhere && e.resident {
+			m.evict(e)
+		}
+	}
+}
+
+// learnLeast notes what a token chooses of a layer. That varies a little between layers, whose tensors may be of
+// different types.
+func (m *Mixture) learnLeast(l *layer, ids []int32) {
+	var bytes int64
+	for _, id := range ids {
+		bytes += l.experts[id].bytes
+	}
+	if bytes *= 2; !m.exact || bytes > m.least {
+		m.least, m.exact = bytes, true
+	}
+}
+
+// readChosen reads what is missing of experts, in the order in which the target is going to touch them: tensor by
+// tensor. What is known to be missing comes first. Then what is believed to be in memory is looked at, as the kernel
+// may have taken it. What a prompt chooses beyond the room is left to the target: it would take the place of what is
+// read before.
+func (m *Mixture) readChosen(l *layer, ids []int32) error {
+	missing, resident, fresh := m.sortChosen(l, ids)
+	if fresh > margin/2 {
+		m.MakeRoom()
+	}
+	for tensor := range l.tensors {
+		for _, e := range missing {
+			if tensor < len(e.slices) {
+				m.levers.Announce(e.slices[tensor])
+			}
+		}
+	}
+	for i, some := range [][]*expert{missing, resident} {
+		for tensor := range l.tensors {
+			for _, e := range some {
+				if tensor >= len(e.slices) {
+					continue
+				}
+				n, err := m.readNow(e.slices[tensor], i == 0)
+				if err != nil {
+					return err
+				}
+				m.total.read += n
+				m.noteDemand(e.slices[tensor], n)
+			}
+		}
+	}
+	return nil
+}
+
+// sortChosen separates chosen experts that are missing from those that are believed to be resident. The missing ones
+// count as resident from now on; fresh is how many bytes they add.
+func (m *Mixture) sortChosen(l *layer, ids []int32) (missing, resident []*expert, fresh int64) {
+	m.total.chosen += int64(len(ids))
+	var bytes int64
+	for _, id := range ids {
+		e := &l.experts[id]
+		e.chosenAt = m.clock
+		if e.resident && e.pending == 0 {
+			resident = append(resident, e)
+			bytes += e.bytes
+		}
+	}
+	for _, id := range ids {
+		e := &l.experts[id]
+		if e.resident && e.pending == 0 {
+			continue
+		}
+		m.total.missed++
+		bytes += e.bytes
+		if e.resident { // a part was read because it was predicted
+			missing = append(missing, e)
+			e.pending = 0
+			continue
+		}
+		if bytes > max(m.room, m.least) {
+			m.unread = true
+			continue
+		}
+		missing = append(missing, e)
+		e.resident = true
+		m.resident += e.bytes
+		fresh += e.bytes
+	}
+	return missing, resident, fresh
+}
+
+// readNow reads what of a range is not in memory, and returns how many bytes that is. Pages that are in memory may be
+// about to be paged out. So a range that was evicted is asked for even if all of it is still there.
+func (m *Mixture) readNow(r pages.Range, evicted bool) (bytes int64, err error) {
+	if m.levers.IsReading(r) { // it was chosen a moment ago, too
+		return 0, nil
+	}
+	resident, err := m.levers.ResidentBytes(r)
+	if err != nil || resident >= r.Length && !evicted {
+		return 0, err
+	}
+	return max(r.Length-resident, 0), m.levers.ReadNow(r)
+}
+
+// FindResident finds out which experts are in memory. Those of which only a part is there are paged out.
+func (m *Mixture) FindResident() error {
+	m.resident = 0
+	for i := range m.layers {
+		for j := range m.layers[i].experts {
+			e := &m.layers[i].experts[j]
+			e.resident, e.pending = true, 0
+			some := false
+			for _, r := range e.owned {
+				n, err := m.levers.ResidentBytes(r)
+				if err != nil {
+					return err
+				}
+				e.resident = e.resident && n >= r.Length
+				some = some || n > 0
+			}
+			if e.resident {
+				m.resident += e.bytes
+				continue
+			}
+			if some {
+				for _, r := range e.owned {
+					m.levers.Evict(r)
+				}
+			}
+		}
+	}
+	m.MakeRoom()
+	return nil
+}
+
+// Forget takes no expert to be in memory: the target is left to itself.
+func (m *Mixture) Forget() {
+	m.resident = 0
+	for i := range m.layers {
+		for j := range m.layers[i].experts {
+			e := &m.layers[i].experts[j]
+			e.resident, e.pending = false, 0
+		}
+	}
+	m.forgetPredicted()
+}

@@ -1,0 +1,126 @@
+// Package models finds the model files that a process maps, and says where the weights lie in them.
+//
+// Files are recognised by what they contain, not by their names. What a target or a path says is checked against the
+// file before it is believed.
+package models
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+
+	"tensorcast/event"
+	"tensorcast/gguf"
+	"tensorcast/internal/proc"
+	"tensorcast/pattern"
+)
+
+// Model has the model files that a target maps. Its slices have one element for each file, in the same order.
+type Model struct {
+	Files  []pattern.CycleFile
+	Mapped []Mapped
+	Parts  []*gguf.File
+}
+
+// Mapped is a file as a target maps it.
+type Mapped struct {
+	Path string       // where this process can open it
+	ID   event.FileID // as stat tells it, see event.FileSeen
+	Base uint64       // address in the target of the file's first byte
+}
+
+// Size is how many bytes all files have together.
+func (m *Model) Size() (sum int64) {
+	for _, f := range m.Files {
+		sum += f.Size
+	}
+	return sum
+}
+
+// IsWhole says whether these are all files of one model.
+func (m *Model) IsWhole() bool {
+	for _, p := range m.Parts {
+		if count, _ := p.Uint("split.count"); max(count, 1) != uint64(len(m.Parts)) {
+			return false
+		}
+	}
+	return len(m.Parts) > 0
+}
+
+func (m *Model) add(of knownFile, base uint64) {
+	m.Files = append(m.Files, of.file)
+	m.Mapped = append(m.Mapped, Mapped{of.path, of.id, base})
+	m.Parts = append(m.Parts, of.part)
+}
+
+// knownFile is a model file that was read. A target keeps the same files for long, and they are asked for often.
+type knownFile struct {
+	path string
+	id   event.FileID
+	info fs.FileInfo
+	file pattern.CycleFile
+	part *gguf.File
+}
+
+// isUnchanged says whether the file at path still is what was read.
+func (f *knownFile) isUnchanged(path string) bool {
+	now, err := os.Stat(path)
+	return err == nil && f.path == path && os.SameFile(now, f.info) && now.Size() == f.info.Size() &&
+		now.ModTime().Equal(f.info.ModTime())
+}
+
+// MappedBy returns a function that lists the GGUF files which the process pid maps at the time, in the order of their
+// addresses. Its errors are those of proc.Mappings, OpenPart and pattern.FilesOf. It is not safe for concurrent use.
+func MappedBy(pid int) func() (Model, error) {
+	others := map[proc.FileID]bool{} // files that are no models
+	known := map[proc.FileID]knownFile{}
+	return func() (Model, error) {
+		var m Model
+		mappings, err := proc.Mappings(pid)
+		if err != nil {
+			return m, err
+		}
+		seen := map[proc.FileID]bool{}
+		for _, mapping := range mappings {
+			if mapping.Executable || seen[mapping.File] || others[mapping.File] {
+				continue
+			}
+			seen[mapping.File] = true
+			at := mapping.Locate(pid)
+			f, found := known[at.ID]
+			if !found || !f.isUnchanged(at.Path) {
+				f, err = readFile(at)
+				if errors.Is(err, gguf.ErrNotGGUF) {
+					others[mapping.File] = true
+					continue
+				}
+				if err != nil {
+					return m, err
+				}
+				known[at.ID] = f
+			}
+			m.add(f, mapping.Start-mapping.Offset)
+		}
+		return m, nil
+	}
+}
+
+// readFile reads what is known about the model file at a place.
+func readFile(at proc.Place) (knownFile, error) {
+	id := event.FileID(at.ID)
+	part, err := OpenPart(at.Path, id)
+	if err != nil {
+		return knownFile{}, err
+	}
+	files, err := pattern.FilesOf(part)
+	if err != nil {
+		return knownFile{}, err
+	}
+	return knownFile{at.Path, id, part.Files[0].Info(), files[0], part.Files[0]}, nil
+}
+
+// Maps says whether the target maps a model file at an address.
+func (m *Model) Maps(base uint64) bool {
+	return slices.ContainsFunc(m.Mapped, func(at Mapped) bool { return at.Base == base })
+}

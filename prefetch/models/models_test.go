@@ -1,0 +1,101 @@
+package models
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/proc"
+	"tensorcast/pattern"
+)
+
+// A process's models are found by what they are, not by their names, with the place where they are mapped.
+func TestMappedBy(t *testing.T) {
+	plan, err := synth.NewPlan(synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Vocab: 300, Ctx: 64, Type: gguf.Q8_0, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a name")
+	if err := plan.WriteFile(t.Context(), path, nil); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(dir, "no.gguf")
+	if err := os.WriteFile(other, make([]byte, 1<<16), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mapped := map[string][]byte{}
+	for _, p := range []string{path, other} {
+		f, err := os.Open(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mapped[p], err = unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(mapped[p])
+	}
+	list := MappedBy(os.Getpid())
+	for range 2 {
+		m, err := list()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.Files) != 1 || len(m.Mapped) != 1 || m.Mapped[0] != (Mapped{path, fileID(t, path), uint64(uintptr(unsafe.Pointer(&mapped[path][0])))}) {
+			t.Fatalf("found %+v", m)
+		}
+		part, err := gguf.OpenPart(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := pattern.FilesOf(part)
+		if err != nil || m.Files[0] != want[0] {
+			t.Errorf("%+v, want %+v, %v", m.Files, want, err)
+		}
+	}
+	if _, err := MappedBy(1 << 22)(); !errors.Is(err, proc.ErrNoProcess) {
+		t.Errorf("a process that is not there: %v", err)
+	}
+}
+
+// A split model is one only once all of its parts are mapped, and with a draft model beside it nobody knows which
+// computes.
+func TestWholeModel(t *testing.T) {
+	part := func(split ...uint16) *gguf.File {
+		path := filepath.Join(t.TempDir(), "part.gguf")
+		m := gguftest.Model{Tensors: []gguftest.Tensor{{Name: "a", Type: gguf.F32, Shape: []int64{256}}}}
+		if split != nil {
+			m.KVs = []gguftest.KV{{Key: "split.no", Value: split[0]}, {Key: "split.count", Value: split[1]}}
+		}
+		m.Write(t, path)
+		opened, err := gguf.OpenPart(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return opened.Files[0]
+	}
+	one, first, second := part(), part(0, 2), part(1, 2)
+	for _, tc := range []struct {
+		parts []*gguf.File
+		whole bool
+	}{
+		{nil, false}, {[]*gguf.File{one}, true}, {[]*gguf.File{part(0, 1)}, true}, {[]*gguf.File{one, one}, false},
+		{[]*gguf.File{first}, false}, {[]*gguf.File{first, second}, true}, {[]*gguf.File{first, second, one}, false}, {[]*gguf.File{first, one}, false},
+	} {
+		if got := (&Model{Parts: tc.parts}).IsWhole(); got != tc.whole {
+			t.Errorf("IsWhole of %d parts = %v, want %v", len(tc.parts), got, tc.whole)
+		}
+	}
+}

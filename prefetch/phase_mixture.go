@@ -1,0 +1,58 @@
+package prefetch
+
+// This file is the phase that helps a target with a mixture of experts: what every token reads is held or streamed as of a
+// dense model, and the experts that a router has chosen are read at once.
+
+import (
+	"time"
+
+	"tensorcast/event"
+	"tensorcast/prefetch/mixture"
+)
+
+// mixturePhase helps. The phases that follow it are those of streamPhase.
+type mixturePhase struct{ streamPhase }
+
+func (p *mixturePhase) name() Phase { return Mixture }
+
+func (p *mixturePhase) handle(e event.Event) error {
+	f := p.f
+	switch e := e.(type) {
+	case event.Selected:
+		if f.Decode == 0 || f.Decode != e.Decode || f.TID != e.TID {
+			return nil
+		}
+		read, err := f.mixture.Select(e)
+		f.streamed += read
+		return err
+	case event.RouterInput:
+		if f.Decode != 0 && f.Decode == e.Decode && f.TID == e.TID {
+			f.mixture.NoteInput(e)
+		}
+		return nil
+	}
+	return p.streamPhase.handle(e)
+}
+
+func (p *mixturePhase) tick() error {
+	if err := p.streamPhase.tick(); err != nil {
+		return err
+	}
+	f := p.f
+	if f.Decode == 0 || f.Begun == 0 {
+		return nil
+	}
+	begun := f.now()
+	err := f.mixture.ReadPredicted(f.heldBytes >= f.schedule.Bytes)
+	f.work.staging += f.now().Sub(begun)
+	return err
+}
+
+func (p *mixturePhase) pause() time.Duration {
+	if pause := p.f.pauseForBlock(false); pause == restPause {
+		return pause
+	}
+	return min(p.f.mixture.PauseFor(p.f.now()), mixture.Pause)
+}
+
+func (p *mixturePhase) covers() bool { return p.f.begun && !p.f.isUnseen() }

@@ -1,0 +1,100 @@
+package prefetch
+
+// This file is the phase that helps a target with a dense model: a share of the blocks is held, the others stream.
+
+import (
+	"fmt"
+	"time"
+
+	"tensorcast/event"
+)
+
+// streamPhase helps. The next phase is compare when tokens take as long as they did without help, learn when the target
+// does something else than was learned, and stand back when there is nothing to win any more.
+type streamPhase struct{ f *followed }
+
+func (p *streamPhase) name() Phase { return Stream }
+
+func (p *streamPhase) enter() error { return nil }
+
+func (p *streamPhase) handle(e event.Event) error {
+	token, err := p.f.observe(e)
+	if err != nil || token == 0 {
+		return err
+	}
+	return p.f.endToken(token)
+}
+
+func (p *streamPhase) tick() error {
+	if err := p.f.upkeep(); err != nil {
+		return err
+	}
+	return p.f.moveWindow()
+}
+
+func (p *streamPhase) pause() time.Duration { return p.f.pauseForBlock(false) }
+
+func (p *streamPhase) covers() bool {
+	f := p.f
+	return f.begun && !f.isUnseen() && f.opts.Strategy.Traits().Streams && !f.glance.isLeft(f.Now, f.Reads)
+}
+
+// isUnseen says whether the cycle came from a file, and no decode of it was seen yet. The target may still load the model,
+// for which it has advice of its own.
+func (f *followed) isUnseen() bool { return f.Decode == 0 && f.contexts.Main == nil }
+
+// moveWindow keeps what is held and the window in step with the target.
+func (f *followed) moveWindow() error {
+	if err := f.holdWhileResting(); err != nil {
+		return err
+	}
+	if err := f.sweepStray(); err != nil {
+		return err
+	}
+	begun := f.now()
+	if err := f.clearPassed(); err != nil {
+		return err
+	}
+	if err := f.evictTrail(); err != nil {
+		return err
+	}
+	evicted, before := f.now(), f.streamed
+	err := f.fillWindow()
+	f.meter.add(f.streamed - before)
+	f.work.evicting += evicted.Sub(begun)
+	f.work.staging += f.now().Sub(evicted)
+	return err
+}
+
+// endToken notes a token with help, of so many ns. It may be time to compare it with tokens without.
+func (f *followed) endToken(nanos int64) error {
+	w := &f.compared
+	f.work.tokens++
+	f.work.decoding += time.Duration(nanos)
+	f.session.token = f.usage()
+	if f.mixture != nil {
+		f.mixture.EndToken()
+	}
+	glanced := w.tokens >= settleTokens && f.glance.token != noToken
+	w.add(nanos, f.streamed, !glanced)
+	if glanced { // the token was left to itself in a part
+		f.glance.token = noToken
+	}
+	if f.opts.Always || !w.isDue(f.mixture != nil) {
+		return nil
+	}
+	with := middle(w.with)
+	if f.glanceWins(with) {
+		return nil
+	}
+	return &change{&comparePhase{f: f}, fmt.Sprintf("tokens take %v with help, %s without it",
+		time.Duration(with).Round(time.Microsecond), describePlain(w.plain))}
+}
+
+// describePlain says how long a token takes without help.
+func describePlain(nanos int64) string {
+	if nanos == 0 {
+		return "an unknown time"
+	}
+	return fmt.Sprint(time.Duration(nanos).Round(time.Microsecond))
+}

@@ -1,0 +1,735 @@
+package room
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
+)
+
+// hogVariable makes the test's program a process that takes as many bytes as the lines that it reads say, one after
+// the other, and keeps them.
+const hogVariable = "TENSORCAST_TEST_HOG"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(hogVariable) == "" {
+		os.Exit(m.Run())
+	}
+	var kept [][]byte
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		n, err := strconv.Atoi(in.Text())
+		if err != nil {
+			os.Exit(1)
+		}
+		data := make([]byte, n)
+		for i := 0; i < n; i += os.Getpagesize() {
+			data[i] = 1
+		}
+		kept = append(kept, data)
+		fmt.Println(len(kept))
+	}
+}
+
+func TestRoomOfLevels(t *testing.T) {
+	const mib = 1 << 20
+	plenty := cgroup.HostMemory{Total: 64 << 30, Available: 60 << 30}
+	for name, test := range map[string]struct {
+		used             usedBy
+		resident, locked int64
+		want             Room
+	}{
+		"one level, the model is charged to it": {
+			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 1000 * mib, Usage: 900 * mib, Cache: 700 * mib}}, cache: 700 * mib}, 700 * mib, 0,
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib}},
+		"other files of the own group give way": {
+			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 1000 * mib, Usage: 900 * mib, Cache: 700 * mib}}, cache: 700 * mib}, 100 * mib, 0,
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib}},
+		"what is resident is charged elsewhere": {
+			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 1000 * mib, Usage: 900 * mib, Cache: 50 * mib}}, cache: 50 * mib}, 700 * mib, 0,
+			Room{150 * mib, 1000 * mib, "/a", 0}},
+		"a neighbour's heap below an ancestor is no page cache": {
+			usedBy{host: plenty, levels: []cgroup.Level{
+				{Name: "/a/b", Limit: 1000 * mib, Usage: 300 * mib, Cache: 200 * mib},
+				{Name: "/a", Limit: 1200 * mib, Usage: 1150 * mib, Cache: 210 * mib},
+			}, cache: 200 * mib}, 600 * mib, 0,
+			Room{260 * mib, 1200 * mib, "/a", 0}},
+		"a neighbour's page cache below an ancestor is left to it": {
+			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 1200 * mib, Usage: 1150 * mib, Cache: 900 * mib}}, cache: 200 * mib}, 100 * mib, 0,
+			Room{250 * mib, 1200 * mib, "/a", 0}},
+		"above a limit that was lowered": {
+			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 100 * mib, Usage: 300 * mib, Cache: 150 * mib}}, cache: 150 * mib}, 150 * mib, 0,
+			Room{-50 * mib, 100 * mib, "/a", 0}},
+		"what may be locked is bounded by another level": {
+			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}, {Name: "/a", Limit: 2000 * mib, Usage: 900 * mib}}}, 0, 0,
+			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib}},
+		"a reserve of one's own": {
+			usedBy{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}}, 0, 0,
+			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib}},
+		"the host": {
+			usedBy{host: cgroup.HostMemory{Total: 10000 * mib, Available: 8000 * mib, ActiveFile: 1000 * mib, InactiveFile: 3000 * mib}, floor: 600 * mib}, 0, 0,
+			Room{6400 * mib, 10000 * mib, "host", 6000 * mib}},
+		"the model is the active page cache": {
+			usedBy{host: cgroup.HostMemory{Total: 10000 * mib, Available: 8000 * mib, ActiveFile: 3500 * mib, InactiveFile: 500 * mib}, floor: 600 * mib}, 3800 * mib, 0,
+			Room{7200 * mib, 10000 * mib, "host", 6800 * mib}},
+		"the target's group has some of what is active": {
+			usedBy{host: cgroup.HostMemory{Total: 10000 * mib, Available: 8000 * mib, ActiveFile: 3500 * mib, InactiveFile: 5000 * mib}, active: 3000 * mib, floor: 600 * mib}, 3000 * mib, 0,
+			Room{6900 * mib, 10000 * mib, "host", 6500 * mib}},
+		"locked pages are neither available nor active": {
+			usedBy{host: cgroup.HostMemory{Total: 10000 * mib, Available: 5000 * mib, ActiveFile: 500 * mib, InactiveFile: 500 * mib}, floor: 600 * mib}, 3000 * mib, 3000 * mib,
+			Room{6900 * mib, 10000 * mib, "host", 6500 * mib}},
+	} {
+		if got := test.used.room(test.resident, test.locked); got != test.want {
+			t.Errorf("%s: %+v, want %+v", name, got, test.want)
+		}
+	}
+}
+
+func TestFloor(t *testing.T) {
+	const gib = 1 << 30
+	f := floor{total: 16 * gib}
+	now := time.Unix(1000, 0)
+	see := func(after time.Duration, short bool, want int64) {
+		t.Helper()
+		now = now.Add(after)
+		if f.see(now, short); f.bytes() != want {
+			t.Errorf("the floor is %d MiB, want %d", f.bytes()>>20, want>>20)
+		}
+	}
+	see(0, false, gib)
+	see(time.Second, true, gib*5/4)
+	see(time.Second/2, true, gib*5/4) // one step a second
+	see(time.Second/2, true, gib*6/4)
+	for range 20 {
+		now = now.Add(time.Second)
+		f.see(now, true)
+	}
+	see(time.Second, true, 4*gib) // no more than a quarter
+	see(time.Second, false, 4*gib)
+	see(9*time.Second, false, gib*15/4)
+	for range 12 {
+		now = now.Add(fallTime)
+		f.see(now, false)
+	}
+	see(fallTime, false, gib)
+	if f = (floor{total: 256 * gib}); f.bytes() != leaveMost {
+		t.Errorf("on a large machine: %d", f.bytes())
+	}
+}
+
+// Reclaim without waiting is no shortage, nor is waiting without reclaim (in a group at its limit), nor what the
+// target itself waits for.
+func TestShortage(t *testing.T) {
+	type look struct {
+		after         time.Duration
+		swap, scanned int64
+		fired         bool
+		stalled       time.Duration // of others, in all
+		why           string
+		others        bool
+	}
+	for name, looks := range map[string][]look{
+		"swap-ins with reclaim":          {{0, 5 << 30, 5 << 30, false, 0, "", false}, {200 * time.Millisecond, 5<<30 + 2<<20, 5<<30 + 1, false, 0, shortSwap, true}},
+		"swap-ins into free memory":      {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 9 << 20, 0, false, 0, "", false}},
+		"few swap-ins":                   {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 9 << 10, 9 << 20, false, 0, "", false}},
+		"reclaim alone":                  {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 0, 9 << 20, false, 0, "", false}, {5 * time.Second, 0, 99 << 20, false, 0, "", false}},
+		"others wait":                    {{0, 0, 0, false, time.Hour, "", false}, {5 * time.Second, 0, 9 << 20, false, time.Hour + time.Second, shortHost, true}},
+		"others wait without reclaim":    {{0, 0, 0, false, 0, "", false}, {5 * time.Second, 0, 0, false, time.Second, "", false}},
+		"others wait a little":           {{0, 0, 0, false, 0, "", false}, {5 * time.Second, 0, 9 << 20, false, time.Second / 10, "", false}},
+		"a trigger":                      {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 0, 9 << 20, true, 0, shortHost, false}},
+		"a trigger, a group's own limit": {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 0, 0, true, 0, "", false}},
+	} {
+		var s shortage
+		now := time.Unix(1000, 0)
+		for i, l := range looks {
+			now = now.Add(l.after)
+			why, others := s.see(now, cgroup.Paging{SwapIns: l.swap, Scanned: l.scanned}, l.fired, func() (time.Duration, bool) { return l.stalled, true })
+			if why != l.why || others != l.others {
+				t.Errorf("%s, look %d: %q, %v; want %q, %v", name, i, why, others, l.why, l.others)
+			}
+		}
+	}
+}
+
+// planted is a host whose state a test sets, and a target whose group it sets.
+type planted struct {
+	memory   cgroup.HostMemory
+	paging   cgroup.Paging
+	pressure cgroup.Pressure
+	group    *cgroup.Group
+	err      error // of Find
+	moved    bool
+	time     time.Time
+}
+
+func (p *planted) Moved() (bool, error)         { m := p.moved; p.moved = false; return m, nil }
+func (p *planted) Find() (*cgroup.Group, error) { return p.group, p.err }
+func (p *planted) Close() error                 { return nil }
+
+func (p *planted) start(opts MemoryOptions) (*ProcessMemory, error) {
+	p.time = time.Unix(1000, 0)
+	return newProcessMemory(p, hostSources{
+		func() (cgroup.HostMemory, error) { return p.memory, nil },
+		func() (cgroup.Paging, error) { return p.paging, nil },
+		func() (cgroup.Pressure, error) { return p.pressure, nil },
+	}, func() time.Time { return p.time }, opts)
+}
+
+// A host that is short is noticed within the interval; the room shrinks while others swap, and comes back.
+func TestHostIsShort(t *testing.T) {
+	const gib = 1 << 30
+	p := &planted{memory: cgroup.HostMemory{Total: 16 * gib, Available: 12 * gib}, err: cgroup.ErrNoController, moved: true}
+	m, err := p.start(MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	room := func(want int64) {
+		t.Helper()
+		if r, err := m.Room(0, 0); err != nil || r.Bytes != want || r.Level != "host" {
+			t.Errorf("%+v, %v; want %d MiB", r, err, want>>20)
+		}
+	}
+	changed := func(after time.Duration, want Change) {
+		t.Helper()
+		p.time = p.time.Add(after)
+		if c := m.PollChange(); c != want {
+			t.Errorf("%+v, want %+v", c, want)
+		}
+	}
+	room(11 * gib)
+	changed(time.Second, Change{})
+	p.memory.Available -= 8 << 20
+	changed(hostInterval, Change{})
+	p.memory.Available -= 56 << 20
+	changed(hostInterval, Change{RoomChanged: true})
+	changed(hostInterval, Change{})
+	room(11*gib - 64<<20)
+	p.memory.Available += 64 << 20
+	changed(hostInterval, Change{RoomChanged: true})
+	for i := range 3 {
+		p.paging.SwapIns += 4 << 20
+		p.paging.Scanned += 4 << 20
+		changed(time.Second, Change{RoomChanged: true, ShortReason: shortSwap})
+		room(11*gib - int64(i+1)*gib/4)
+	}
+	changed(time.Second, Change{})
+	room(11*gib - 3*gib/4)
+	changed(fallTime, Change{})
+	room(11*gib - 2*gib/4)
+
+	// A floor that is given stays.
+	m.opts.Leave = 3 * gib
+	room(9 * gib)
+}
+
+// Where the group is hidden nothing is known of its limits, so there is no room; unless the caller has a bound of its
+// own.
+func TestHiddenGroup(t *testing.T) {
+	memory := cgroup.HostMemory{Total: 16 << 30, Available: 12 << 30}
+	var said strings.Builder
+	log := slog.New(slog.NewTextHandler(&said, nil))
+	p := &planted{memory: memory, err: cgroup.ErrHidden, moved: true}
+	if _, err := p.start(MemoryOptions{Log: log}); !errors.Is(err, cgroup.ErrHidden) || said.Len() > 0 {
+		t.Errorf("hidden from the beginning: %v; it said: %s", err, said.String())
+	}
+	p = &planted{memory: memory, err: cgroup.ErrHidden, moved: true}
+	trusting, err := p.start(MemoryOptions{TrustHost: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trusting.Close()
+	if r, err := trusting.Room(0, 0); err != nil || r.Level != "host" || r.Bytes <= 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+
+	p = &planted{memory: memory, err: cgroup.ErrNoController, moved: true}
+	m, err := p.start(MemoryOptions{Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for _, err := range []error{cgroup.ErrHidden, fs.ErrPermission} {
+		p.err, p.moved = err, true
+		p.time = p.time.Add(placeInterval)
+		if err == cgroup.ErrHidden && !m.PollChange().RoomChanged {
+			t.Error("the move is not reported")
+		}
+		if r, err := m.Room(1<<30, 0); err != nil || r != (Room{Level: LevelHidden}) {
+			t.Errorf("%+v, %v", r, err)
+		}
+	}
+	if n := strings.Count(said.String(), "its limits are not known"); n != 1 {
+		t.Errorf("it is said %d times:\n%s", n, said.String())
+	}
+	p.err, p.moved = cgroup.ErrNoController, true
+	p.time = p.time.Add(placeInterval)
+	if !m.PollChange().RoomChanged {
+		t.Error("the way back is not reported")
+	}
+	if r, err := m.Room(0, 0); err != nil || r.Level != "host" {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// family makes groups for a test: one, and two below it.
+func family(t *testing.T) (top, a, b *cgroup.Group) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	root, err := cgroup.Root()
+	if errors.Is(err, cgroup.ErrNoController) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	make := func(parent *cgroup.Group, name string) *cgroup.Group {
+		g, err := cgroup.Create(parent, name)
+		if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBUSY) {
+			t.Skipf("control groups cannot be made here: %v", err) // in a container
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := g.Remove(); err != nil {
+				t.Error(err)
+			}
+		})
+		return g
+	}
+	top = make(root, fmt.Sprintf("tensorcast-test-%d-%s", os.Getpid(), t.Name()))
+	return top, make(top, "a"), make(top, "b")
+}
+
+// hog is a process that takes memory when it is told to.
+type hog struct {
+	*exec.Cmd
+	in  *os.File
+	out *bufio.Reader
+}
+
+func newHog(t *testing.T, g *cgroup.Group) *hog {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), hogVariable+"=1")
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cmd.Stdin = r
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait(); w.Close() })
+	if err := g.Join(cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	h := &hog{cmd, w, bufio.NewReader(out)}
+	h.take(t, 1)
+	if _, err := h.out.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *hog) take(t *testing.T, bytes int) {
+	t.Helper()
+	if _, err := fmt.Fprintln(h.in, bytes); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noticed asks as the control loop does until something changed, and returns how long that took.
+func noticed(t *testing.T, m *ProcessMemory, what string) (time.Duration, Change) {
+	t.Helper()
+	begun := time.Now()
+	for {
+		if c := m.PollChange(); c.RoomChanged {
+			return time.Since(begun), c
+		}
+		if time.Since(begun) > time.Minute {
+			t.Fatalf("waited a minute for %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// still waits until nothing is reported for a while: a process that has just started settles.
+func still(m *ProcessMemory) {
+	for since := time.Now(); time.Since(since) < 100*time.Millisecond; time.Sleep(time.Millisecond) {
+		if m.PollChange().RoomChanged {
+			since = time.Now()
+		}
+	}
+}
+
+func logLatencies(t *testing.T, what string, all []time.Duration) {
+	slices.Sort(all)
+	t.Logf("%s: noticed after %v (median), %v (most) of %d", what, all[len(all)/2].Round(10*time.Microsecond), all[len(all)-1].Round(10*time.Microsecond), len(all))
+}
+
+// Limits of the group and its ancestor, and usage, are noticed, and bound.
+func TestNoticing(t *testing.T) {
+	top, a, _ := family(t)
+	h := newHog(t, a)
+	m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	still(m)
+	for i, g := range []*cgroup.Group{a, top} {
+		var all []time.Duration
+		for j := range int64(10) {
+			limit := int64(2-i)<<30 - j*20<<20
+			if err := g.SetLimit(limit); err != nil {
+				t.Fatal(err)
+			}
+			took, c := noticed(t, m, "a limit")
+			all = append(all, took)
+			if c.ShortReason != "" {
+				t.Errorf("a limit that is far away: %q", c.ShortReason)
+			}
+			r, err := m.Room(0, 0)
+			if err != nil || r.Limit != limit || !strings.HasPrefix(r.Level, g.Name()+" ") || r.Bytes > limit || r.Bytes < limit/2 {
+				t.Errorf("%+v, %v; want one of %s", r, err, g.Name())
+			}
+			if r.Lockable != r.Bytes-limit/4 {
+				t.Errorf("%d of %d may be locked under a limit of %d", r.Lockable, r.Bytes, limit)
+			}
+		}
+		logLatencies(t, "limit of "+g.Name(), all)
+	}
+	still(m)
+	before, err := m.Room(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []time.Duration
+	for range 10 {
+		h.take(t, 16<<20)
+		took, _ := noticed(t, m, "usage")
+		all = append(all, took)
+		if _, err := h.out.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		still(m)
+	}
+	logLatencies(t, "usage", all)
+	if after, err := m.Room(0, 0); err != nil || after.Bytes > before.Bytes-160<<20 {
+		t.Errorf("room %d, before the process took 160 MiB %d: %v", after.Bytes, before.Bytes, err)
+	}
+}
+
+// The page cache that a process of the group made gives way; that of a neighbour does not.
+func TestCacheOfLevels(t *testing.T) {
+	top, a, b := family(t)
+	const size = 64 << 20
+	read := func(g *cgroup.Group) {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "file")
+		cmd := exec.Command("sh", "-c", `echo $$ > "$1" && head -c "$3" /dev/zero > "$2" && sync "$2"`, "sh", g.ProcsFiles()[0], file, strconv.Itoa(size))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	h := newHog(t, a)
+	if err := errors.Join(a.SetLimit(1<<30), top.SetLimit(1<<30)); err != nil {
+		t.Fatal(err)
+	}
+	m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	room := func(want int64) Room {
+		t.Helper()
+		r, err := m.Room(0, 0)
+		if err != nil || r.Bytes < want-size/4 || r.Bytes > want+size/4 {
+			t.Errorf("%+v, %v; want %d", r, err, want)
+		}
+		return r
+	}
+	const most = 1<<30 - 8<<20 // less what the process has
+	room(most)
+	read(a)
+	room(most)
+	read(b)
+	if r := room(most - size); !strings.HasPrefix(r.Level, top.Name()+" ") {
+		t.Errorf("bounded by %s", r.Level)
+	}
+}
+
+func ownGroup(t *testing.T) *cgroup.Group {
+	t.Helper()
+	g, err := cgroup.Find(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// A target that is moved is noticed and followed, by this process, too; where that must not join, it goes home;
+// whoever removes a group that the target left finds it empty.
+func TestMoved(t *testing.T) {
+	top, a, b := family(t)
+	home := ownGroup(t)
+	t.Cleanup(func() {
+		if err := home.Join(os.Getpid()); err != nil {
+			t.Error(err)
+		}
+		goleak.VerifyNone(t)
+	})
+	// systemd, which does not run or has no such unit, does not say that it survives.
+	service, err := cgroup.Create(top, "x.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := service.Remove(); err != nil {
+			t.Error(err)
+		}
+	}()
+	const inService = 768 << 20
+	for g, limit := range map[*cgroup.Group]int64{a: 512 << 20, b: 640 << 20, service: inService} { // less than a small machine has: else that is what bounds the room
+		if err := g.SetLimit(limit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := newHog(t, a)
+	m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if *ownGroup(t) != *home {
+		t.Fatal("joined without being asked to")
+	}
+	m.Join(t.Context())
+	if *ownGroup(t) != *a {
+		t.Fatalf("in %s, not joined", ownGroup(t).Name())
+	}
+	m.Leave()
+	if *ownGroup(t) != *home {
+		t.Fatalf("in %s after Leave", ownGroup(t).Name())
+	}
+	if err := h.move(b); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the move to be noticed", func() bool { m.PollChange(); return *m.Group() == *b })
+	if m.joining.wait(); *ownGroup(t) != *home {
+		t.Fatalf("it follows to %s after Leave", ownGroup(t).Name())
+	}
+	if err := h.move(a); err != nil {
+		t.Fatal(err)
+	}
+	m.Join(t.Context())
+	testenv.WaitFor(t, "this process to follow again", func() bool { m.PollChange(); return *ownGroup(t) == *a })
+	var all []time.Duration
+	for _, to := range []*cgroup.Group{b, a, b, a, service, a, service, b} {
+		still(m)
+		if err := h.move(to); err != nil {
+			t.Fatal(err)
+		}
+		took, _ := noticed(t, m, "the move")
+		for *m.Group() != *to { // it was something else
+			again, _ := noticed(t, m, "the move")
+			took += again
+		}
+		all = append(all, took)
+		r, err := m.Room(0, 0)
+		if limit, _, limitErr := to.Limit(); err != nil || limitErr != nil || r.Limit != limit {
+			t.Errorf("%+v, %v; want the limit of %s", r, err, to.Name())
+		}
+		want := to
+		if to == service {
+			want = home
+		}
+		testenv.WaitFor(t, "this process to follow", func() bool { m.PollChange(); return *ownGroup(t) == *want })
+	}
+	logLatencies(t, "moves", all)
+	if err := a.Remove(); err != nil { // nobody is left in it
+		t.Error(err)
+	}
+
+	// Room finds it, too, where nobody asks whether something changed.
+	if err := h.move(service); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "Room to find the new group", func() bool { r, err := m.Room(0, 0); return err == nil && r.Limit == inService })
+	testenv.WaitFor(t, "this process to go home", func() bool { m.PollChange(); return *ownGroup(t) == *home })
+	if err := h.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = h.Wait()
+	if err := service.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the end", func() bool { _, err := m.Room(0, 0); return errors.Is(err, proc.ErrNoProcess) })
+	m.PollChange()
+	if *ownGroup(t) != *home {
+		t.Errorf("after the target's end in %s", ownGroup(t).Name())
+	}
+	if _, err := NewProcessMemory(h.Process.Pid, MemoryOptions{}); !errors.Is(err, proc.ErrNoProcess) {
+		t.Errorf("a process that has ended: %v", err)
+	}
+}
+
+// Close waits for a move that is under way: afterwards this process moves no more.
+func TestCloseWhileJoining(t *testing.T) {
+	_, a, b := family(t)
+	home := ownGroup(t)
+	defer func() {
+		if err := home.Join(os.Getpid()); err != nil {
+			t.Error(err)
+		}
+	}()
+	h := newHog(t, a)
+	m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Join(t.Context())
+	m.joining.want(b)
+	m.joining.close()
+	select {
+	case <-m.joining.done:
+	default:
+		t.Error("it is still moving")
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	m.joining.want(a)
+	if m.joining.wait(); *ownGroup(t) == *a {
+		t.Error("it moves after Close")
+	}
+}
+
+func (h *hog) move(to *cgroup.Group) error { return to.Join(h.Process.Pid) }
+
+// A group that the target left is removed before anybody looks.
+func TestRemovedBehind(t *testing.T) {
+	_, a, b := family(t)
+	if err := errors.Join(a.SetLimit(1<<30), b.SetLimit(2<<30)); err != nil {
+		t.Fatal(err)
+	}
+	h := newHog(t, a)
+	m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := h.move(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := m.Room(0, 0); err != nil || r.Limit != 2<<30 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// However often the target is moved, no descriptor is left.
+func TestMemoryLeavesNoDescriptors(t *testing.T) {
+	_, a, b := family(t)
+	h := newHog(t, a)
+	count := func() int {
+		dirs, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(dirs)
+	}
+	follow := func() {
+		m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		used := 0
+		for i := range 6 {
+			if err := h.move([]*cgroup.Group{b, a}[i%2]); err != nil {
+				t.Fatal(err)
+			}
+			if moved, err := m.follow(); !moved || err != nil {
+				t.Errorf("moved %v, %v", moved, err)
+			}
+			m.stopping.Wait()
+			if n := count(); used == 0 {
+				used = n
+			} else if n != used {
+				t.Errorf("%d descriptors, after the first move %d", n, used)
+			}
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	follow() // what the runtime opens once
+	before := count()
+	for range 3 {
+		follow()
+	}
+	if after := count(); after != before {
+		t.Errorf("%d descriptors, before %d", after, before)
+	}
+}
+
+func BenchmarkProcessMemory(b *testing.B) {
+	m, err := NewProcessMemory(os.Getpid(), MemoryOptions{})
+	if err != nil {
+		b.Skip(err)
+	}
+	defer m.Close()
+	b.Run("PollChange", func(b *testing.B) {
+		for b.Loop() {
+			m.PollChange()
+		}
+	})
+	b.Run("ChangedEachMs", func(b *testing.B) { // with what is due at its time, and cold caches
+		var all []time.Duration
+		for b.Loop() {
+			begun := time.Now()
+			m.PollChange()
+			all = append(all, time.Since(begun))
+			time.Sleep(time.Millisecond)
+		}
+		slices.Sort(all)
+		for _, percent := range []int{50, 90, 99} {
+			b.ReportMetric(float64(all[len(all)*percent/100].Nanoseconds()), fmt.Sprintf("ns-p%d", percent))
+		}
+	})
+	b.Run("Room", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := m.Room(0, 0); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package serve
+
+// This file keeps what is learned of a mixture's routing from one target to the next (Options.Learned).
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"tensorcast/internal/outfile"
+	"tensorcast/internal/regular"
+	"tensorcast/moe/hidden"
+)
+
+const (
+	// routingSuffix is that of the files' names. The routers' ID comes before it.
+	routingSuffix = ".routers"
+	// maxRoutings is how many models are kept, of some 4 MB each: those that ran last.
+	maxRoutings = 16
+)
+
+// routingFile is a predictor, and the name of the file that keeps what it learns.
+type routingFile struct {
+	predictor *hidden.Predictor // nil: nothing is to be kept
+	name      string
+}
+
+// loadRouting lets a predictor begin with what was learned of the same routers before, and remembers the predictor for
+// saveRouting. What cannot be read is learned anew.
+func (s *server) loadRouting(p *hidden.Predictor, routers *hidden.Routers) {
+	if s.opts.Learned == "" {
+		return
+	}
+	s.routing = routingFile{p, routers.ID + routingSuffix}
+	switch err := s.routing.load(s.opts.Learned); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		s.opts.Log.Warn("routing is learned anew", "why", err)
+	default:
+		s.opts.Log.Info("begins with what was learned of these routers before", "directory", s.opts.Learned)
+	}
+}
+
+// saveRouting writes what was learned, if anything was, and forgets the predictor.
+func (s *server) saveRouting() {
+	r := s.routing
+	s.routing = routingFile{}
+	if r.predictor == nil || !r.predictor.Learned() {
+		return
+	}
+	if err := r.save(s.opts.Learned); err != nil {
+		s.opts.Log.Warn("what was learned of the routers is not kept", "why", err)
+	}
+}
+
+func (r *routingFile) load(path string) error {
+	dir, err := outfile.OpenDir(path, 0o700)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	f, err := regular.OpenHere(dir.Path(r.name))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := r.predictor.Load(f); err != nil {
+		return fmt.Errorf("read %s: %w", f.Name(), err)
+	}
+	return nil
+}
+
+func (r *routingFile) save(path string) error {
+	dir, err := outfile.OpenDir(path, 0o700)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := dir.Write(r.name, 0o600, r.predictor.Save); err != nil {
+		return err
+	}
+	return removeOldRoutings(dir, r.name)
+}
+
+// removeOldRoutings removes the files of models that ran longest ago, beyond maxRoutings, but not the one that is
+// named. It also removes temporary files that killed processes have left.
+func removeOldRoutings(dir *outfile.Dir, but string) error {
+	entries, err := dir.Entries()
+	var old []os.FileInfo
+	for _, e := range entries {
+		if strings.HasSuffix(outfile.Temporary(e.Name), routingSuffix) {
+			err = errors.Join(err, dir.Remove(e.Name))
+		} else if !e.Dir && strings.HasSuffix(e.Name, routingSuffix) && e.Name != but {
+			info, statErr := os.Lstat(dir.Path(e.Name))
+			if err = errors.Join(err, statErr); statErr == nil {
+				old = append(old, info)
+			}
+		}
+	}
+	slices.SortFunc(old, func(a, b os.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+	for _, info := range old[min(maxRoutings-1, len(old)):] {
+		err = errors.Join(err, dir.Remove(info.Name()))
+	}
+	return err
+}
