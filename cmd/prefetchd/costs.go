@@ -65,7 +65,7 @@ func measureFile(ctx context.Context, path string) (fileCosts, error) {
 	return fileCosts{Path: path, Costs: c}, err
 }
 
-// measure measures on a file whose pages are read from somewhere.
+// measure measures the costs on a file. It is an error if the file's pages are not read from a disk.
 func measure(ctx context.Context, at proc.Place) (*costs.Costs, error) {
 	f, err := at.Open()
 	if err != nil {
@@ -88,7 +88,7 @@ func measure(ctx context.Context, at proc.Place) (*costs.Costs, error) {
 	return c, err
 }
 
-// wayNames are for people.
+// wayNames are the ways' names in the table.
 var wayNames = map[costs.Way]string{
 	costs.WayPages:        "single pages",
 	costs.WayFolios:       "large folios",

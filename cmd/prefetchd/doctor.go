@@ -164,7 +164,8 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	return d, nil
 }
 
-// roomOf says how much of the model may be in the memory that the process has. An error says why that is not known.
+// roomOf returns how much of the model may be in the memory that the process has. The error says
+// why that is not known.
 func roomOf(pid int, h *holding.Holding) (free room.Room, err error) {
 	memory, err := room.NewProcessMemory(pid, room.MemoryOptions{})
 	if err != nil {

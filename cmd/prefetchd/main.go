@@ -70,10 +70,15 @@ func main() {
 	os.Exit(code)
 }
 
-// command returns the command line. unheard gives signals their usual effect again, instead of
+// command returns the command line. restoreSignals gives signals their usual effect again, instead of
 // ending the context. It is called with --exec, where signals are passed on to the command.
-func command(unheard func()) *cobra.Command {
-	o := options{strategy: plan.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0], log: logText}
+func command(restoreSignals func()) *cobra.Command {
+	o := options{
+		strategy: plan.StrategyNames()[0],
+		guesses:  prefetch.SpeculationNames()[0],
+		around:   readahead.Choices()[0],
+		log:      logText,
+	}
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
@@ -165,7 +170,7 @@ started for another reason, 2 for wrong usage.`,
 				}
 			}
 			if o.exec {
-				unheard()
+				restoreSignals()
 				return o.advise(runCommand(cmd, o, args))
 			}
 			s, err := run(cmd, o)
@@ -184,7 +189,8 @@ started for another reason, 2 for wrong usage.`,
 	addAutoFlags(f, &o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
-		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
+		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); "+
+			"both is auto's former name")
 	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
 		"read experts that are likely to be chosen next while the disk is idle: "+
 			"auto (if measured tokens are faster with it), off, on (without measuring)")

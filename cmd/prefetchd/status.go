@@ -85,7 +85,7 @@ func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error 
 	for _, r := range all {
 		since := func(at time.Time) time.Duration { return time.Since(at).Round(time.Second) }
 		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, since(r.Began), r.Status)
-		if phase := r.Status.LoopPhase; phase != "" { // a prefetchd of before does not tell it
+		if phase := r.Status.LoopPhase; phase != "" { // an older prefetchd does not report it
 			line += fmt.Sprintf(" (phase %s since %v)", phase, since(r.Status.Since))
 		}
 		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
