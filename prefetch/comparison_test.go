@@ -28,7 +28,7 @@ func TestLateReads(t *testing.T) {
 	if r.Summary().Late == 0 {
 		t.Error("no visit was late: the test does not meet its case")
 	}
-	if plain := alone(t, 0.6, slow); sum/time.Duration(len(tokens)-3) > plain.Time*102/100 {
+	if plain := runAlone(t, 0.6, slow); sum/time.Duration(len(tokens)-3) > plain.Time*102/100 {
 		t.Errorf("%v a token, %v without help", sum/time.Duration(len(tokens)-3), plain.Time)
 	}
 	if s := r.Summary(); s.Pinned != 0 || r.Overcommitted() > 0 {
@@ -163,7 +163,7 @@ func TestGlance(t *testing.T) {
 		if glanced != 2 || target > 2*streamed/5 {
 			t.Errorf("at %v: in %d tokens the target has read %d bytes by itself, of %d that are streamed", share, glanced, target, streamed)
 		}
-		plain := alone(t, share, small)
+		plain := runAlone(t, share, small)
 		if s := r.Status(); s.Before < 0.9/plain.Time.Seconds() || s.Before > 2/plain.Time.Seconds() {
 			t.Errorf("at %v: %v without help, it is taken to be %v tokens per second at most", share, plain.Time, s.Before)
 		}

@@ -22,7 +22,7 @@ import (
 func TestStaging(t *testing.T) {
 	for _, share := range []float64{0.95, 0.85, 0.7, 0.5, 0.3} {
 		for _, lock := range []bool{false, true} {
-			r := settled(t, share, prefetch.Options{Lock: lock}, nil)
+			r := newSettledRig(t, share, prefetch.Options{Lock: lock}, nil)
 			late := r.Summary().Late // in the first token
 			token := r.run(20)
 			s := r.Summary()
@@ -39,7 +39,7 @@ func TestStaging(t *testing.T) {
 			if disk := time.Duration(float64(token.HelperBytes) / 1.5); token.Time > disk+disk/5 {
 				t.Errorf("locked %v, at %v: a token takes %v, the disk %v", lock, share, token.Time, disk)
 			}
-			if plain := alone(t, share, nil); plain.Time < token.Time*5/4 || plain.TargetBytes < r.cycle.Bytes()*95/100 {
+			if plain := runAlone(t, share, nil); plain.Time < token.Time*5/4 || plain.TargetBytes < r.cycle.Bytes()*95/100 {
 				t.Errorf("locked %v, at %v: %v a token, %v without help, which reads %d bytes", lock, share, token.Time, plain.Time, plain.TargetBytes)
 			}
 			if expected := float64(time.Second) / float64(token.Time); s.Expected < expected*0.8 || s.Expected > expected*1.25 {
@@ -52,7 +52,7 @@ func TestStaging(t *testing.T) {
 // What the target has passed is paged out: beside what is held there is never more than the window and what is on its way out.
 func TestEviction(t *testing.T) {
 	for _, opts := range []prefetch.Options{{}, {Lock: true}, {Strategy: plan.Stream{}}} {
-		r := settled(t, 0.6, opts, nil)
+		r := newSettledRig(t, 0.6, opts, nil)
 		over := 0
 		for i := range 200 {
 			r.At(time.Duration(i)*time.Millisecond+r.Now().Sub(r.Began()), func() {
@@ -71,7 +71,7 @@ func TestEviction(t *testing.T) {
 // A strategy that streams nothing leaves the rest to the target, and pages it out behind it, so that nothing takes what is held.
 func TestPinOnly(t *testing.T) {
 	for _, lock := range []bool{false, true} {
-		r := settled(t, 0.85, prefetch.Options{Strategy: plan.Pin{}, Lock: lock}, nil)
+		r := newSettledRig(t, 0.85, prefetch.Options{Strategy: plan.Pin{}, Lock: lock}, nil)
 		out := r.pages.Calls.PageOut
 		token, s := r.run(10), r.Summary()
 		if token.HelperBytes != 0 || r.pages.Calls.PageOut == out || token.TargetBytes == 0 || s.Taken > 0 {
@@ -80,7 +80,7 @@ func TestPinOnly(t *testing.T) {
 		if rest := s.PerToken - s.Pinned; token.TargetBytes < rest || token.TargetBytes > rest+rest/4 {
 			t.Errorf("locked %v: %d bytes a token, %d are not held", lock, token.TargetBytes, rest)
 		}
-		if plain := alone(t, 0.85, nil); token.TargetBytes > plain.TargetBytes/2 {
+		if plain := runAlone(t, 0.85, nil); token.TargetBytes > plain.TargetBytes/2 {
 			t.Errorf("locked %v: %d bytes a token, %d without help", lock, token.TargetBytes, plain.TargetBytes)
 		}
 	}
@@ -89,7 +89,7 @@ func TestPinOnly(t *testing.T) {
 // A limit that is cut is followed with the next tick; room that has come free is used within a second.
 func TestShrinking(t *testing.T) {
 	for _, lock := range []bool{false, true} {
-		r := settled(t, 0.9, prefetch.Options{Lock: lock}, nil)
+		r := newSettledRig(t, 0.9, prefetch.Options{Lock: lock}, nil)
 		full, before := r.Limit(), r.Summary().Pinned
 		cut := r.Now().Sub(r.Began()) + 3*time.Millisecond
 		var after int64
@@ -120,7 +120,7 @@ func TestShrinking(t *testing.T) {
 
 // What the kernel takes of kept blocks is noticed when the target is about to need it, and is read again. More is left free for a while.
 func TestTaken(t *testing.T) {
-	r := settled(t, 0.9, prefetch.Options{}, nil)
+	r := newSettledRig(t, 0.9, prefetch.Options{}, nil)
 	before := r.Summary()
 	r.Take(before.Pinned / 2)
 	first := r.run(1)
@@ -148,7 +148,7 @@ func TestTaken(t *testing.T) {
 
 // While the target rests, too, and before its next token.
 func TestTakenWhileResting(t *testing.T) {
-	r := settled(t, 0.9, prefetch.Options{}, nil)
+	r := newSettledRig(t, 0.9, prefetch.Options{}, nil)
 	before := r.Summary().Pinned
 	r.Take(before / 2)
 	if err := r.Sleep(20 * time.Second); err != nil {
@@ -212,7 +212,7 @@ func TestTakeHold(t *testing.T) {
 
 // The same run twice is the same.
 func TestDeterministic(t *testing.T) {
-	a, b := settled(t, 0.7, prefetch.Options{}, nil), settled(t, 0.7, prefetch.Options{}, nil)
+	a, b := newSettledRig(t, 0.7, prefetch.Options{}, nil), newSettledRig(t, 0.7, prefetch.Options{}, nil)
 	if x, y := a.run(10), b.run(10); x != y || a.Summary() != b.Summary() {
 		t.Errorf("%+v and %+v", x, y)
 	}

@@ -21,7 +21,7 @@ import (
 
 // A target that maps its model anew is learned anew, and helped as before.
 func TestRelearning(t *testing.T) {
-	r := settled(t, 0.8, prefetch.Options{}, nil)
+	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
 	before := r.run(5)
 	r.Remap()
 	r.run(12)
@@ -34,7 +34,7 @@ func TestRelearning(t *testing.T) {
 // A target that reads other weights, as some are computed elsewhere from now on or no more, is learned anew, and helped with what it reads then.
 func TestElsewhere(t *testing.T) {
 	version := uint64(0)
-	r := settled(t, 0.4, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}}, nil)
+	r := newSettledRig(t, 0.4, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}}, nil)
 	whole := r.cycle.Reads
 	for n, reads := range [][]pattern.CycleRead{whole[:len(whole)*8/10], whole, whole[:len(whole)/10]} { // at last all of it has room, and is to be kept nevertheless: between it lies the rest
 		r.cycle.Reads = reads
@@ -58,30 +58,30 @@ func TestElsewhere(t *testing.T) {
 
 // A server that loads the same model again, in a new context, is followed there.
 func TestReloadInAnotherContext(t *testing.T) {
-	r := settled(t, 0.8, prefetch.Options{}, nil)
+	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
 	before := r.run(5)
 	r.Remap()
-	r.runOther(5, r.cycle, 12)
-	if token, s := r.runOther(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 || token.Time > before.Time*11/10 {
+	r.runContext(5, r.cycle, 12)
+	if token, s := r.runContext(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 || token.Time > before.Time*11/10 {
 		t.Errorf("learned %d times; a token takes %v, before %v; %d pages missing", s.Learned, token.Time, before.Time, token.Misses)
 	}
 }
 
 // The same in a context that is known already, as it decoded before.
 func TestReloadInKnownContext(t *testing.T) {
-	r := settled(t, 0.8, prefetch.Options{}, nil)
-	r.runOther(5, r.cycle, 2)
+	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
+	r.runContext(5, r.cycle, 2)
 	r.Remap()
-	r.runOther(5, r.cycle, 12)
-	if token, s := r.runOther(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 {
+	r.runContext(5, r.cycle, 12)
+	if token, s := r.runContext(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 {
 		t.Errorf("learned %d times; %d pages missing", s.Learned, token.Misses)
 	}
 }
 
 // A second context on the same mapping is followed as the first one is, without learning anew.
 func TestSecondContextOfTheModel(t *testing.T) {
-	r := settled(t, 0.8, prefetch.Options{}, nil)
-	if token, s := r.runOther(5, r.cycle, 5), r.Summary(); s.Learned != 1 || token.Misses > 0 {
+	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
+	if token, s := r.runContext(5, r.cycle, 5), r.Summary(); s.Learned != 1 || token.Misses > 0 {
 		t.Errorf("learned %d times; %d pages missing", s.Learned, token.Misses)
 	}
 }
@@ -89,10 +89,10 @@ func TestSecondContextOfTheModel(t *testing.T) {
 // A draft model decodes between the tokens of the model that it drafts for, an embedding context now and then: they read nothing of what is held, which
 // is no reason to give it up.
 func TestContextsAreFollowedApart(t *testing.T) {
-	r := settled(t, 0.9, prefetch.Options{}, nil)
+	r := newSettledRig(t, 0.9, prefetch.Options{}, nil)
 	held := r.Summary().Pinned
 	for range 10 {
-		r.runOther(2, r.another, 5)
+		r.runContext(2, r.another, 5)
 		r.run(1)
 		if now := r.Summary().Pinned; now < held-40*mib { // the draft's own pages take some room
 			t.Fatalf("%d bytes are held of %d", now, held)
@@ -122,7 +122,7 @@ func TestLargestContextIsFollowed(t *testing.T) {
 		}
 		return m, nil
 	}}}, nil)
-	r.runOther(2, r.another, 3)
+	r.runContext(2, r.another, 3)
 	small := r.Summary()
 	if small.PerToken < r.another.Bytes() || small.PerToken > r.another.Bytes()+2*mib {
 		t.Fatalf("follows a cycle of %d bytes, the first context reads %d", small.PerToken, r.another.Bytes())
@@ -132,7 +132,7 @@ func TestLargestContextIsFollowed(t *testing.T) {
 		t.Errorf("follows a cycle of %d bytes, the larger one has %d", s.PerToken, r.cycle.Bytes())
 	}
 	// That model is unloaded; the small one goes on alone.
-	r.runOther(2, r.another, 80)
+	r.runContext(2, r.another, 80)
 	if s := r.Summary(); s.PerToken > r.another.Bytes()+2*mib || s.Pinned > s.PerToken {
 		t.Errorf("still follows a cycle of %d bytes and holds %d, of which nothing was read for 80 tokens", s.PerToken, s.Pinned)
 	}
@@ -215,7 +215,7 @@ func TestStoredCycleBeyondTheFile(t *testing.T) {
 
 // Reads that do not lie within the file are left out; lengths whose sum wraps are no exception.
 func TestReadsBeyondTheFile(t *testing.T) {
-	r := settled(t, 0.85, prefetch.Options{}, nil)
+	r := newSettledRig(t, 0.85, prefetch.Options{}, nil)
 	before := r.Summary()
 	for i, extent := range [][2]int64{{1 << 40, 4096}, {4096, 1 << 62}, {-4096, 8192}, {1<<63 - 4096, 1<<63 - 4096}} {
 		decode := uint32(2000 + i)
@@ -244,7 +244,7 @@ func TestReadsOfNoWeight(t *testing.T) {
 	left := table[3]
 	table = slices.Delete(table, 3, 4)
 	opts := prefetch.Options{Target: prefetch.Target{Weights: func(string, event.FileID) (models.Weights, error) { return table, nil }}}
-	r := settled(t, 0.85, opts, nil)
+	r := newSettledRig(t, 0.85, opts, nil)
 	if s := r.Summary(); s.PerToken < r.cycle.Bytes()-(left.End-left.Offset) || s.PerToken > r.cycle.Bytes()-(left.End-left.Offset)+2*mib {
 		t.Errorf("follows %d bytes of %d, of which %d are no weight", s.PerToken, r.cycle.Bytes(), left.End-left.Offset)
 	}

@@ -32,6 +32,15 @@ type loader struct {
 	to      int64 // and what it touched ends here
 	seen    event.FileSeen
 	told    func()
+	watcher *phaseWatcher // watches the Controller, if not nil
+}
+
+// Tick ticks the Controller.
+func (l *loader) Tick() error {
+	if l.watcher != nil {
+		return l.watcher.Tick()
+	}
+	return l.Controller.Tick()
 }
 
 // loadedTensors are 10 layers of 27 MiB, in an order that is not that of use, and 24 MiB of embeddings, of which a token reads a row.
@@ -129,7 +138,7 @@ func (l *loader) load(helped bool) sim.Token {
 	if helped {
 		l.Attach(l)
 	}
-	token := l.runOther(1, l.inOrder, 1)
+	token := l.runContext(1, l.inOrder, 1)
 	l.loaded()
 	return token
 }
@@ -139,6 +148,9 @@ func (l *loader) loaded() {
 	l.t.Helper()
 	l.to = 1 << 40
 	l.Attach(l.Controller)
+	if l.watcher != nil {
+		l.Attach(l.watcher)
+	}
 	l.told = func() {
 		if err := l.Controller.Handle(l.seen); err != nil {
 			l.t.Fatal(err)
@@ -159,7 +171,7 @@ func (l *loader) compute() sim.Token {
 // From the first touch on the target finds in memory what it reads, in the order of the file while it loads, and then in the order of use; what stays of the load is not read again.
 func TestLoading(t *testing.T) {
 	plain := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
-	plain.Controller = prefetch.New(plain.pages, prefetch.Options{Memory: plain.Memory(), Now: plain.Now})
+	plain.Controller = prefetch.New(plain.pages, prefetch.Options{Memory: plain.Memory(), Now: plain.Now, Log: newFailingLog(t)})
 	slow := plain.load(false)
 	plain.Attach(nil)
 	slowFirst := plain.run(1)
@@ -210,9 +222,9 @@ func TestLoadingMet(t *testing.T) {
 	l.mapped, l.to = true, 0
 	half := &pattern.Cycle{Reads: l.inOrder.Reads[:len(l.inOrder.Reads)/2]}
 	l.Attach(&deaf{l})
-	l.runOther(1, half, 1)
+	l.runContext(1, half, 1)
 	l.Attach(l)
-	rest := l.runOther(1, &pattern.Cycle{Reads: l.inOrder.Reads[len(half.Reads):]}, 1)
+	rest := l.runContext(1, &pattern.Cycle{Reads: l.inOrder.Reads[len(half.Reads):]}, 1)
 	if rest.HelperBytes < l.file.Size/3 {
 		t.Errorf("of the second half %d bytes were staged", rest.HelperBytes)
 	}

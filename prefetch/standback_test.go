@@ -122,21 +122,21 @@ func TestFits(t *testing.T) {
 		}
 	}
 	// What comes to fit while it is held is let go.
-	r = settled(t, 0.8, prefetch.Options{}, nil)
+	r = newSettledRig(t, 0.8, prefetch.Options{}, nil)
 	r.SetLimit(2 * r.cycle.Bytes())
 	var stood *prefetch.StandBack
 	if _, err := r.Run(1, r.cycle, 30); !errors.As(err, &stood) || stood.Reason != prefetch.Fits || r.Summary().Pinned != 0 {
 		t.Errorf("%v; %d bytes are held", err, r.Summary().Pinned)
 	}
 	// A caller's budget is no limit of the target's.
-	r = settled(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
+	r = newSettledRig(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
 	if s := r.Summary(); s.Pinned == 0 || s.Level != room.LevelBudget {
 		t.Errorf("%+v", s)
 	}
 	// It may change while it holds: what is too much is given back, and taken again.
 	var share atomic.Int64
 	share.Store(150 * mib)
-	r = settled(t, 0.8, prefetch.Options{Share: share.Load}, nil)
+	r = newSettledRig(t, 0.8, prefetch.Options{Share: share.Load}, nil)
 	var held []int64
 	for _, bytes := range []int64{150 * mib, 80 * mib, 120 * mib} {
 		share.Store(bytes)

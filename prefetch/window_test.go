@@ -48,7 +48,7 @@ func TestRuns(t *testing.T) {
 	for _, share := range []float64{0.3, 0.6, 0.85} {
 		r := newRig(t, share, prefetch.Options{}, func(c *sim.Config) { c.Block = block })
 		disk := &asked{Pages: r.pages}
-		r.Controller = prefetch.New(disk, prefetch.Options{Memory: r.Memory(), Now: r.Now})
+		r.Controller = prefetch.New(disk, prefetch.Options{Memory: r.Memory(), Now: r.Now, Log: newFailingLog(t)})
 		r.Attach(r.Controller)
 		r.run(16)
 		disk.batches = nil
@@ -86,7 +86,7 @@ func TestApart(t *testing.T) {
 		if !together {
 			pages = apart{disk}
 		}
-		r.Controller = prefetch.New(pages, prefetch.Options{Memory: r.Memory(), Now: r.Now})
+		r.Controller = prefetch.New(pages, prefetch.Options{Memory: r.Memory(), Now: r.Now, Log: newFailingLog(t)})
 		r.Attach(r.Controller)
 		r.run(16)
 		disk.batches = nil
@@ -106,7 +106,7 @@ func TestApart(t *testing.T) {
 
 // What is in memory without being held, staged or needed soon is paged out while the target computes: its reads around a miss would take the room of the others.
 func TestSweep(t *testing.T) {
-	r := settled(t, 0.15, prefetch.Options{Strategy: plan.Stream{}, Always: true}, nil)
+	r := newSettledRig(t, 0.15, prefetch.Options{Strategy: plan.Stream{}, Always: true}, nil)
 	now := r.Now().Sub(r.Began())
 	var before, after int64
 	r.At(now+10*time.Millisecond, func() {
@@ -165,7 +165,7 @@ func TestLargeWeightOfABatch(t *testing.T) {
 
 // What was read ahead and taken before its use is read again in time, and counts as taken.
 func TestLostBeforeUse(t *testing.T) {
-	r := settled(t, 0.5, prefetch.Options{}, nil)
+	r := newSettledRig(t, 0.5, prefetch.Options{}, nil)
 	before := r.Summary().Taken
 	now := r.Now().Sub(r.Began())
 	const times = 10
@@ -184,7 +184,7 @@ func TestLostBeforeUse(t *testing.T) {
 // What is read beyond what has no room is accounted for: the parts add up.
 func TestBeyond(t *testing.T) {
 	for _, share := range []float64{0.85, 0.5} {
-		r := settled(t, share, prefetch.Options{}, nil)
+		r := newSettledRig(t, share, prefetch.Options{}, nil)
 		token := r.run(10)
 		s := r.Summary()
 		b := s.Beyond
@@ -200,7 +200,7 @@ func TestBeyond(t *testing.T) {
 
 // A target that ends frees its own memory first: that is not room which was left unused.
 func TestBeyondOfAnEnd(t *testing.T) {
-	r := settled(t, 0.85, prefetch.Options{}, nil)
+	r := newSettledRig(t, 0.85, prefetch.Options{}, nil)
 	r.run(10)
 	before := r.Summary()
 	r.SetLimit(r.Limit() + 40*mib)
@@ -246,7 +246,7 @@ func (q *busyQueue) Poll() error {
 func TestReadsThatBeginLate(t *testing.T) {
 	r := newRig(t, 0.4, prefetch.Options{}, func(c *sim.Config) { c.Block = 2 * mib })
 	pages := &busyQueue{Pages: r.pages, now: r.Now}
-	r.Controller = prefetch.New(pages, prefetch.Options{Memory: r.Memory(), Now: r.Now, Always: true})
+	r.Controller = prefetch.New(pages, prefetch.Options{Memory: r.Memory(), Now: r.Now, Log: newFailingLog(t), Always: true})
 	r.Attach(r.Controller)
 	r.run(12)
 	before := r.Summary()
@@ -284,7 +284,7 @@ func TestWindowOfLargeOps(t *testing.T) {
 	for i := range int64(60) {
 		c.Reads = append(c.Reads, pattern.CycleRead{Tensor: fmt.Sprintf("blk.%d.ffn_up.weight", i), Op: "MUL_MAT", Offset: i * weight, Length: weight, Nanos: weight / 20})
 	}
-	r := rigOf(t, c, 0.5, prefetch.Options{Always: true}, func(cfg *sim.Config) { cfg.Block, cfg.Page = 2*mib, mib })
+	r := newRigOf(t, c, 0.5, prefetch.Options{Always: true}, func(cfg *sim.Config) { cfg.Block, cfg.Page = 2*mib, mib })
 	r.run(6)
 	if got := r.Summary().Window; got < 44*mib || got > 64*mib {
 		t.Errorf("a window of %d MiB", got/mib)
