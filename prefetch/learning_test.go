@@ -19,7 +19,7 @@ import (
 	"tensorcast/sim"
 )
 
-// A target that maps its model anew is learned anew, and helped as before.
+// When the target maps its model anew, its reads are learned anew, and it is helped as before.
 func TestRelearning(t *testing.T) {
 	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
 	before := r.run(5)
@@ -27,54 +27,59 @@ func TestRelearning(t *testing.T) {
 	r.run(12)
 	s, token := r.Summary(), r.run(5)
 	if s.Learned != 2 || token.Misses > 0 || token.Time > before.Time*11/10 {
-		t.Errorf("learned %d times; a token takes %v, before %v; %d pages missing", s.Learned, token.Time, before.Time, token.Misses)
+		t.Errorf("learned %d times, want 2; a token takes %v, want about %v; %d pages missing, want 0",
+			s.Learned, token.Time, before.Time, token.Misses)
 	}
 }
 
-// A target that reads other weights, as some are computed elsewhere from now on or no more, is learned anew, and helped with what it reads then.
+// A target may come to read other weights, because some are computed elsewhere from now on, or no longer are. Its reads are
+// learned anew then, and it is helped with those.
 func TestElsewhere(t *testing.T) {
 	version := uint64(0)
 	r := newSettledRig(t, 0.4, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}}, nil)
 	whole := r.cycle.Reads
-	for n, reads := range [][]pattern.CycleRead{whole[:len(whole)*8/10], whole, whole[:len(whole)/10]} { // at last all of it has room, and is to be kept nevertheless: between it lies the rest
+	// In the end everything that is read has room. It has to be kept nevertheless, because the rest lies between it.
+	for n, reads := range [][]pattern.CycleRead{whole[:len(whole)*8/10], whole, whole[:len(whole)/10]} {
 		r.cycle.Reads = reads
 		version++
 		r.run(16)
 		token, s := r.run(5), r.Summary()
 		if s.Learned != 2+n || token.Misses > 0 || s.PerToken < r.cycle.Bytes() || s.PerToken > r.cycle.Bytes()*21/20 {
-			t.Errorf("a token reads %d bytes, and %d were learned, %d times; %d pages missing", r.cycle.Bytes(), s.PerToken, s.Learned, token.Misses)
+			t.Errorf("a token is said to read %d bytes, want %d; learned %d times, want %d; %d pages missing, want 0",
+				s.PerToken, r.cycle.Bytes(), s.Learned, 2+n, token.Misses)
 		}
 	}
-	// Where there was nothing to win, it is looked again.
-	f := fitting(t, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}})
+	// After a stand back, such a change is a reason to try again.
+	f := newFittingRig(t, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}})
 	if again, err := f.Look(); again || err != nil {
-		t.Errorf("again: %t, %v", again, err)
+		t.Errorf("Look without a change = %t, %v, want false", again, err)
 	}
 	version++
 	if again, err := f.Look(); !again || err != nil {
-		t.Errorf("what is computed elsewhere has changed; again: %t, %v", again, err)
+		t.Errorf("Look after a change of what is computed elsewhere = %t, %v, want true", again, err)
 	}
 }
 
-// A server that loads the same model again, in a new context, is followed there.
+// When a server loads the same model again, in a new context, it is followed there.
 func TestReloadInAnotherContext(t *testing.T) {
 	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
 	before := r.run(5)
 	r.Remap()
 	r.runContext(5, r.cycle, 12)
 	if token, s := r.runContext(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 || token.Time > before.Time*11/10 {
-		t.Errorf("learned %d times; a token takes %v, before %v; %d pages missing", s.Learned, token.Time, before.Time, token.Misses)
+		t.Errorf("learned %d times, want 2; a token takes %v, want about %v; %d pages missing, want 0",
+			s.Learned, token.Time, before.Time, token.Misses)
 	}
 }
 
-// The same in a context that is known already, as it decoded before.
+// The same holds for a context that is already known because it decoded before.
 func TestReloadInKnownContext(t *testing.T) {
 	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
 	r.runContext(5, r.cycle, 2)
 	r.Remap()
 	r.runContext(5, r.cycle, 12)
 	if token, s := r.runContext(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 {
-		t.Errorf("learned %d times; %d pages missing", s.Learned, token.Misses)
+		t.Errorf("learned %d times, want 2; %d pages missing, want 0", s.Learned, token.Misses)
 	}
 }
 
@@ -82,12 +87,12 @@ func TestReloadInKnownContext(t *testing.T) {
 func TestSecondContextOfTheModel(t *testing.T) {
 	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
 	if token, s := r.runContext(5, r.cycle, 5), r.Summary(); s.Learned != 1 || token.Misses > 0 {
-		t.Errorf("learned %d times; %d pages missing", s.Learned, token.Misses)
+		t.Errorf("learned %d times, want once; %d pages missing, want 0", s.Learned, token.Misses)
 	}
 }
 
-// A draft model decodes between the tokens of the model that it drafts for, an embedding context now and then: they read nothing of what is held, which
-// is no reason to give it up.
+// A draft model decodes between the tokens of the model that it drafts for, and an embedding context decodes now and then.
+// They read nothing of what is held. That is no reason to give it up.
 func TestContextsAreFollowedApart(t *testing.T) {
 	r := newSettledRig(t, 0.9, prefetch.Options{}, nil)
 	held := r.Summary().Pinned
@@ -95,25 +100,28 @@ func TestContextsAreFollowedApart(t *testing.T) {
 		r.runContext(2, r.another, 5)
 		r.run(1)
 		if now := r.Summary().Pinned; now < held-40*mib { // the draft's own pages take some room
-			t.Fatalf("%d bytes are held of %d", now, held)
+			t.Fatalf("%d bytes are held, want at least %d", now, held-40*mib)
 		}
 	}
 	for decode := range uint32(5) { // decodes that read no weight of a file at all
-		for _, e := range []event.Event{event.DecodeBegin{TID: 1, Context: 3, Decode: 1000 + decode, Tokens: 1}, event.DecodeEnd{TID: 1, Decode: 1000 + decode}} {
+		for _, e := range []event.Event{
+			event.DecodeBegin{TID: 1, Context: 3, Decode: 1000 + decode, Tokens: 1},
+			event.DecodeEnd{TID: 1, Decode: 1000 + decode},
+		} {
 			if err := r.Handle(e); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	if s := r.Summary(); s.Learned != 1 || s.Pinned < held-40*mib {
-		t.Errorf("learned %d times, %d bytes held of %d", s.Learned, s.Pinned, held)
+		t.Errorf("learned %d times, want once; %d bytes are held, want at least %d", s.Learned, s.Pinned, held-40*mib)
 	}
 	if token := r.run(5); token.Misses > 0 {
-		t.Errorf("%d pages were missing", token.Misses)
+		t.Errorf("%d pages missing, want 0", token.Misses)
 	}
 }
 
-// The model that is read most is helped, whichever decodes first.
+// The model of which a token reads most is helped, whichever decodes first.
 func TestLargestContextIsFollowed(t *testing.T) {
 	r := newRig(t, 0.7, prefetch.Options{Target: prefetch.Target{Models: func() (m models.Model, err error) {
 		for i, size := range []int64{280 * mib, 28 * mib} {
@@ -125,20 +133,22 @@ func TestLargestContextIsFollowed(t *testing.T) {
 	r.runContext(2, r.another, 3)
 	small := r.Summary()
 	if small.PerToken < r.another.Bytes() || small.PerToken > r.another.Bytes()+2*mib {
-		t.Fatalf("follows a cycle of %d bytes, the first context reads %d", small.PerToken, r.another.Bytes())
+		t.Fatalf("follows a cycle of %d bytes, want that of the first context, of %d", small.PerToken, r.another.Bytes())
 	}
 	r.run(12)
 	if s := r.Summary(); s.PerToken < r.cycle.Bytes() || s.Learned != 2 {
-		t.Errorf("follows a cycle of %d bytes, the larger one has %d", s.PerToken, r.cycle.Bytes())
+		t.Errorf("follows a cycle of %d bytes, want the larger one, of %d; learned %d times, want 2",
+			s.PerToken, r.cycle.Bytes(), s.Learned)
 	}
-	// That model is unloaded; the small one goes on alone.
+	// That model is unloaded. The small one goes on alone.
 	r.runContext(2, r.another, 80)
 	if s := r.Summary(); s.PerToken > r.another.Bytes()+2*mib || s.Pinned > s.PerToken {
-		t.Errorf("still follows a cycle of %d bytes and holds %d, of which nothing was read for 80 tokens", s.PerToken, s.Pinned)
+		t.Errorf("follows a cycle of %d bytes and holds %d after 80 tokens that read nothing of the large model, "+
+			"want the small one's %d", s.PerToken, s.Pinned, r.another.Bytes())
 	}
 }
 
-// A cycle that is known from a file is held before the first token.
+// What a stored cycle reads is held before the first token.
 func TestStoredCycle(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
@@ -149,18 +159,19 @@ func TestStoredCycle(t *testing.T) {
 	}
 	held := r.Summary().Pinned
 	if held < r.cycle.Bytes()/2 {
-		t.Fatalf("%d bytes are held before the first token", held)
+		t.Fatalf("%d bytes are held before the first token, want at least %d", held, r.cycle.Bytes()/2)
 	}
 	first := r.run(1)
 	if first.TargetBytes > r.cycle.Bytes()/20 {
-		t.Errorf("the first token read %d bytes by itself", first.TargetBytes)
+		t.Errorf("in the first token the target read %d bytes itself, want at most %d",
+			first.TargetBytes, r.cycle.Bytes()/20)
 	}
 	if token, s := r.run(5), r.Summary(); token.Misses > 0 || s.Learned != 1 {
-		t.Errorf("%d pages were missing; learned %d times", token.Misses, s.Learned)
+		t.Errorf("%d pages missing, want 0; learned %d times, want once", token.Misses, s.Learned)
 	}
 }
 
-// A stored cycle that the target contradicts is given up for what it reads.
+// When the target reads other weights than the stored cycle says, what it reads is learned instead.
 func TestStoredCycleContradicted(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	half := &pattern.Cycle{Reads: r.cycle.Reads[:len(r.cycle.Reads)*9/10]}
@@ -169,14 +180,14 @@ func TestStoredCycleContradicted(t *testing.T) {
 	}
 	r.run(12)
 	if s := r.Summary(); s.Learned != 2 || s.PerToken < r.cycle.Bytes() {
-		t.Errorf("learned %d times, follows %d bytes of %d", s.Learned, s.PerToken, r.cycle.Bytes())
+		t.Errorf("learned %d times, want 2; follows %d bytes, want at least %d", s.Learned, s.PerToken, r.cycle.Bytes())
 	}
 	if token := r.run(5); token.Misses > 0 {
-		t.Errorf("%d pages were missing", token.Misses)
+		t.Errorf("%d pages missing, want 0", token.Misses)
 	}
 }
 
-// A strategy that goes by the stored pattern only neither learns another one nor learns one at all.
+// A strategy that uses only the stored pattern never learns one.
 func TestPatternOnly(t *testing.T) {
 	opts := prefetch.Options{Strategy: plan.Pattern{}}
 	r := newRig(t, 0.85, opts, nil)
@@ -186,22 +197,23 @@ func TestPatternOnly(t *testing.T) {
 	}
 	var stood *prefetch.StandBack
 	if _, err := r.Run(1, r.cycle, 5); !errors.As(err, &stood) || stood.Reason != prefetch.Differs || r.Summary().Pinned != 0 {
-		t.Errorf("%v; %d bytes are held", err, r.Summary().Pinned)
+		t.Errorf("with other reads than stored: %v, want a stand back (%v); %d bytes are held, want 0",
+			err, prefetch.Differs, r.Summary().Pinned)
 	}
 	if again, err := r.Look(); again || err != nil {
-		t.Errorf("it would try again with the same model (%v)", err)
+		t.Errorf("Look with the same model = %v, %v, want false", again, err)
 	}
 	r = newRig(t, 0.85, opts, nil)
 	r.run(10)
 	if s := r.Summary(); s.Learned != 0 || s.Pinned != 0 {
-		t.Errorf("learned %d times without a pattern", s.Learned)
+		t.Errorf("without a stored pattern: learned %d times, holds %d bytes, want neither", s.Learned, s.Pinned)
 	}
 	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0), Base: r.Base(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	r.run(20)
 	if s := r.Summary(); s.Learned != 1 || s.Pinned == 0 || s.Idle != "" {
-		t.Errorf("%+v", s)
+		t.Errorf("with the true pattern: %+v, want that it was followed once and is held", s)
 	}
 }
 
@@ -209,31 +221,35 @@ func TestStoredCycleBeyondTheFile(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	wrong := &pattern.Cycle{Reads: []pattern.CycleRead{{Offset: 1 << 40, Length: 4096}}}
 	if err := r.Use(wrong, []models.Mapped{{Path: r.Path(0)}}); err == nil {
-		t.Error("no error")
+		t.Error("Use of a cycle that reads beyond the file = nil, want an error")
 	}
 }
 
-// Reads that do not lie within the file are left out; lengths whose sum wraps are no exception.
+// Reads that do not lie within the file are left out, even if offset plus length overflows.
 func TestReadsBeyondTheFile(t *testing.T) {
 	r := newSettledRig(t, 0.85, prefetch.Options{}, nil)
 	before := r.Summary()
 	for i, extent := range [][2]int64{{1 << 40, 4096}, {4096, 1 << 62}, {-4096, 8192}, {1<<63 - 4096, 1<<63 - 4096}} {
 		decode := uint32(2000 + i)
 		op := &event.Op{TID: 9, Decode: decode, Name: "MUL_MAT", Sources: []event.Source{{
-			Name: "w", InFile: true, File: sim.FileID(0), Offset: extent[0], NE: [4]int64{extent[1] / 4, 1, 1, 1}, NB: [4]int64{4, 0, 0, 0},
+			Name: "w", InFile: true, File: sim.FileID(0), Offset: extent[0],
+			NE: [4]int64{extent[1] / 4, 1, 1, 1}, NB: [4]int64{4, 0, 0, 0},
 		}}}
-		for _, e := range []event.Event{event.DecodeBegin{TID: 9, Context: 9, Decode: decode, Tokens: 1}, op, event.DecodeEnd{TID: 9, Decode: decode}} {
+		for _, e := range []event.Event{
+			event.DecodeBegin{TID: 9, Context: 9, Decode: decode, Tokens: 1}, op, event.DecodeEnd{TID: 9, Decode: decode},
+		} {
 			if err := r.Handle(e); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	if s := r.Summary(); s.PerToken != before.PerToken || s.Learned != 1 {
-		t.Errorf("%+v, before %+v", s, before)
+		t.Errorf("follows %d bytes, want %d as before; learned %d times, want once", s.PerToken, before.PerToken, s.Learned)
 	}
 }
 
-// What is no weight of the file, as its own table has it, is left to the target, in a cycle that is learned and in a stored one.
+// The file's own table of tensors says what its weights are. A read of something else is left out of a cycle that is
+// learned, and a stored cycle with such a read is refused.
 func TestReadsOfNoWeight(t *testing.T) {
 	learned := model(0, 10)
 	table := models.Weights{}
@@ -243,32 +259,34 @@ func TestReadsOfNoWeight(t *testing.T) {
 	slices.SortFunc(table, func(a, b models.Weight) int { return cmp.Compare(a.Offset, b.Offset) })
 	left := table[3]
 	table = slices.Delete(table, 3, 4)
-	opts := prefetch.Options{Target: prefetch.Target{Weights: func(string, event.FileID) (models.Weights, error) { return table, nil }}}
+	var opts prefetch.Options
+	opts.Target.Weights = func(string, event.FileID) (models.Weights, error) { return table, nil }
 	r := newSettledRig(t, 0.85, opts, nil)
-	if s := r.Summary(); s.PerToken < r.cycle.Bytes()-(left.End-left.Offset) || s.PerToken > r.cycle.Bytes()-(left.End-left.Offset)+2*mib {
-		t.Errorf("follows %d bytes of %d, of which %d are no weight", s.PerToken, r.cycle.Bytes(), left.End-left.Offset)
+	want := r.cycle.Bytes() - (left.End - left.Offset)
+	if got := r.Summary().PerToken; got < want || got > want+2*mib {
+		t.Errorf("follows %d bytes, want %d: without the %d that are no weight", got, want, left.End-left.Offset)
 	}
 	r = newRig(t, 0.85, opts, nil)
 	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err == nil {
-		t.Error("a stored cycle that reads what is no weight is used")
+		t.Error("Use of a stored cycle that reads what is no weight = nil, want an error")
 	}
 	// A file that is no model has no weights.
 	opts.Target.Weights = func(string, event.FileID) (models.Weights, error) { return nil, gguf.ErrNotGGUF }
 	r = newRig(t, 0.85, opts, nil)
 	r.run(12)
 	if s := r.Summary(); s.Learned != 0 || s.Pinned != 0 || s.Streamed != 0 {
-		t.Errorf("helps with a file that is no model: %+v", s)
+		t.Errorf("with a file that is no model: %+v, want that nothing is learned, held or streamed", s)
 	}
 	broken := errors.New("broken")
 	opts.Target.Weights = func(string, event.FileID) (models.Weights, error) { return nil, broken }
 	r = newRig(t, 0.85, opts, nil)
 	if _, err := r.Run(1, r.cycle, 1); !errors.Is(err, broken) {
-		t.Errorf("a model that cannot be read: %v", err)
+		t.Errorf("a model that cannot be read: %v, want %v", err, broken)
 	}
 }
 
-// stored are options to begin with a cycle once the target maps its model.
-func stored(c *pattern.Cycle, models func() (models.Model, error)) prefetch.Options {
+// storedOptions are options to begin with a cycle once the target maps its model.
+func storedOptions(c *pattern.Cycle, models func() (models.Model, error)) prefetch.Options {
 	named := *c
 	named.Files = []pattern.CycleFile{{Name: "model.gguf", Size: 1 << 40, Fingerprint: "a"}}
 	return prefetch.Options{Stored: &named, Target: prefetch.Target{Models: models}}
@@ -277,10 +295,12 @@ func stored(c *pattern.Cycle, models func() (models.Model, error)) prefetch.Opti
 // The model may be mapped after a while, beside another one.
 func TestStoredCycleOfModelMappedLater(t *testing.T) {
 	asked := 0
-	opts := stored(model(0, 10), func() (m models.Model, err error) {
+	opts := storedOptions(model(0, 10), func() (m models.Model, err error) {
 		switch asked++; {
 		case asked > 8:
-			m.Files = []pattern.CycleFile{{Name: "draft.gguf", Size: 7, Fingerprint: "b"}, {Name: "renamed.gguf", Size: 1 << 40, Fingerprint: "a"}}
+			m.Files = []pattern.CycleFile{
+				{Name: "draft.gguf", Size: 7, Fingerprint: "b"}, {Name: "renamed.gguf", Size: 1 << 40, Fingerprint: "a"},
+			}
 			m.Mapped = []models.Mapped{{Path: "model-1.gguf"}, {Path: "model-0.gguf"}}
 		case asked > 4:
 			m.Files = []pattern.CycleFile{{Name: "draft.gguf", Size: 7, Fingerprint: "b"}}
@@ -292,25 +312,27 @@ func TestStoredCycleOfModelMappedLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	if held := r.Summary().Pinned; held < r.cycle.Bytes()/2 || asked < 9 {
-		t.Errorf("%d bytes are held; asked %d times", held, asked)
+		t.Errorf("%d bytes are held, want at least %d; asked for the models %d times, want at least 9",
+			held, r.cycle.Bytes()/2, asked)
 	}
 	if token, s := r.run(5), r.Summary(); s.Learned != 1 || token.TargetBytes > r.cycle.Bytes()/20 {
-		t.Errorf("learned %d times, %d bytes read by the target", s.Learned, token.TargetBytes)
+		t.Errorf("learned %d times, want once; the target read %d bytes a token, want at most %d",
+			s.Learned, token.TargetBytes, r.cycle.Bytes()/20)
 	}
 }
 
 func TestStoredCycleOfAnotherModel(t *testing.T) {
-	opts := stored(model(0, 10), func() (m models.Model, err error) {
+	opts := storedOptions(model(0, 10), func() (m models.Model, err error) {
 		m.Files = []pattern.CycleFile{{Name: "other.gguf", Size: 7, Fingerprint: "b"}}
 		return m, nil
 	})
 	r := newRig(t, 0.85, opts, nil)
 	if err := r.Sleep(10 * time.Second); !errors.Is(err, pattern.ErrOtherModel) {
-		t.Errorf("%v", err)
+		t.Errorf("while the target rests: %v, want %v", err, pattern.ErrOtherModel)
 	}
-	// A target that computes already is not waited for.
+	// If the target already computes, nobody waits for another model.
 	r = newRig(t, 0.85, opts, nil)
 	if _, err := r.Run(1, r.cycle, 3); !errors.Is(err, pattern.ErrOtherModel) {
-		t.Errorf("%v", err)
+		t.Errorf("while the target computes: %v, want %v", err, pattern.ErrOtherModel)
 	}
 }
