@@ -347,7 +347,7 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		hand(event.FileSeen{File: ids[1-i], Path: paths[1-i], ID: event.FileID(here)})
+		hand(event.FileSeen{File: ids[1-i], Path: paths[1-i], ID: here})
 	}
 	time := int64(0)
 	for decode := range uint32(6) {

@@ -542,5 +542,5 @@ func TestMemo(t *testing.T) {
 // event is what a capturer sends that did not find the file.
 func seenAt(pid int32, file event.FileID, path string) event.FileSeen {
 	id, _ := proc.FileOf(path)
-	return event.FileSeen{PID: pid, File: file, Path: path, ID: event.FileID(id)}
+	return event.FileSeen{PID: pid, File: file, Path: path, ID: id}
 }

@@ -163,7 +163,7 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	handle := func(e event.Event) error {
 		switch e := e.(type) {
 		case event.FileSeen:
-			e.Path, e.ID = path, event.FileID(id)
+			e.Path, e.ID = path, id
 			return recorder.Handle(e)
 		case event.DecodeBegin:
 			got.decodes++

@@ -110,7 +110,7 @@ func MappedBy(pid int) func() (Model, error) {
 
 // readFile reads what is known about the model file at a place.
 func readFile(at proc.Place) (knownFile, error) {
-	id := event.FileID(at.ID)
+	id := at.ID
 	part, err := OpenPart(at.Path, id)
 	if err != nil {
 		return knownFile{}, err

@@ -41,7 +41,7 @@ func OpenPart(path string, id event.FileID) (*gguf.Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the structure of a file that the target maps: %w", err)
 	}
-	if event.FileID(proc.IDOf(m.Files[0].Info())) != id {
+	if proc.IDOf(m.Files[0].Info()) != id {
 		return nil, fmt.Errorf("read the structure of %s: %w", path, proc.ErrOtherFile)
 	}
 	return m, nil
