@@ -23,7 +23,7 @@ RACED := ./cmd/ggufmap ./cmd/prefetchd ./cmd/tracer ./experiments/cmd/lab ./expe
 # Of these, the ones whose tests go by how fast the target is: nothing else runs beside them.
 LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
-TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/popcount ./fabric/vec ./moe/hidden
+TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/lab/popcount ./internal/vec ./moe/hidden
 # Runs tests. Many look at a real kernel and disk, under whatever load: up to three that fail are run once more, each alone. Both runs are printed; a data race is not run again.
 GOTEST := go tool gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
@@ -44,11 +44,15 @@ build: libraries ## build the commands into bin/
 	@mkdir -p $(BIN)
 	go build $(LDFLAGS) -o $(BIN)/ ./cmd/... ./experiments/cmd/...
 
+# What the two libraries between ggml and the device have in common (fabric/backend/backendtest has the same lists).
+BACKEND := $(addprefix fabric/backend/tfmbs_,ggml.c weights.c reference.c products.c) fabric/driver/tfmbs_device.c
+SHARED  := -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -Wl,-z,defs -pthread -Iinclude
+
 libraries: # the C libraries
 	@mkdir -p $(BIN)
-	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libtfmbs_device.so -x c fabric/driver/tfmbs_device.c
-	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libggml-tfmbs.so -x c fabric/backend/tfmbs_backend.c fabric/driver/tfmbs_device.c -ldl -lm
-	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -DAPI= -o $(BIN)/libtfmbs_intercept.so -x c fabric/backend/tfmbs_intercept.c fabric/driver/tfmbs_device.c -ldl -lm
+	$(CC) $(SHARED) -o $(BIN)/libtfmbs_device.so fabric/driver/tfmbs_device.c
+	$(CC) $(SHARED) -o $(BIN)/libggml-tfmbs.so fabric/backend/tfmbs_backend.c $(BACKEND) -ldl -lm
+	$(CC) $(SHARED) -DAPI= -o $(BIN)/libtfmbs_intercept.so fabric/backend/tfmbs_intercept.c fabric/backend/tfmbs_detect.c $(BACKEND) -ldl -lm
 
 # Nothing is compiled here: root needs no Go, and leaves no files of its own in the checkout.
 install: ## install what make build made below PREFIX (/usr/local), or DESTDIR/PREFIX

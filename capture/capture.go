@@ -1,9 +1,11 @@
-// Package capture runs a capture. It starts a command ([Start]) or finds a running process ([Attach]), attaches a capturer to it (the
-// probes of package ebpf, or the library of package capture/preload), and passes on the capturer's events until the target has ended or the
-// caller has seen enough ([Capture.Run]). cmd/tracer, cmd/prefetchd and the instruments use it.
+// Package capture runs a capture. It starts a command ([Start]) or finds a running process
+// ([Attach]), attaches a capturer to it (the probes of package ebpf, or the library of package
+// capture/preload), and passes on the capturer's events until the target has ended or the caller
+// has seen enough ([Capture.Run]). cmd/tracer, cmd/prefetchd and the instruments use it.
 //
-// A command is stopped right after its execve and stays stopped until Run, so that its first op is observed. On error, everything is
-// cleaned up. If this process dies, the kernel lets the command run and removes the probes.
+// A command is stopped right after its execve and stays stopped until Run, so that its first op is
+// observed. On error, everything is cleaned up. If this process dies, the kernel lets the command
+// run and removes the probes.
 package capture
 
 // This file implements a capture from its start to its end.
@@ -25,41 +27,47 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// Options say how a target is observed. The zero value observes each op.
+// Options configure how a target is observed. The zero value observes each op.
 type Options struct {
-	// Preload uses the preloaded library instead of probes. It needs no root, but observes whole graphs instead of ops. Detail, Buffers and
-	// PerfEvents then have no effect. It works with Start only.
+	// Preload uses the preloaded library instead of probes. It needs no root, but observes whole
+	// graphs instead of ops. Detail, Buffers and PerfEvents then have no effect. It works with
+	// Start only.
 	Preload bool
 	// Detail, Buffers and PerfEvents are as in ebpf.Options.
 	Detail     ebpf.Detail
 	Buffers    bool
 	PerfEvents bool
-	// Selected, Inputs, InputRows and AtOnce are as in ebpf.Options. The library cannot tell what they ask for: with Preload the first two are an error.
+	// Selected, Inputs, InputRows and AtOnce are as in ebpf.Options. With Preload the first two are
+	// an error, because the library cannot see what they ask for.
 	Selected          bool
 	Inputs, InputRows int
 	AtOnce            bool
 	// Follow also observes processes that the target starts.
 	Follow bool
-	// Late lets Attach accept a process that has not loaded ggml yet: Run looks for its libraries. Follow implies Late.
+	// Late lets Attach accept a process that has not loaded ggml yet. Run then waits for its
+	// libraries. Follow implies Late.
 	Late bool
-	// Small saves kernel memory: the probes' maps take about 3 MiB instead of 20. It suffices for a helper with one target (see
-	// ebpf.Options.Small).
+	// Small saves kernel memory: the probes' maps take about 3 MiB instead of 20. It suffices for a
+	// helper with one target (see ebpf.Options.Small).
 	Small bool
-	// RingBytes is the size of the event buffer, a power of two; 0 means 8 MiB (probes with Small: 512 KiB).
+	// RingBytes is the size of the event buffer, a power of two; 0 means 8 MiB (probes with Small:
+	// 512 KiB).
 	RingBytes int
-	// Interval is the longest time that an event waits before it is passed on, and how often Run calls Tick, after the pending events. 0
-	// means the capturer's default: one second for probes, 10 ms for the library.
+	// Interval is the longest time that an event waits before it is passed on. Run calls Tick as
+	// often, after the pending events. 0 means the capturer's default: one second for probes, 10 ms
+	// for the library.
 	Interval time.Duration
 	Tick     func() error
 	// Pause is as in ebpf.Options; it has no effect with Preload.
 	Pause func() time.Duration
-	// Signals are passed on to a command that Start starts, from before its start until Close. Exceptions: signals that this process
-	// ignores, because the command ignores them, too (nohup); and a SIGINT or SIGQUIT that the terminal has sent to both.
+	// Signals are passed on to a command that Start starts, from before its start until Close.
+	// There are two exceptions. Signals that this process ignores are ignored by the command, too
+	// (nohup). And a SIGINT or SIGQUIT from the terminal reaches both by itself.
 	Signals []syscall.Signal
 	Log     *slog.Logger // nil discards
 }
 
-// ErrNeedsProbes says that something was asked for that the preloaded library cannot see.
+// ErrNeedsProbes means that something was asked for that the preloaded library cannot see.
 var ErrNeedsProbes = errors.New("is seen by the kernel's probes only")
 
 // Capture is a target with a capturer attached. Its methods are for one goroutine, except for PID.
@@ -68,12 +76,13 @@ type Capture struct {
 	capturer capturer // nil after Unload
 }
 
-// Start starts cmd in the caller's process group, stopped after its execve, and attaches to it. The caller must call Close. cmd is prepared
-// as for cmd.Start, but that must not be called; with Options.Preload its environment is changed. A set-user-ID program cannot be stopped
-// unless it runs as root, so its first ops may be missed.
+// Start starts cmd in the caller's process group, stopped after its execve, and attaches to it. The
+// caller must call Close. cmd is prepared as for cmd.Start, which must not be called. With
+// Options.Preload its environment is changed. A set-user-ID program cannot be stopped unless it
+// runs as root, so its first ops may be missed.
 //
-// ctx is for the preparation only. Errors are those of exec.Cmd.Start, event.ErrPermission, event.ErrUserNamespace, event.ErrNoBTF, proc.ErrForeignProc,
-// preload.ErrNoCompiler and others.
+// ctx is for the preparation only. Errors are those of exec.Cmd.Start, event.ErrPermission,
+// event.ErrUserNamespace, event.ErrNoBTF, proc.ErrForeignProc, preload.ErrNoCompiler and others.
 func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
@@ -85,7 +94,7 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err != nil {
 		return nil, err
 	}
-	program := ebpf.Program{Path: executable(cmd), Env: cmd.Environ()}
+	program := ebpf.Program{Path: executablePath(cmd), Env: cmd.Environ()}
 	tracer, err := newTracer(target.PID(), cmd.Args, program, opts)
 	if err == nil {
 		if err = tracer.AttachLikely(program.Path, program.Env); err != nil {
@@ -95,15 +104,18 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err != nil { // without observation there is no reason to run the command
 		return nil, errors.Join(err, target.close())
 	}
-	// The program that computes is not this one (a shell or a wrapper), or further processes may compute: look for ggml at each execve.
+	// Either this program does not compute itself (a shell or a wrapper), or further processes may
+	// compute. So ggml is looked for at each execve.
 	if opts.Follow || tracer.Ready() != nil {
 		target.release = func() error { return target.child.ReleaseHeld(opts.Follow, tracer.Execed) }
 	}
 	return &Capture{target, probes{tracer}}, nil
 }
 
-// Launch starts cmd as Start does, stopped after its execve, but does not attach to it: Let lets it run, and Attach may be called any time then. Of this capture only PID, Let, Wait, Ending
-// and Close may be called. signals are as in Options. The errors are those of exec.Cmd.Start and proc.ErrForeignProc.
+// Launch starts cmd as Start does, stopped after its execve, but does not attach to it. Let then
+// lets it run, and Attach may be called at any time. Of this capture only PID, Let, Wait, Ending
+// and Close may be called. signals are as in Options. The errors are those of exec.Cmd.Start and
+// proc.ErrForeignProc.
 func Launch(cmd *exec.Cmd, signals []syscall.Signal) (*Capture, error) {
 	if err := proc.CheckMount(); err != nil {
 		return nil, err
@@ -119,7 +131,10 @@ func Launch(cmd *exec.Cmd, signals []syscall.Signal) (*Capture, error) {
 func (c *Capture) Let() { c.target.run() }
 
 func startPreloaded(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
-	po := preload.Options{RingBytes: opts.RingBytes, Interval: opts.Interval, Tick: opts.Tick, Follow: opts.Follow, Log: opts.Log}
+	po := preload.Options{
+		RingBytes: opts.RingBytes, Interval: opts.Interval, Tick: opts.Tick, Follow: opts.Follow,
+		Log: opts.Log,
+	}
 	if cmd.SysProcAttr != nil {
 		po.Credential = cmd.SysProcAttr.Credential
 	}
@@ -135,14 +150,16 @@ func startPreloaded(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture,
 	return &Capture{target, library{session, target.PID()}}, nil
 }
 
-// Attach attaches to the running process pid without stopping it. The caller must call Close. Errors are proc.ErrNoProcess (also if the
-// process ends meanwhile), event.ErrNoGGML and event.ErrOldGGML (not with Late or Follow), event.ErrPermission, event.ErrNoBTF and others.
+// Attach attaches to the running process pid without stopping it. The caller must call Close.
+// Errors are proc.ErrNoProcess (also if the process ends meanwhile), event.ErrNoGGML and
+// event.ErrOldGGML (not with Late or Follow), event.ErrPermission, event.ErrNoBTF and others.
 func Attach(pid int, opts Options) (*Capture, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
 	}
 	if opts.Preload {
-		return nil, fmt.Errorf("process %d runs already: a library can be preloaded only into a command that is started", pid)
+		return nil, fmt.Errorf("process %d runs already: a library can be preloaded only into a command that is "+
+			"started", pid)
 	}
 	p, err := proc.Open(pid)
 	if err != nil {
@@ -164,8 +181,8 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 	if err == nil && !opts.Late && !opts.Follow { // with Follow, a process whose children compute needs no ggml itself
 		err = tracer.Ready()
 	}
-	// Probes are set by process id, which may have been reused. If the process still runs, the probes are on the right one; if it has
-	// ended, that explains any error.
+	// Probes are set by process id, which may have been reused. If the process still runs, the
+	// probes are on the right one; if it has ended, that explains any error.
 	if ended, endErr := p.Ended(); endErr != nil {
 		err = endErr
 	} else if ended {
@@ -179,12 +196,14 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 
 func newTracer(pid int, command []string, program ebpf.Program, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
-		PID: pid, Program: program, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
-		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, Inputs: opts.Inputs, InputRows: opts.InputRows, AtOnce: opts.AtOnce, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
+		PID: pid, Program: program, Hints: fileHints(command, pid), RingBytes: uint32(opts.RingBytes),
+		PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
+		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, Inputs: opts.Inputs,
+		InputRows: opts.InputRows, AtOnce: opts.AtOnce, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }
 
-// check looks for what makes every capture futile.
+// check rejects options with which every capture would fail.
 func (o *Options) check() error {
 	if o.RingBytes < 0 || int64(o.RingBytes) > math.MaxUint32 {
 		return fmt.Errorf("a buffer of %d bytes: want a power of two below 4 GiB", o.RingBytes)
@@ -198,12 +217,13 @@ func (o *Options) check() error {
 // PID is the process id of the target.
 func (c *Capture) PID() int { return c.target.PID() }
 
-// Run lets a command run, and passes events to handle until the target has ended or ctx is done. Then it passes on the remaining events,
-// detaches and returns nil. handle and Options.Tick are called in the goroutine that calls Run, which may be locked to a thread. An
-// *event.Op and its slices are valid until handle returns, and must not be modified.
+// Run lets a command run, and passes events to handle until the target has ended or ctx is done.
+// Then it passes on the remaining events, detaches and returns nil. handle and Options.Tick are
+// called in the goroutine that calls Run, which may be locked to a thread. An *event.Op and its
+// slices are valid until handle returns, and must not be modified.
 //
-// If handle, Tick or the capturer fails, Run returns the error at once. In any case the target continues to run, without probes; see Wait.
-// Call Run once.
+// If handle, Tick or the capturer fails, Run returns the error at once. In any case the target
+// continues to run, without probes; see Wait. Call Run once.
 func (c *Capture) Run(ctx context.Context, handle func(event.Event) error) error {
 	observing, stop := context.WithCancel(ctx)
 	defer stop()
@@ -211,7 +231,7 @@ func (c *Capture) Run(ctx context.Context, handle func(event.Event) error) error
 	var watch sync.WaitGroup
 	var watchErr error
 	watch.Go(func() {
-		watchErr = c.target.ended(observing)
+		watchErr = c.target.waitEnded(observing)
 		stop()
 	})
 	err := c.capturer.Run(observing, handle)
@@ -220,14 +240,16 @@ func (c *Capture) Run(ctx context.Context, handle func(event.Event) error) error
 	return errors.Join(err, watchErr, c.capturer.Detach())
 }
 
-// Wait waits, after Run, until a command that Start has started ends, and returns its exit status as a shell would: 128+n after signal n.
-// If ctx is done first, the command is killed. For a process that Attach has found, Wait returns 0 at once.
+// Wait waits, after Run, until a command that Start has started ends, and returns its exit status
+// as a shell would: 128+n after signal n. If ctx is done first, the command is killed. For a
+// process that Attach has found, Wait returns 0 at once.
 func (c *Capture) Wait(ctx context.Context) (status int, err error) { return c.target.wait(ctx) }
 
 // Counters account for every hit (see event.Counters). The sums are exact once Run has returned.
 func (c *Capture) Counters() (event.Counters, error) { return c.capturer.Counters() }
 
-// TellInputs says whether the inputs that Options.Inputs asks for are wanted from the next decode on. At first they are.
+// TellInputs reports whether the inputs that Options.Inputs asks for are wanted from the next decode
+// on. At first they are.
 func (c *Capture) TellInputs(wanted bool) error { return c.capturer.TellInputs(wanted) }
 
 // Libraries lists the files in which ops or graphs are observed.
@@ -236,12 +258,13 @@ func (c *Capture) Libraries() []string { return c.capturer.Libraries() }
 // Describe returns what is known about the ggml of an observed process.
 func (c *Capture) Describe(pid int) event.TargetInfo { return c.capturer.Describe(pid) }
 
-// Explain says, after Run, why no decode or op was seen: event.ErrNoGGML, event.ErrOldGGML, preload.ErrNotLoaded, preload.ErrNoGraph or
-// preload.ErrOtherProcess, and after Wait also how the target ended before; nil if nothing stood in the way. The target may have ended even
-// then before its first decode: see Ending.
+// Explain returns, after Run, why no decode or op was seen: event.ErrNoGGML, event.ErrOldGGML,
+// preload.ErrNotLoaded, preload.ErrNoGraph or preload.ErrOtherProcess. After Wait the error also
+// says how the target ended before. It is nil if nothing stood in the way. Even then the target may
+// have ended before its first decode: see Ending.
 func (c *Capture) Explain() error {
 	err := c.capturer.Explain()
-	// These two are the reason however the target ended.
+	// These two are the reason, no matter how the target ended.
 	if err == nil || errors.Is(err, event.ErrOldGGML) || errors.Is(err, preload.ErrOtherProcess) {
 		return err
 	}
@@ -251,18 +274,20 @@ func (c *Capture) Explain() error {
 	return err
 }
 
-// Ending says, after Run and Wait, how the target ended ("the command ended with exit status 1"); "" if it has not.
+// Ending returns, after Run and Wait, how the target ended ("the command ended with exit status
+// 1"), or "" if it has not.
 func (c *Capture) Ending() string { return c.target.ending() }
 
-// Unload, after Run, frees what observing took. The target goes on, and may be attached to again; of this capture only PID, Wait, Ending and Close may be called then.
+// Unload frees, after Run, what observing took. The target goes on, and may be attached to again.
+// Of this capture only PID, Wait, Ending and Close may be called then.
 func (c *Capture) Unload() error {
 	err := c.capturer.Close()
 	c.capturer = nil
 	return err
 }
 
-// Close ends the capture and releases its resources. A command that is still running is killed; a process that Attach has found continues.
-// Call it once, after Run has returned or instead of Run.
+// Close ends the capture and releases its resources. A command that is still running is killed. A
+// process that Attach has found continues. Call it once, after Run has returned or instead of Run.
 func (c *Capture) Close() error {
 	err := c.target.close()
 	if c.capturer != nil {

@@ -33,18 +33,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var small = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 5}
+var small = synth.Config{
+	Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0,
+	Seed: 5,
+}
 
-// generation is a real llama.cpp that generates 4 tokens: with the warm-up and the prompt, 6 decodes.
+// generation returns the command of a real llama.cpp that generates 4 tokens. With the warm-up and
+// the prompt that is 6 decodes.
 func generation(t *testing.T) (*llama.Installation, llama.Options) {
 	t.Helper()
 	testenv.NeedRoot(t)
-	return llamatest.ForTest(t), llama.Options{Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1, NoRepack: true}
+	return llamatest.ForTest(t), llama.Options{
+		Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1, NoRepack: true,
+	}
 }
 
 const decodes = 6
 
-// endless is one that generates until it is ended.
+// endless returns a command that generates until it is killed.
 func endless(t *testing.T) *exec.Cmd {
 	t.Helper()
 	in, o := generation(t)
@@ -52,7 +58,7 @@ func endless(t *testing.T) *exec.Cmd {
 	return in.Command(t.Context(), o)
 }
 
-// start starts a capture of a command, which ends with the test.
+// start starts a capture of a command. The capture ends with the test.
 func start(t *testing.T, cmd *exec.Cmd, opts Options) *Capture {
 	t.Helper()
 	c, err := Start(t.Context(), cmd, opts)
@@ -67,7 +73,8 @@ func start(t *testing.T, cmd *exec.Cmd, opts Options) *Capture {
 	return c
 }
 
-// stat is what the kernel says of a process; false if there is none, not even a zombie.
+// stat returns what the kernel reports about a process, and false if there is none, not even a
+// zombie.
 func stat(t *testing.T, pid int) (procfs.ProcStat, bool) {
 	t.Helper()
 	p, err := procfs.NewProc(pid)
@@ -97,7 +104,7 @@ func goesOn(t *testing.T, pid int) {
 	})
 }
 
-// seen counts what is handed over.
+// seen counts the events that Run hands over.
 type seen struct {
 	decodes, ops int
 	pids         map[int32]bool
@@ -117,11 +124,14 @@ func (s *seen) handle(e event.Event) error {
 	return nil
 }
 
-// Each way to observe sees a command from its first decode to its last, also behind a program that only executes it.
+// Each capturer sees a command from its first decode to its last, even if a wrapper executes the
+// command.
 func TestStart(t *testing.T) {
 	in, o := generation(t)
 	for name, opts := range map[string]Options{
-		"op": {}, "op, and what routers read and choose": {Selected: true, Inputs: 1, AtOnce: true}, "graph": {Detail: ebpf.DetailGraph}, "perf events": {PerfEvents: true}, "follow": {Follow: true}, "preload": {Preload: true},
+		"op": {}, "op, and what routers read and choose": {Selected: true, Inputs: 1, AtOnce: true},
+		"graph": {Detail: ebpf.DetailGraph}, "perf events": {PerfEvents: true}, "follow": {Follow: true},
+		"preload": {Preload: true},
 	} {
 		for _, wrapped := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, wrapped %v", name, wrapped), func(t *testing.T) {
@@ -133,14 +143,14 @@ func TestStart(t *testing.T) {
 				cmd.Stdout = &stdout
 				c := start(t, cmd, opts)
 				if s, _ := stat(t, c.PID()); !opts.Preload && (s.State != "t" || s.UTime != 0) {
-					t.Errorf("before Run the command is in state %q, after %d ticks", s.State, s.UTime)
+					t.Errorf("before Run the command is in state %q after %d ticks, want t after 0", s.State, s.UTime)
 				}
 				var got seen
 				if err := c.Run(t.Context(), got.handle); err != nil {
 					t.Fatal(err)
 				}
 				if status, err := c.Wait(t.Context()); status != 0 || err != nil {
-					t.Errorf("the command ended with %d, %v", status, err)
+					t.Errorf("the command ended with %d, %v; want 0", status, err)
 				}
 				if _, err := llama.ParseResult(stdout.Bytes()); err != nil {
 					t.Errorf("the command's output: %v", err)
@@ -150,28 +160,34 @@ func TestStart(t *testing.T) {
 				}
 				counters, err := c.Counters()
 				handedOver := uint64(got.ops)
-				if opts.Detail == ebpf.DetailGraph { // one event tells of many ops
+				if opts.Detail == ebpf.DetailGraph { // one event reports many ops
 					handedOver = counters.OpsSent
 				}
 				if err != nil || counters.Lost() != 0 || counters.Received != handedOver {
-					t.Errorf("counters %+v, %v; %d ops were handed over", counters, err, got.ops)
+					t.Errorf("counters %+v, %v; %d ops were handed over; want counters.Lost() = 0, "+
+						"counters.Received = %v", counters, err, got.ops, handedOver)
 				}
 				if err := c.Explain(); err != nil {
-					t.Errorf("something stood in the way: %v", err)
+					t.Errorf("Explain = %v, want nil", err)
 				}
 				if len(c.Libraries()) == 0 || c.Describe(c.PID()).LayoutOrigin == "" {
-					t.Errorf("libraries %q, target %+v", c.Libraries(), c.Describe(c.PID()))
+					t.Errorf("libraries %q, target %+v; want some library, and where the layout is from",
+						c.Libraries(), c.Describe(c.PID()))
 				}
 			})
 		}
 	}
 }
 
-// handle and Tick are called by the goroutine that called Run: a thread that it is locked to is theirs.
+// handle and Tick are called by the goroutine that called Run, so they run in the thread that it is
+// locked to.
 func TestRunKeepsToItsGoroutine(t *testing.T) {
 	in, o := generation(t)
 	o.Tokens, o.Repeat = 100, 20
-	for name, opts := range map[string]Options{"probes": {Interval: time.Millisecond}, "preload": {Preload: true, Interval: time.Millisecond}} {
+	for name, opts := range map[string]Options{
+		"probes":  {Interval: time.Millisecond},
+		"preload": {Preload: true, Interval: time.Millisecond},
+	} {
 		t.Run(name, func(t *testing.T) {
 			ran := make(chan struct{})
 			go func() {
@@ -198,7 +214,7 @@ func TestRunKeepsToItsGoroutine(t *testing.T) {
 					t.Error(err)
 				}
 				if handled == 0 || ticks < 2 {
-					t.Errorf("%d events, %d ticks", handled, ticks)
+					t.Errorf("%d events and %d ticks, want some and at least 2", handled, ticks)
 				}
 			}()
 			<-ran
@@ -206,17 +222,20 @@ func TestRunKeepsToItsGoroutine(t *testing.T) {
 	}
 }
 
-// The status is the command's own. One that is no llama.cpp is run all the same, and Explain says what it is not.
+// The status is the command's own. A command that is not llama.cpp runs all the same, and Explain
+// says what is missing.
 func TestStatus(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, preloaded := range []bool{false, true} {
-		for script, want := range map[string]int{"exit 0": 0, "exit 42": 42, "kill -KILL $$": 128 + int(syscall.SIGKILL)} {
+		for script, want := range map[string]int{
+			"exit 0": 0, "exit 42": 42, "kill -KILL $$": 128 + int(syscall.SIGKILL),
+		} {
 			c := start(t, exec.Command("sh", "-c", script), Options{Preload: preloaded})
 			if err := c.Run(t.Context(), func(event.Event) error { return nil }); err != nil {
 				t.Error(err)
 			}
 			if status, err := c.Wait(t.Context()); status != want || err != nil {
-				t.Errorf("%s: status %d, %v", script, status, err)
+				t.Errorf("%s: status %d, %v; want %v", script, status, err, want)
 			}
 			why := event.ErrNoGGML
 			if preloaded {
@@ -229,7 +248,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// An error of handle or Tick ends Run at once. The command goes on, without probes, to an end of its own.
+// An error of handle or Tick ends Run at once. The command goes on to its own end, without probes.
 func TestFailureLetsTheCommandGoOn(t *testing.T) {
 	testenv.NeedRoot(t)
 	broken := errors.New("disk full")
@@ -254,7 +273,7 @@ func TestFailureLetsTheCommandGoOn(t *testing.T) {
 					return nil
 				})
 				if !errors.Is(err, broken) {
-					t.Fatalf("Run returned %v", err)
+					t.Fatalf("Run returned %v; want %v", err, broken)
 				}
 				before, err := c.Counters()
 				if err != nil {
@@ -268,17 +287,17 @@ func TestFailureLetsTheCommandGoOn(t *testing.T) {
 					t.Fatal(err)
 				}
 				if status, err := c.Wait(t.Context()); status != 128+int(syscall.SIGTERM) || err != nil {
-					t.Errorf("status %d, %v", status, err)
+					t.Errorf("status %d, %v; want %v", status, err, 128+int(syscall.SIGTERM))
 				}
 			})
 		}
 	}
 }
 
-// However far a capture has come, Close leaves nothing of the command.
+// Close leaves nothing of the command, no matter how far the capture has come.
 func TestCloseKillsTheCommand(t *testing.T) {
 	testenv.NeedRoot(t)
-	script := exec.Command("sh", "-c", "while :; do sleep 0.01; done") // is no ggml: it is held at each execve
+	script := exec.Command("sh", "-c", "while :; do sleep 0.01; done") // it has no ggml, so it is held at each execve
 	for name, cmd := range map[string]func() *exec.Cmd{
 		"no ggml": func() *exec.Cmd { return exec.Command(script.Path, script.Args[1:]...) },
 		"llama":   func() *exec.Cmd { return endless(t) },
@@ -323,11 +342,11 @@ func TestWaitKills(t *testing.T) {
 		t.Error(err)
 	}
 	if status, err := c.Wait(ctx); status != 128+int(syscall.SIGKILL) || err != nil {
-		t.Errorf("status %d, %v", status, err)
+		t.Errorf("status %d, %v; want %v", status, err, 128+int(syscall.SIGKILL))
 	}
 }
 
-// A command that is killed while it is stopped never ran, and its end is told.
+// A command that is killed while it is stopped never ran. Its end is reported all the same.
 func TestKilledBeforeRun(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, follow := range []bool{false, true} {
@@ -339,12 +358,13 @@ func TestKilledBeforeRun(t *testing.T) {
 			t.Error(err)
 		}
 		if status, err := c.Wait(t.Context()); status != 128+int(syscall.SIGKILL) || err != nil {
-			t.Errorf("follow %v: status %d, %v", follow, status, err)
+			t.Errorf("follow %v: status %d, %v; want %v", follow, status, err, 128+int(syscall.SIGKILL))
 		}
 	}
 }
 
-// Signals that this process gets reach the command once, also those that come before it runs; others do not.
+// The chosen signals that this process gets reach the command once, even those that come before it
+// runs. Others do not.
 func TestSignals(t *testing.T) {
 	testenv.NeedRoot(t)
 	log := filepath.Join(t.TempDir(), "log")
@@ -356,7 +376,8 @@ func TestSignals(t *testing.T) {
 		return strings.Join(strings.Fields(string(data)), " ")
 	}
 	const script = `trap 'echo USR1 >> $0' USR1; trap 'echo USR2 >> $0; exit 5' USR2; echo ready >> $0; while :; do sleep 0.01; done`
-	c := start(t, exec.Command("sh", "-c", script, log), Options{Signals: []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2}})
+	c := start(t, exec.Command("sh", "-c", script, log),
+		Options{Signals: []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2}})
 	ran := make(chan error, 1)
 	go func() { ran <- c.Run(t.Context(), func(event.Event) error { return nil }) }()
 	for _, want := range []string{"ready", "ready USR1", "ready USR1 USR1", "ready USR1 USR1 USR2"} {
@@ -371,7 +392,7 @@ func TestSignals(t *testing.T) {
 		t.Error(err)
 	}
 	if status, err := c.Wait(t.Context()); status != 5 || err != nil {
-		t.Errorf("status %d, %v", status, err)
+		t.Errorf("status %d, %v; want 5", status, err)
 	}
 
 	early := start(t, exec.Command("sleep", "600"), Options{Signals: []syscall.Signal{syscall.SIGUSR1}})
@@ -382,7 +403,7 @@ func TestSignals(t *testing.T) {
 		t.Error(err)
 	}
 	if status, err := early.Wait(t.Context()); status != 128+int(syscall.SIGUSR1) || err != nil {
-		t.Errorf("a signal before Run: status %d, %v", status, err)
+		t.Errorf("a signal before Run: status %d, %v; want %v", status, err, 128+int(syscall.SIGUSR1))
 	}
 }
 
@@ -391,14 +412,16 @@ func waitForGGML(t *testing.T, pid int) {
 	t.Helper()
 	testenv.WaitFor(t, "the target to have ggml", func() bool {
 		c, err := Attach(pid, Options{})
-		if err != nil && !errors.Is(err, event.ErrNoGGML) && !errors.Is(err, event.ErrOldGGML) { // libraries come one by one
+		// libraries are loaded one by one
+		if err != nil && !errors.Is(err, event.ErrNoGGML) && !errors.Is(err, event.ErrOldGGML) {
 			t.Fatal(err)
 		}
 		return err == nil && c.Close() == nil
 	})
 }
 
-// A running process is observed until the context ends, again until it ends itself, and is left alone otherwise.
+// A running process is observed until the context ends, and a second time until it ends by itself.
+// Otherwise it is left alone.
 func TestAttach(t *testing.T) {
 	cmd := endless(t)
 	if err := cmd.Start(); err != nil {
@@ -424,10 +447,10 @@ func TestAttach(t *testing.T) {
 		})
 		cancel()
 		if err != nil || got.ops < 10 || c.Explain() != nil {
-			t.Errorf("ends %v: %+v, %v, %v", ends, got, err, c.Explain())
+			t.Errorf("ends %v: %+v, %v, %v; want at least 10", ends, got, err, c.Explain())
 		}
 		if status, err := c.Wait(t.Context()); status != 0 || err != nil {
-			t.Errorf("status %d, %v", status, err)
+			t.Errorf("status %d, %v; want 0", status, err)
 		}
 		if !ends {
 			before, _ := c.Counters()
@@ -445,7 +468,8 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// A decode in whose middle the probes were set leaves nothing to the next one, which begins with its own first op.
+// Probes may be set in the middle of a decode. No op of it is counted to the next decode, which
+// begins with its own first op.
 func TestAttachInDecode(t *testing.T) {
 	cmd := endless(t)
 	if err := cmd.Start(); err != nil {
@@ -455,7 +479,8 @@ func TestAttachInDecode(t *testing.T) {
 	waitForGGML(t, cmd.Process.Pid)
 	inside := 0
 	for range 5 {
-		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil { // most of its time it computes
+		// it computes most of the time, so this is within a decode
+		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		c, err := Attach(cmd.Process.Pid, Options{Interval: time.Millisecond})
@@ -483,7 +508,7 @@ func TestAttachInDecode(t *testing.T) {
 			t.Fatal(err)
 		}
 		if first != event.TokenEmbeddings {
-			t.Errorf("the first whole decode begins with %s", first)
+			t.Errorf("the first whole decode begins with %s; want %v", first, event.TokenEmbeddings)
 		}
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
@@ -494,7 +519,8 @@ func TestAttachInDecode(t *testing.T) {
 	}
 }
 
-// After Unload nothing is left of observing a command, which goes on, can be attached to again, and is ended by Close.
+// After Unload nothing observes the command any more. The command goes on, can be attached to
+// again, and is ended by Close.
 func TestUnload(t *testing.T) {
 	cmd := endless(t)
 	c, err := Start(t.Context(), cmd, Options{})
@@ -510,7 +536,7 @@ func TestUnload(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after := descriptors(t); after >= before {
-		t.Errorf("%d descriptors before, %d after", before, after)
+		t.Errorf("%d descriptors are open after Unload, want fewer than the %d before", after, before)
 	}
 	goesOn(t, c.PID())
 	again, err := Attach(c.PID(), Options{Late: true})
@@ -552,7 +578,7 @@ func TestAttachedProcessEnds(t *testing.T) {
 		t.Error(err)
 	}
 	if err := c.Explain(); !errors.Is(err, event.ErrNoGGML) {
-		t.Errorf("sleep has ggml? %v", err)
+		t.Errorf("sleep has ggml? %v; want %v", err, event.ErrNoGGML)
 	}
 	_ = cmd.Wait()
 	if err := c.Close(); err != nil {
@@ -560,7 +586,7 @@ func TestAttachedProcessEnds(t *testing.T) {
 	}
 }
 
-// What cannot be captured is an error of its type, and nothing is left.
+// A target that cannot be captured gives an error of the right type, and nothing is left behind.
 func TestErrors(t *testing.T) {
 	testenv.NeedRoot(t)
 	sleeper := exec.Command("sleep", "600")
@@ -590,10 +616,13 @@ func TestErrors(t *testing.T) {
 		"no such program, preload": {
 			start(Options{Preload: true}, "/no/such/program"), os.ErrNotExist, "/no/such/program",
 		},
-		"odd buffer":           {start(Options{RingBytes: 5000}, "sleep", "600"), nil, ""},
-		"choices, preload":     {start(Options{Preload: true, Selected: true}, "sleep", "600"), ErrNeedsProbes, "what routers read and choose"},
-		"inputs, preload":      {start(Options{Preload: true, Inputs: 2}, "sleep", "600"), ErrNeedsProbes, "what routers read and choose"},
-		"choices of graphs":    {start(Options{Detail: ebpf.DetailGraph, Selected: true}, "sleep", "600"), nil, "observe ops"},
+		"odd buffer": {start(Options{RingBytes: 5000}, "sleep", "600"), nil, ""},
+		"choices, preload": {start(Options{Preload: true, Selected: true}, "sleep", "600"), ErrNeedsProbes,
+			"what routers read and choose"},
+		"inputs, preload": {start(Options{Preload: true, Inputs: 2}, "sleep", "600"), ErrNeedsProbes,
+			"what routers read and choose"},
+		"choices of graphs": {start(Options{Detail: ebpf.DetailGraph, Selected: true}, "sleep", "600"), nil,
+			"observe ops"},
 		"odd buffer, preload":  {start(Options{RingBytes: 5000, Preload: true}, "sleep", "600"), nil, "5000"},
 		"negative buffer":      {start(Options{RingBytes: -1}, "sleep", "600"), nil, "-1"},
 		"buffer beyond 32 bit": {start(Options{RingBytes: 1 << 40}, "sleep", "600"), nil, fmt.Sprint(1 << 40)},
@@ -602,26 +631,26 @@ func TestErrors(t *testing.T) {
 		for name, tc := range cases {
 			c, err := tc.begin()
 			if err == nil {
-				t.Errorf("%s: it was begun", name)
+				t.Errorf("%s: the capture began, want %v", name, tc.want)
 				_ = c.Close()
 				continue
 			}
 			if tc.want != nil && !errors.Is(err, tc.want) || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: error %v, want %v with %q", name, err, tc.want, tc.says)
 			}
 		}
 	}
-	once(t) // opens what the runtime and libraries keep
+	once(t) // opens descriptors that the runtime and libraries keep
 	before := descriptors(t)
 	once(t)
 	if after := descriptors(t); after != before {
-		t.Errorf("%d descriptors before, %d after", before, after)
+		t.Errorf("%d descriptors are open afterwards, want %d", after, before)
 	}
 	if left := children(t); len(left) != 1 || left[0] != sleeper.Process.Pid {
 		t.Errorf("children %v are left, want %d alone", left, sleeper.Process.Pid)
 	}
 	if s, ok := stat(t, sleeper.Process.Pid); !ok || s.State != "S" {
-		t.Errorf("the process that was attached to is in state %q", s.State)
+		t.Errorf("the process that was attached to is in state %q, want S", s.State)
 	}
 }
 
@@ -634,7 +663,7 @@ func descriptors(t *testing.T) int {
 	return len(files)
 }
 
-// children lists this process's, zombies too.
+// children lists this process's children, including zombies.
 func children(t *testing.T) (pids []int) {
 	t.Helper()
 	all, err := procfs.AllProcs()

@@ -1,6 +1,7 @@
 package capture
 
-// This file defines the common interface of the two capturers: probes in the kernel, and a library inside the target.
+// This file defines the common interface of the two capturers: probes in the kernel, and a library
+// inside the target.
 
 import (
 	"context"
@@ -40,6 +41,7 @@ func (l library) Run(ctx context.Context, handle func(event.Event) error) error 
 	return l.Session.Run(ctx, l.pid, handle)
 }
 func (l library) Describe(pid int) event.TargetInfo { return l.Target(pid) }
-func (l library) Explain() error                    { return l.Seen() }
-func (l library) TellInputs(bool) error             { return nil } // it tells none
-func (l library) Detach() error                     { return nil } // nothing to do: once Run has returned, the library reports nothing more
+func (l library) Explain() error                    { return l.Session.Explain() }
+func (l library) TellInputs(bool) error             { return nil } // it has none
+// Detach has nothing to do: once Run has returned, the library reports nothing more.
+func (l library) Detach() error { return nil }

@@ -1,6 +1,7 @@
 package capture
 
-// This file implements the two kinds of target: a command that is started here, and a process that is already running.
+// This file implements the two kinds of target: a command that is started here, and a process that
+// is already running.
 
 import (
 	"context"
@@ -23,10 +24,10 @@ type target interface {
 	// run lets the target run. If that fails, wait returns the error.
 	run()
 	// ended returns when the target has ended or ctx is done.
-	ended(ctx context.Context) error
-	// wait waits, after run, until a command has ended; it kills the command if ctx is done first.
+	waitEnded(ctx context.Context) error
+	// wait waits, after run, until a command has ended. It kills the command if ctx is done first.
 	wait(ctx context.Context) (status int, err error)
-	// ending says, after run, how the target ended; "" if it has not.
+	// ending returns, after run, how the target ended, or "" if it has not.
 	ending() string
 	close() error
 }
@@ -41,7 +42,8 @@ type command struct {
 	err     error         // valid when over is closed: the command could not be released or waited for
 }
 
-// launch starts a command with one of proc's functions. Signals are caught from before the start, so that an early one reaches the command.
+// launch starts a command with one of proc's functions. Signals are caught from before the start,
+// so that an early one reaches the command.
 func launch(cmd *exec.Cmd, signals []syscall.Signal, start func(*exec.Cmd) (*proc.Child, error)) (*command, error) {
 	relay := proc.NewRelay(signals...)
 	child, err := start(cmd)
@@ -74,7 +76,7 @@ func (c *command) run() {
 	}()
 }
 
-func (c *command) ended(ctx context.Context) error {
+func (c *command) waitEnded(ctx context.Context) error {
 	select {
 	case <-c.over:
 	case <-ctx.Done():
@@ -102,7 +104,7 @@ func (c *command) ending() string {
 	}
 	text := fmt.Sprintf("the command ended with exit status %d", c.status)
 	if name := unix.SignalName(syscall.Signal(c.status - 128)); name != "" {
-		text += fmt.Sprintf(" (128 + %s)", name) // by that signal, or as a shell whose last command was
+		text += fmt.Sprintf(" (128 + %s)", name) // killed by that signal, or a shell whose last command was
 	}
 	return text
 }
@@ -138,7 +140,7 @@ type process struct{ *proc.Process }
 
 func (p process) run() {}
 
-func (p process) ended(ctx context.Context) error {
+func (p process) waitEnded(ctx context.Context) error {
 	err := p.Wait(ctx)
 	if ctx.Err() != nil {
 		return nil
@@ -157,16 +159,17 @@ func (p process) ending() string {
 
 func (p process) close() error { return p.Close() }
 
-// executable is the file that cmd executes.
-func executable(cmd *exec.Cmd) string {
+// executablePath returns the path of the file that cmd executes.
+func executablePath(cmd *exec.Cmd) string {
 	if filepath.IsAbs(cmd.Path) {
 		return cmd.Path
 	}
 	return filepath.Join(cmd.Dir, cmd.Path)
 }
 
-// hints are the files that a command's arguments may name, alone or as --flag=file, relative to the process's working directory.
-func hints(command []string, pid int) []string {
+// fileHints returns the files that a command's arguments may name, alone or as --flag=file. Names are
+// relative to the process's working directory.
+func fileHints(command []string, pid int) []string {
 	dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 	if err != nil {
 		dir = "." // the process has ended

@@ -1,6 +1,6 @@
 package cmd_test
 
-// This file opens tables in polars and in pandas, with the lines that the README shows.
+// This file opens tables in polars and in pandas, with the command lines of the README.
 
 import (
 	"context"
@@ -20,7 +20,9 @@ import (
 	"tensorcast/trace/tracetest"
 )
 
-// nodeLine and pandasLine are those of the README's lines that can be run: pandas reads CSV without a package that Debian has not.
+// nodeLine and pandasLine match the README's command lines that can be run. With pandas these are
+// the lines that read CSV, because for other formats pandas needs a package that Debian does not
+// have.
 var (
 	nodeLine   = regexp.MustCompile(`(?m)^ *(node -e ".*")$`)
 	pandasLine = regexp.MustCompile(`(?m)^ *(python3 -c ".*read_csv.*")$`)
@@ -91,29 +93,41 @@ func TestDataFrames(t *testing.T) {
 		}
 		env := "NODE_PATH=" + modules
 		want := fmt.Sprintf("%d %d %d", rows, read, experts)
-		for _, table := range []string{`readParquet("analysis/access.parquet")`, `readIPCStream(require("fs").readFileSync("capture/access.arrows"))`} {
-			got := run(t, `node -e 'const pl = require("nodejs-polars"), t = pl.`+table+`; console.log(t.height, Number(t.getColumn("bytes_accessed").sum()), t.select("experts").explode("experts").dropNulls().height)'`, env)
+		for _, table := range []string{
+			`readParquet("analysis/access.parquet")`,
+			`readIPCStream(require("fs").readFileSync("capture/access.arrows"))`,
+		} {
+			got := run(t, `node -e 'const pl = require("nodejs-polars"), t = pl.`+table+`; `+
+				`console.log(t.height, Number(t.getColumn("bytes_accessed").sum()), `+
+				`t.select("experts").explode("experts").dropNulls().height)'`, env)
 			if got != want || experts == 0 {
 				t.Errorf("%s: rows, bytes and experts %s, want %s", table, got, want)
 			}
 		}
 		for _, table := range trace.TableNames() {
-			if got := run(t, `node -e 'console.log(require("nodejs-polars").readParquet("analysis/`+table+`.parquet").height > 0)'`, env); got != "true" {
-				t.Errorf("%s: %s", table, got)
+			got := run(t, `node -e 'console.log(`+
+				`require("nodejs-polars").readParquet("analysis/`+table+`.parquet").height > 0)'`, env)
+			if got != "true" {
+				t.Errorf("%s has rows: %s, want true", table, got)
 			}
 		}
 		follow(t, nodeLine, env)
 	})
 	t.Run("pandas", func(t *testing.T) {
-		if err := exec.Command("/usr/bin/python3", "-c", "import pandas").Run(); err != nil && os.Getenv("CI") == "" {
+		err := exec.Command("/usr/bin/python3", "-c", "import pandas").Run()
+		if err != nil && os.Getenv("CI") == "" {
 			t.Skip("no pandas here: apt-get install python3-pandas")
 		}
-		if got, want := run(t, `python3 -c "import pandas as pd; print(pd.read_csv('analysis/layers.csv').read_bytes.sum())"`), fmt.Sprint(ofContext); got != want {
+		python := func(expression string) string {
+			return run(t, `python3 -c "import pandas as pd; print(`+expression+`)"`)
+		}
+		got := python("pd.read_csv('analysis/layers.csv').read_bytes.sum()")
+		if want := fmt.Sprint(ofContext); got != want {
 			t.Errorf("bytes of all layers %s, want %s", got, want)
 		}
-		// What is null is not a number.
-		if got := run(t, `python3 -c "import pandas as pd; print(pd.read_csv('analysis/rereads.csv').layer.isna().sum() > 0)"`); got != "True" {
-			t.Errorf("tensors without a layer: %s", got)
+		// Null values are read as missing.
+		if got := python("pd.read_csv('analysis/rereads.csv').layer.isna().sum() > 0"); got != "True" {
+			t.Errorf("there are tensors without a layer: %s, want True", got)
 		}
 		follow(t, pandasLine)
 	})

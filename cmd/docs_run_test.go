@@ -1,6 +1,7 @@
 package cmd_test
 
-// This file runs the commands that README and tutorial show, in their order, as someone does who follows them.
+// This file runs the commands of README and tutorial in their order, as a reader would who follows
+// them.
 
 import (
 	"context"
@@ -25,46 +26,50 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// notRun are commands, by how they begin, that this test does not run, and who does.
+// notRun are beginnings of commands that this test does not run, with the reason or the test that
+// runs them.
 var notRun = map[string]string{
 	"make ":               "CI begins with make test; the demo runs the same steps as the tutorial",
 	"llama-server ":       "it runs all the time here",
-	"curl -s http":        "what stands for llama-server serves nothing",
+	"curl -s http":        "the substitute for llama-server serves nothing",
 	"duckdb ":             "TestDuckDB",
-	"python3 ":            "TestDataFrames has those with pandas and CSV; the others take packages that are not Debian's",
+	"python3 ":            "TestDataFrames runs those with pandas and CSV; Debian lacks packages for the others",
 	"node ":               "TestDataFrames",
-	"bin/lab getllama":    "the tests have it",
+	"bin/lab getllama":    "the tests have llama.cpp already",
 	"sudo curl --unix-so": "TestStatus of package prefetch/monitor asks the sockets",
 }
 
-// instead is what is written another way here, in this order.
-var instead = []string{
-	"--size 800MB", "--size 20MB", // it is quicker
+// replacements are pairs of a text in the documents and the text that this test runs instead. They
+// are applied in this order.
+var replacements = []string{
+	"--size 800MB", "--size 20MB", // to be quicker
 	"--auto", "--auto --name llama-server", // other tests run beside this one
 	"--wait llamarun", "--wait nobody-has-this-name",
 	"llama-cli ...", `llama-cli -m model.gguf --no-repack -st -p "hi" -n 4`,
 	"/var/lib/node_exporter/", "",
-	"mkdir /sys/fs/cgroup/small && ", "", // it is there
-	"doctor --model model.gguf", "doctor --model cold.gguf", // what the server has in memory costs nothing to read
+	"mkdir /sys/fs/cgroup/small && ", "", // it exists
+	"doctor --model model.gguf", "doctor --model cold.gguf", // a model in the page cache costs nothing to read
 }
 
-// nothingToWin is what prefetchd's doctor says of the small model here, with exit status 1.
+// nothingToWin is the verdict of `prefetchd doctor` on the small model here, with exit status 1.
 const nothingToWin = "nothing to win: all 9.7 MiB that tokens read of the model fit in memory"
 
-// variables are set for one command.
+// variables matches environment variables in front of a command.
 var variables = regexp.MustCompile(`^([A-Z_]+=\S+ )+`)
 
-// untilInterrupted is what goes on until it is interrupted.
+// untilInterrupted matches commands that go on until they are interrupted, except for those that
+// endsItself matches.
 var untilInterrupted = regexp.MustCompile(`(tracer|prefetchd) (.* )?--(pid|auto|wait)`)
 
-// ends says that a command ends by itself all the same.
-var ends = regexp.MustCompile(`doctor|--dry-run| status`)
+// endsItself matches commands that end by themselves.
+var endsItself = regexp.MustCompile(`doctor|--dry-run| status`)
 
-// A follower is someone who types what the documents say, in a directory like a checkout after make build.
+// follower is a reader who types the commands of the documents, in a directory like a checkout
+// after make build.
 type follower struct {
 	dir   string
 	env   []string
-	group *cgroup.Group
+	group *cgroup.Group // stands for the control group "small" of the documents
 }
 
 func newFollower(t *testing.T) *follower {
@@ -77,7 +82,8 @@ func newFollower(t *testing.T) *follower {
 		}
 	}
 	for name, path := range bin {
-		if err := os.Link(path, filepath.Join(f.dir, "bin", name)); err != nil { // lab looks for libraries beside itself
+		// They are hard links, because lab looks for libraries beside itself.
+		if err := os.Link(path, filepath.Join(f.dir, "bin", name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -85,7 +91,7 @@ func newFollower(t *testing.T) *follower {
 	if err := os.Symlink(filepath.Dir(driver), filepath.Join(f.dir, ".llama")); err != nil {
 		t.Fatal(err)
 	}
-	// A server is found by its name, so it is a program of that name.
+	// prefetchd finds a server by the name of its program, so the driver is copied to that name.
 	server, err := os.Create(filepath.Join(f.dir, "llama-server"))
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +109,8 @@ func newFollower(t *testing.T) *follower {
 		"llama-cli": `for a; do shift; [ "$a" = -st ] || set -- "$@" "$a"; done
 exec "` + driver + `" "$@"`,
 	} {
-		if err := os.WriteFile(filepath.Join(f.dir, "shims", name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		path, text := filepath.Join(f.dir, "shims", name), []byte("#!/bin/sh\n"+script+"\n")
+		if err := os.WriteFile(path, text, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -124,10 +131,11 @@ exec "` + driver + `" "$@"`,
 	return f
 }
 
-// serve starts what stands for a server: it generates all the time.
-func (f *follower) serve(t *testing.T) {
+// startServer starts a substitute for llama-server, which generates all the time.
+func (f *follower) startServer(t *testing.T) {
 	t.Helper()
-	cmd := exec.Command("./llama-server", "--lib", ".llama", "-m", "model.gguf", "--no-repack", "-t", "1", "-c", "4096", "-n", "4000", "--repeat", "100000", "--stream")
+	cmd := exec.Command("./llama-server", "--lib", ".llama", "-m", "model.gguf", "--no-repack",
+		"-t", "1", "-c", "4096", "-n", "4000", "--repeat", "100000", "--stream")
 	cmd.Dir = f.dir
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -136,39 +144,44 @@ func (f *follower) serve(t *testing.T) {
 	testenv.WaitMapped(t, cmd.Process.Pid, filepath.Join(f.dir, "model.gguf"))
 }
 
-// makeFabric adds what the page on the device wants besides.
-func (f *follower) makeFabric(t *testing.T) {
+// prepareFabric adds the files that the page on the fabric device needs.
+func (f *follower) prepareFabric(t *testing.T) {
 	t.Helper()
-	if out, err := exec.Command("make", "-C", "..", "libraries", "BIN="+filepath.Join(f.dir, "bin")).CombinedOutput(); err != nil {
+	build := exec.Command("make", "-C", "..", "libraries", "BIN="+filepath.Join(f.dir, "bin"))
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if err := os.Symlink("../.llama", filepath.Join(f.dir, "bin", "llama")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(f.dir, "eval.txt"), []byte(strings.Repeat("The page cache holds what was read. ", 60)), 0o644); err != nil {
+	text := []byte(strings.Repeat("The page cache holds what was read. ", 60))
+	if err := os.WriteFile(filepath.Join(f.dir, "eval.txt"), text, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	f.env = append(f.env, "TFMBS_SOCKET="+filepath.Join(f.dir, "fabric.sock"))
-	t.Cleanup(func() { // the device that was started goes on for a minute
-		stop := exec.Command("pkill", "-f", "prefetchd fabric --idle .* --socket "+filepath.Join(f.dir, "fabric.sock"))
-		_ = stop.Run()
+	t.Cleanup(func() { // a started device would go on for a minute
+		pattern := "prefetchd fabric --idle .* --socket " + filepath.Join(f.dir, "fabric.sock")
+		_ = exec.Command("pkill", "-f", pattern).Run()
 	})
 }
 
-// follow runs a line.
+// follow runs a command line of a document.
 func (f *follower) follow(t *testing.T, line string) {
 	t.Helper()
-	line = strings.NewReplacer(instead...).Replace(line)
+	line = strings.NewReplacer(replacements...).Replace(line)
 	limit := "memory.max"
 	if f.group.Version() == 1 {
 		limit = "memory.limit_in_bytes"
 	}
-	line = strings.NewReplacer("/sys/fs/cgroup/small/memory.max", f.group.Dir()+"/"+limit, "/sys/fs/cgroup/small", f.group.Dir()).Replace(line)
+	line = strings.NewReplacer(
+		"/sys/fs/cgroup/small/memory.max", f.group.Dir()+"/"+limit,
+		"/sys/fs/cgroup/small", f.group.Dir()).Replace(line)
 	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer stop()
-	goesOn := untilInterrupted.MatchString(line) && !ends.MatchString(line)
+	goesOn := untilInterrupted.MatchString(line) && !endsItself.MatchString(line)
 	if goesOn {
-		line = "timeout --foreground --preserve-status -s INT 4 " + strings.TrimSuffix(strings.TrimPrefix(line, "sudo "), "&")
+		line = strings.TrimSuffix(strings.TrimPrefix(line, "sudo "), "&")
+		line = "timeout --foreground --preserve-status -s INT 4 " + line
 	}
 	cmd := exec.CommandContext(ctx, "bash", "-c", line)
 	cmd.Dir, cmd.Env = f.dir, f.env
@@ -176,19 +189,21 @@ func (f *follower) follow(t *testing.T, line string) {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	begun := time.Now()
 	out, err := cmd.CombinedOutput()
-	if strings.Contains(line, "doctor --pid") && strings.Contains(string(out), nothingToWin) || strings.Contains(line, "nobody") && strings.HasSuffix(string(out), "no such process came\n") {
+	// Two commands rightly fail here.
+	if strings.Contains(line, "doctor --pid") && strings.Contains(string(out), nothingToWin) ||
+		strings.Contains(line, "nobody") && strings.HasSuffix(string(out), "no such process came\n") {
 		err = nil
 	}
 	if goesOn && time.Since(begun) < 3*time.Second {
-		err = errors.Join(err, errors.New("it does not go on until it is interrupted"))
+		err = errors.Join(err, errors.New("it ended by itself, want it to go on until it is interrupted"))
 	}
 	if err != nil {
 		t.Errorf("%s\n%v: %s", line, err, out[max(0, len(out)-2000):])
 	}
 }
 
-// drop has the kernel forget a file.
-func drop(t *testing.T, path string) {
+// dropCache drops a file from the page cache.
+func dropCache(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -200,8 +215,8 @@ func drop(t *testing.T, path string) {
 	}
 }
 
-// commands are the lines of a document that are commands.
-func commands(t *testing.T, path string) (all []string) {
+// readCommands returns the lines of a document that are commands.
+func readCommands(t *testing.T, path string) (all []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -211,24 +226,31 @@ func commands(t *testing.T, path string) (all []string) {
 		line, _, _ := strings.Cut(strings.TrimPrefix(m[1], "$ "), "  #")
 		first, rest, _ := strings.Cut(variables.ReplaceAllString(strings.TrimPrefix(line, "sudo "), ""), " ")
 		first = filepath.Base(first)
-		if _, tool := bin[first]; tool && rest != "" || strings.HasPrefix(first, "llama") || strings.Contains(" make curl duckdb node python3 sh mkdir ", " "+first+" ") {
+		_, ours := bin[first]
+		if ours && rest != "" || strings.HasPrefix(first, "llama") ||
+			strings.Contains(" make curl duckdb node python3 sh mkdir ", " "+first+" ") {
 			all = append(all, strings.TrimSpace(line))
 		}
 	}
 	return all
 }
 
-// Each command of README, tutorial and the page on the status does what it says: it ends well, or goes on until it is interrupted.
+// Each command of README, tutorial, the page on the status and the page on the fabric succeeds, or
+// goes on until it is interrupted.
 func TestDocumentsCanBeFollowed(t *testing.T) {
 	testenv.NeedRoot(t)
-	for document, least := range map[string]int{"README.md": 20, "docs/tutorial.md": 8, "docs/status.md": 2, "fabric/README.md": 6} {
+	for document, least := range map[string]int{
+		"README.md": 20, "docs/tutorial.md": 8, "docs/status.md": 2, "fabric/README.md": 6,
+	} {
 		t.Run(document, func(t *testing.T) {
 			f := newFollower(t)
 			kind := gguf.Q8_0
 			if document == "fabric/README.md" {
 				kind = gguf.Q2_0
 			}
-			plan, err := synth.NewPlan(synth.Config{Layers: 4, Embd: 512, FF: 1024, Heads: 8, KVHeads: 4, Type: kind, Seed: 1})
+			plan, err := synth.NewPlan(synth.Config{
+				Layers: 4, Embd: 512, FF: 1024, Heads: 8, KVHeads: 4, Type: kind, Seed: 1,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -239,12 +261,12 @@ func TestDocumentsCanBeFollowed(t *testing.T) {
 			if err := plan.WriteFile(t.Context(), cold, nil); err != nil {
 				t.Fatal(err)
 			}
-			drop(t, cold)
+			dropCache(t, cold)
 			switch document {
 			case "README.md", "docs/status.md":
-				f.serve(t)
+				f.startServer(t)
 			case "fabric/README.md":
-				f.makeFabric(t)
+				f.prepareFabric(t)
 			}
 			if document == "README.md" {
 				moe := llamatest.Model(t, tinyMoE)
@@ -252,7 +274,7 @@ func TestDocumentsCanBeFollowed(t *testing.T) {
 			}
 			run := 0
 		lines:
-			for _, line := range commands(t, filepath.Join("..", document)) {
+			for _, line := range readCommands(t, filepath.Join("..", document)) {
 				for begin := range notRun {
 					if strings.HasPrefix(line, begin) {
 						continue lines
@@ -264,7 +286,7 @@ func TestDocumentsCanBeFollowed(t *testing.T) {
 				t.Logf("%.1f s: %s", time.Since(begun).Seconds(), line)
 			}
 			if run < least {
-				t.Errorf("%d commands: they are not found", run)
+				t.Errorf("%d commands were found, want at least %d", run, least)
 			}
 		})
 	}

@@ -1,6 +1,6 @@
 package cmd_test
 
-// This file checks that the commands which the documents show are there: each tool, subcommand and flag.
+// This file checks that each tool, subcommand and flag in the documents exists.
 
 import (
 	"os"
@@ -12,8 +12,9 @@ import (
 	"testing"
 )
 
-// words splits a command line as a shell does, as far as documents go. What is quoted is one word; a comment ends it.
-func words(line string) (all []string) {
+// splitWords splits a command line as a shell does, as far as documents need it. A quoted text is
+// one word. A comment ends the line.
+func splitWords(line string) (all []string) {
 	var word strings.Builder
 	quote, begun := rune(0), false
 	flush := func() {
@@ -47,16 +48,18 @@ func words(line string) (all []string) {
 	return all
 }
 
-// helps is what a command's --help says, by the command's words.
-type helps map[string]string
+// helpTexts are the outputs of --help, by the words of the command.
+type helpTexts map[string]string
 
-func (h helps) of(t *testing.T, command []string) string {
+// of returns the output of a command's --help.
+func (h helpTexts) of(t *testing.T, command []string) string {
 	t.Helper()
 	key := strings.Join(command, " ")
 	if text, ok := h[key]; ok {
 		return text
 	}
-	out, err := exec.Command(bin[command[0]], append(command[1:len(command):len(command)], "--help")...).CombinedOutput()
+	args := append(command[1:len(command):len(command)], "--help")
+	out, err := exec.Command(bin[command[0]], args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s --help: %v: %s", key, err, out)
 	}
@@ -70,10 +73,10 @@ var (
 	codeSpan = regexp.MustCompile("`([^`]+)`")
 )
 
-// check checks the commands of a line, and those that its quoted words hold. It returns how many there are.
-func (h helps) check(t *testing.T, where, line string) (n int) {
+// check checks the commands of a line, and those within its quoted words. It returns their number.
+func (h helpTexts) check(t *testing.T, where, line string) (n int) {
 	t.Helper()
-	all := words(line)
+	all := splitWords(line)
 	for i := 0; i < len(all); i++ {
 		if strings.Contains(all[i], " ") {
 			n += h.check(t, where, all[i])
@@ -84,11 +87,13 @@ func (h helps) check(t *testing.T, where, line string) (n int) {
 			name = name[at+1:]
 		}
 		tool := path.Base(name)
-		if bin[tool] == "" || strings.HasPrefix(name, "./cmd/") || i+1 < len(all) && (all[i+1] == "=" || all[i+1] == "(") || i > 0 && (all[i-1] == "-name" || all[i-1] == "go") {
+		if bin[tool] == "" || strings.HasPrefix(name, "./cmd/") ||
+			i+1 < len(all) && (all[i+1] == "=" || all[i+1] == "(") ||
+			i > 0 && (all[i-1] == "-name" || all[i-1] == "go") {
 			continue
 		}
 		if !strings.Contains(name, "/") && i > 0 && !strings.ContainsAny(all[i-1], "|;&(`") && all[i-1] != "sudo" {
-			continue // a word, no command
+			continue // an argument and not a command
 		}
 		command := []string{tool}
 		n++
@@ -110,7 +115,8 @@ func (h helps) check(t *testing.T, where, line string) (n int) {
 			if flag == nil || flag[1] == "-" {
 				continue
 			}
-			if !regexp.MustCompile(`(?m)(^|[ ,])` + regexp.QuoteMeta(flag[1]) + `([ ,=\[\n]|$)`).MatchString(help) {
+			pattern := regexp.MustCompile(`(?m)(^|[ ,])` + regexp.QuoteMeta(flag[1]) + `([ ,=\[\n]|$)`)
+			if !pattern.MatchString(help) {
 				t.Errorf("%s: %s has no %s: %s", where, strings.Join(command, " "), flag[1], line)
 			}
 		}
@@ -118,9 +124,9 @@ func (h helps) check(t *testing.T, where, line string) (n int) {
 	return n
 }
 
-// Every command line in the documents names tools, subcommands and flags that there are.
+// Every command line in the documents names existing tools, subcommands and flags.
 func TestDocumentedCommands(t *testing.T) {
-	h, n := helps{}, 0
+	h, n := helpTexts{}, 0
 	var files []string
 	for _, pattern := range []string{"*.md", "docs/*.md", "fabric/*.md", "thesis-notes/*.md"} {
 		found, err := filepath.Glob(filepath.Join("..", pattern))
@@ -145,12 +151,12 @@ func TestDocumentedCommands(t *testing.T) {
 		}
 	}
 	if n < 100 {
-		t.Errorf("%d commands in %q: they are not found", n, files)
+		t.Errorf("%d commands were found in %q, want at least 100", n, files)
 	}
 	t.Logf("%d commands", n)
-	// It can fail.
+	// Make sure that the check can fail.
 	fails := &testing.T{}
 	if h.check(fails, "here", "sudo bin/prefetchd --pid 1 --nonsense"); !fails.Failed() {
-		t.Error("a flag that does not exist passes")
+		t.Error("a flag that does not exist was not reported")
 	}
 }

@@ -1,6 +1,6 @@
 package cmd_test
 
-// This file opens exported tables in a real DuckDB, with the queries that the README shows.
+// This file opens exported tables in a real DuckDB, with the queries of the README.
 
 import (
 	"context"
@@ -34,13 +34,15 @@ func duckDB(t *testing.T) string {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "duckdb")
-	cmd := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-o", program, filepath.Join("testdata", "duckdb.c"), filepath.Join(lib, "libduckdb.so"), "-Wl,-rpath,"+lib)
+	cmd := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-o", program,
+		filepath.Join("testdata", "duckdb.c"), filepath.Join(lib, "libduckdb.so"), "-Wl,-rpath,"+lib)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return program
 }
 
+// oneLiner matches a query in the README.
 var oneLiner = regexp.MustCompile("(?m)^ *duckdb -c \"(.*)\"")
 
 func TestDuckDB(t *testing.T) {
@@ -60,7 +62,7 @@ func TestDuckDB(t *testing.T) {
 		return string(out)
 	}
 	run(bin["analyze"], "--export")
-	// Each table has the rows that the capture has.
+	// Each table has the rows of the capture.
 	c, err := trace.Open(filepath.Join(dir, "capture"))
 	if err != nil {
 		t.Fatal(err)
@@ -74,40 +76,54 @@ func TestDuckDB(t *testing.T) {
 		bytes += a.Bytes
 		experts += int64(len(a.Experts))
 	}
-	want := strings.TrimSpace(run(program, "SELECT "+fmt.Sprint(rows)+", "+fmt.Sprint(bytes)+", "+fmt.Sprint(experts)))
-	if got := strings.TrimSpace(run(program, "SELECT count(*), sum(bytes_accessed), sum(len(experts)) FROM 'analysis/access.parquet'")); got != want || rows == 0 || experts == 0 {
-		t.Errorf("access: %s, want %s", got, want)
+	query := func(sql string) string { return strings.TrimSpace(run(program, sql)) }
+	want := query("SELECT " + fmt.Sprint(rows) + ", " + fmt.Sprint(bytes) + ", " + fmt.Sprint(experts))
+	got := query("SELECT count(*), sum(bytes_accessed), sum(len(experts)) FROM 'analysis/access.parquet'")
+	if got != want || rows == 0 || experts == 0 {
+		t.Errorf("access: %s, want %s and no 0", got, want)
 	}
 	for _, table := range trace.TableNames() {
-		if got := strings.TrimSpace(run(program, "SELECT count(*) > 0 FROM 'analysis/"+table+".parquet'")); got != "true" {
-			t.Errorf("%s: %s", table, got)
+		if got := query("SELECT count(*) > 0 FROM 'analysis/" + table + ".parquet'"); got != "true" {
+			t.Errorf("%s has rows: %s, want true", table, got)
 		}
 	}
-	for query, want := range map[string]string{
-		"SELECT count(*) - count(tensor_name), count(tensor_name) > 0 FROM 'analysis/pagein.parquet' WHERE file = 'moe.gguf' AND expert = -1 AND cause = 'readahead'": fmt.Sprint(countNameless(t, c)) + "|false\n",
-		"SELECT shape::VARCHAR, expert_stride_bytes FROM 'analysis/structure.parquet' WHERE tensor_name = 'blk.0.ffn_up_exps.weight'":                                 "[20, 50, 8]|1000\n",
-		"SELECT typeof(data_ptr), typeof(duration_ns), typeof(experts) FROM 'analysis/access.parquet' LIMIT 1":                                                        "UBIGINT|BIGINT|INTEGER[]\n",
+	for _, tc := range []struct{ sql, want string }{
+		{
+			"SELECT count(*) - count(tensor_name), count(tensor_name) > 0 FROM 'analysis/pagein.parquet' " +
+				"WHERE file = 'moe.gguf' AND expert = -1 AND cause = 'readahead'",
+			fmt.Sprint(countNameless(t, c)) + "|false\n",
+		},
+		{
+			"SELECT shape::VARCHAR, expert_stride_bytes FROM 'analysis/structure.parquet' " +
+				"WHERE tensor_name = 'blk.0.ffn_up_exps.weight'",
+			"[20, 50, 8]|1000\n",
+		},
+		{
+			"SELECT typeof(data_ptr), typeof(duration_ns), typeof(experts) FROM 'analysis/access.parquet' LIMIT 1",
+			"UBIGINT|BIGINT|INTEGER[]\n",
+		},
 	} {
-		if got := run(program, query); got != want {
-			t.Errorf("%s: %q, want %q", query, got, want)
+		if got := run(program, tc.sql); got != tc.want {
+			t.Errorf("%s: %q, want %q", tc.sql, got, tc.want)
 		}
 	}
-	// The README's.
+	// The queries of the README.
 	readme, err := os.ReadFile(filepath.Join("..", "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	queries := oneLiner.FindAllSubmatch(readme, -1)
 	if len(queries) < 3 {
-		t.Fatalf("the README shows %d queries", len(queries))
+		t.Fatalf("the README has %d queries, want at least 3", len(queries))
 	}
 	for _, q := range queries {
 		if out := run(program, string(q[1])); strings.Count(out, "\n") < 1 {
-			t.Errorf("%s: no rows", q[1])
+			t.Errorf("%s: no rows, want some", q[1])
 		}
 	}
 }
 
+// countNameless counts the page-ins outside all tensors.
 func countNameless(t *testing.T, c *trace.Capture) (n int64) {
 	t.Helper()
 	for r, err := range c.PageIns() {

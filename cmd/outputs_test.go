@@ -1,9 +1,11 @@
 // Package cmd_test has tests over all commands.
 package cmd_test
 
-// This file has one test over everything that the commands write: whatever goes wrong while they do, and whenever, an output is whole or not
-// there. prefetchd is not here: the file that it writes (fabric --report) is written when it is told to end. Nor is lab
-// fabric: what it writes is never the same twice. Both write by outfile.Write.
+// This file tests the outputs of all commands. Whatever goes wrong during a write, and whenever, an
+// output is complete or absent.
+//
+// Two commands are left out, which also write with outfile.Write: `prefetchd fabric --report`,
+// which writes when it is told to end, and `lab fabric`, whose output is different each time.
 
 import (
 	"bytes"
@@ -30,14 +32,16 @@ import (
 	"tensorcast/trace"
 )
 
-var bin = map[string]string{} // commands by name
+// bin has the paths of the built commands, by name.
+var bin = map[string]string{}
 
 func TestMain(m *testing.M) {
 	faults.Launched()
 	status := 1
 	func() {
 		for name, pkg := range map[string]string{
-			"ggufmap": "tensorcast/cmd/ggufmap", "analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer", "prefetchd": "tensorcast/cmd/prefetchd", "lab": "tensorcast/experiments/cmd/lab",
+			"ggufmap": "tensorcast/cmd/ggufmap", "analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer",
+			"prefetchd": "tensorcast/cmd/prefetchd", "lab": "tensorcast/experiments/cmd/lab",
 		} {
 			path, remove, err := testenv.BuildPackage(name, pkg)
 			if err != nil {
@@ -54,16 +58,21 @@ func TestMain(m *testing.M) {
 
 var tiny = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 2, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
 
-var tinyMoE = synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Experts: 2, Used: 1, Type: gguf.Q8_0, Seed: 1}
+var tinyMoE = synth.Config{
+	Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Experts: 2, Used: 1, Type: gguf.Q8_0, Seed: 1,
+}
 
-// tool is a command that writes to a directory, which is its working directory.
+// tool is a command that writes to its working directory.
 type tool struct {
 	args []string
-	// outputs are the files that appear whole; nil if the output is a capture in the directory "capture".
+	// outputs are the files that appear completely or not at all; nil if the output is a capture in
+	// the directory "capture".
 	outputs []string
-	// varies: two runs write other bytes (they tell times), of the same form.
+	// varies says that two runs write different bytes of the same form, because the output has times.
 	varies bool
-	faults int // if the command is slow, about so many calls fail, spread over the run; 0: all
+	// faults is about how many calls are made to fail, one per run and spread over all calls, if
+	// the command is slow; 0: all.
+	faults int
 }
 
 func TestOutputsAreWholeOrAbsent(t *testing.T) {
@@ -73,60 +82,138 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 	o := llama.Options{Model: model, Prompt: "a b", Tokens: 2, Threads: 1, NoRepack: true}
 	target := in.Command(t.Context(), o).Args
 	capture := filepath.Join(t.TempDir(), "capture")
-	if out, err := exec.Command(bin["tracer"], append([]string{"-o", capture, "--"}, target...)...).CombinedOutput(); err != nil {
-		t.Fatalf("trace: %v\n%s", err, out)
+	record := func(args ...string) {
+		if out, err := exec.Command(bin["tracer"], args...).CombinedOutput(); err != nil {
+			t.Fatalf("tracer %q: %v\n%s", args, err, out)
+		}
 	}
+	record(append([]string{"-o", capture, "--"}, target...)...)
 	o.Model = llamatest.Model(t, tinyMoE)
 	mixture := in.Command(t.Context(), o).Args
 	routed := filepath.Join(t.TempDir(), "capture")
-	if out, err := exec.Command(bin["tracer"], append([]string{"--hidden", "-o", routed, "--"}, mixture...)...).CombinedOutput(); err != nil {
-		t.Fatalf("trace what routers read: %v\n%s", err, out)
-	}
+	record(append([]string{"--hidden", "-o", routed, "--"}, mixture...)...)
 	series := filepath.Join(t.TempDir(), "runs.json")
-	if err := os.WriteFile(series, []byte(`{"model": {"path": "m.gguf", "token_bytes": 1000}, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}],
-		"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000], "token_bytes": [7]}]}`), 0o644); err != nil {
+	const runs = `{"model": {"path": "m.gguf", "token_bytes": 1000}, "variants": [{"name": "plain"}],
+		"results": [{"limit_bytes": 500}],
+		"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000],
+			"token_bytes": [7]}]}`
+	if err := os.WriteFile(series, []byte(runs), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	pattern := []string{
+		"analysis/pattern.parquet", "analysis/pattern.csv", "analysis/pattern.json", "analysis/access_pattern.h",
+	}
 	for name, tool := range map[string]tool{
-		"ggufmap":         {args: []string{"ggufmap", "-o", "s.csv", model}, outputs: []string{"s.csv"}},
-		"ggufmap parquet": {args: []string{"ggufmap", "--wide", "--format", "parquet", "-o", "s.parquet", model}, outputs: []string{"s.parquet"}, faults: 2},
-		"analyze": {args: []string{"analyze", "-c", capture, "-o", "analysis", "--heatmap"}, outputs: []string{"analysis/pattern.parquet",
-			"analysis/pattern.csv", "analysis/pattern.json", "analysis/access_pattern.h", "analysis/heatmap_access_per_token.png"}, faults: 3},
-		"analyze --hidden": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "parquet"}, outputs: []string{"analysis/pattern.parquet",
-			"analysis/pattern.csv", "analysis/pattern.json", "analysis/access_pattern.h", "analysis/hidden.parquet"}, faults: 2},
-		"analyze --hidden CSV": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "csv"}, outputs: []string{"analysis/pattern.parquet",
-			"analysis/pattern.csv", "analysis/pattern.json", "analysis/access_pattern.h", "analysis/hidden.csv"}, faults: 1},
-		"analyze whatif": {args: []string{"analyze", "whatif", "-c", capture, "-o", "w", "--disk", "1GB/s", "--format", "svg"}, outputs: []string{"w/whatif.parquet", "w/whatif.csv",
-			"w/miss_ratio.csv", "w/miss_ratio.parquet", "w/whatif.svg", "w/miss_ratio.svg"}, faults: 1},
-		"analyze --export": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--export"}, outputs: []string{"analysis/pattern.parquet", "analysis/pattern.csv", "analysis/pattern.json",
-			"analysis/access_pattern.h", "analysis/access.parquet", "analysis/hidden.parquet", "analysis/route.parquet", "analysis/steps.parquet", "analysis/structure.parquet"}, faults: 1},
-		"analyze rereads": {args: []string{"analyze", "rereads", "-c", capture, "-o", "r", "--format", "svg"}, outputs: []string{"r/rereads.csv", "r/rereads.parquet", "r/rereads.svg"}, faults: 1},
-		"analyze experts": {args: []string{"analyze", "experts", "-c", routed, "-o", "r"}, outputs: []string{"r/experts.csv", "r/experts.parquet", "r/experts.png",
-			"r/experts_tokens.csv", "r/experts_tokens.parquet", "r/experts_tokens.png", "r/experts_layers.csv", "r/experts_layers.parquet",
-			"r/experts_together.csv", "r/experts_together.parquet", "r/experts_map.png"}, faults: 1},
-		"analyze report": {args: []string{"analyze", "report", "-c", capture, "-o", "r"}, outputs: []string{"r/index.html"}, faults: 1},
-		"analyze determinism": {args: []string{"analyze", "determinism", "-c", capture, "-o", "analysis"},
-			outputs: []string{"analysis/determinism.csv", "analysis/determinism.parquet", "analysis/determinism_edits.csv", "analysis/determinism_edits.parquet"}, faults: 2},
-		"analyze compare": {args: []string{"analyze", "compare", "-o", "analysis", capture, routed}, outputs: []string{"analysis/compare.csv", "analysis/compare.parquet", "analysis/compare.png"}, faults: 2},
-		"analyze moe":     {args: []string{"analyze", "moe", "-o", "figures", "--format", "svg", routed}, outputs: []string{"figures/hits.svg", "figures/recall.svg", "figures/reads.svg"}, faults: 2},
-		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
-			outputs: []string{"m.gguf"}, faults: 8},
-		"lab synth --inflate": {args: []string{"lab", "synth", "-o", "m.gguf", "--inflate", "2", llamatest.Model(t, tinyMoE)}, outputs: []string{"m.gguf"}, faults: 2},
-		"lab --save":          {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}, faults: 4},
-		"lab pressure": {args: []string{"lab", "pressure", "--from", series, "--save", "s.json", "--parquet", "r.parquet", "--figure", "f.svg", "--figure-bytes", "b.svg"},
-			outputs: []string{"s.json", "r.parquet", "f.svg", "b.svg"}, faults: 2},
-		"lab fabricplan": {args: []string{"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png"},
-			outputs: []string{"w.gguf", "f.png"}, faults: 1},
-		// A capture's files are the same whoever observes; --preload is the fastest.
+		"ggufmap": {args: []string{"ggufmap", "-o", "s.csv", model}, outputs: []string{"s.csv"}},
+		"ggufmap parquet": {
+			args:    []string{"ggufmap", "--wide", "--format", "parquet", "-o", "s.parquet", model},
+			outputs: []string{"s.parquet"}, faults: 2,
+		},
+		"analyze": {
+			args:    []string{"analyze", "-c", capture, "-o", "analysis", "--heatmap"},
+			outputs: append(slices.Clone(pattern), "analysis/heatmap_access_per_token.png"), faults: 3,
+		},
+		"analyze --hidden": {
+			args:    []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "parquet"},
+			outputs: append(slices.Clone(pattern), "analysis/hidden.parquet"), faults: 2,
+		},
+		"analyze --hidden CSV": {
+			args:    []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "csv"},
+			outputs: append(slices.Clone(pattern), "analysis/hidden.csv"), faults: 1,
+		},
+		"analyze whatif": {
+			args: []string{"analyze", "whatif", "-c", capture, "-o", "w", "--disk", "1GB/s", "--format", "svg"},
+			outputs: []string{
+				"w/whatif.parquet", "w/whatif.csv", "w/miss_ratio.csv", "w/miss_ratio.parquet",
+				"w/whatif.svg", "w/miss_ratio.svg",
+			},
+			faults: 1,
+		},
+		"analyze --export": {
+			args: []string{"analyze", "-c", routed, "-o", "analysis", "--export"},
+			outputs: append(slices.Clone(pattern), "analysis/access.parquet", "analysis/hidden.parquet",
+				"analysis/route.parquet", "analysis/steps.parquet", "analysis/structure.parquet"),
+			faults: 1,
+		},
+		"analyze rereads": {
+			args:    []string{"analyze", "rereads", "-c", capture, "-o", "r", "--format", "svg"},
+			outputs: []string{"r/rereads.csv", "r/rereads.parquet", "r/rereads.svg"}, faults: 1,
+		},
+		"analyze experts": {
+			args: []string{"analyze", "experts", "-c", routed, "-o", "r"},
+			outputs: []string{
+				"r/experts.csv", "r/experts.parquet", "r/experts.png",
+				"r/experts_tokens.csv", "r/experts_tokens.parquet", "r/experts_tokens.png",
+				"r/experts_layers.csv", "r/experts_layers.parquet",
+				"r/experts_together.csv", "r/experts_together.parquet", "r/experts_map.png",
+			},
+			faults: 1,
+		},
+		"analyze report": {
+			args: []string{"analyze", "report", "-c", capture, "-o", "r"}, outputs: []string{"r/index.html"}, faults: 1,
+		},
+		"analyze determinism": {
+			args: []string{"analyze", "determinism", "-c", capture, "-o", "analysis"},
+			outputs: []string{
+				"analysis/determinism.csv", "analysis/determinism.parquet",
+				"analysis/determinism_edits.csv", "analysis/determinism_edits.parquet",
+			},
+			faults: 2,
+		},
+		"analyze compare": {
+			args:    []string{"analyze", "compare", "-o", "analysis", capture, routed},
+			outputs: []string{"analysis/compare.csv", "analysis/compare.parquet", "analysis/compare.png"}, faults: 2,
+		},
+		"analyze moe": {
+			args:    []string{"analyze", "moe", "-o", "figures", "--format", "svg", routed},
+			outputs: []string{"figures/hits.svg", "figures/recall.svg", "figures/reads.svg"}, faults: 2,
+		},
+		"lab synth": {
+			args: []string{
+				"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64",
+				"--heads", "2", "--kv-heads", "2", "--type", "Q8_0",
+			},
+			outputs: []string{"m.gguf"}, faults: 8,
+		},
+		"lab synth --inflate": {
+			args:    []string{"lab", "synth", "-o", "m.gguf", "--inflate", "2", llamatest.Model(t, tinyMoE)},
+			outputs: []string{"m.gguf"}, faults: 2,
+		},
+		"lab --save": {
+			args: []string{
+				"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64",
+				"--save", "r.json",
+			},
+			outputs: []string{"r.json"}, faults: 4,
+		},
+		"lab pressure": {
+			args: []string{
+				"lab", "pressure", "--from", series, "--save", "s.json", "--parquet", "r.parquet",
+				"--figure", "f.svg", "--figure-bytes", "b.svg",
+			},
+			outputs: []string{"s.json", "r.parquet", "f.svg", "b.svg"}, faults: 2,
+		},
+		"lab fabricplan": {
+			args: []string{
+				"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png",
+			},
+			outputs: []string{"w.gguf", "f.png"}, faults: 1,
+		},
+		// A capture has the same files with and without --preload, which is faster.
 		"tracer": {args: append([]string{"tracer", "--preload", "-o", "capture", "--"}, target...), faults: 5},
-		// Only probes see what routers read.
-		"tracer --hidden": {args: append([]string{"tracer", "--hidden", "-o", "capture", "--"}, mixture...), faults: 3},
-		"tracer CSV":      {args: append([]string{"tracer", "--preload", "--csv", "-o", "reads.csv", "--"}, target...), outputs: []string{"reads.csv"}, varies: true, faults: 3},
+		// Only probes see the inputs of routers.
+		"tracer --hidden": {
+			args: append([]string{"tracer", "--hidden", "-o", "capture", "--"}, mixture...), faults: 3,
+		},
+		"tracer CSV": {
+			args:    append([]string{"tracer", "--preload", "--csv", "-o", "reads.csv", "--"}, target...),
+			outputs: []string{"reads.csv"}, varies: true, faults: 3,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tool.args = slices.Clone(tool.args)
 			tool.args[0] = bin[tool.args[0]]
-			tool.test(t)
+			tool.testFaults(t)
 			tool.testFullDisk(t)
 		})
 	}
@@ -142,7 +229,7 @@ func (c *tool) run(t *testing.T, dir string, f faults.Fault) (faults.Outcome, st
 	return faults.Run(t, cmd, dir, f), stderr.String()
 }
 
-// read returns the outputs that are there, and what else is.
+// read returns the existing outputs with their contents, and the names of other files.
 func (c *tool) read(t *testing.T, dir string) (files map[string]string, others []string) {
 	t.Helper()
 	files = map[string]string{}
@@ -168,7 +255,7 @@ func (c *tool) read(t *testing.T, dir string) (files map[string]string, others [
 	return files, others
 }
 
-// sample returns at most most numbers of 1 to n, if most is not 0, among them the last ones.
+// sample returns about most numbers of 1 to n, among them the last ones; all of them if most is 0.
 func sample(n, most int) []int {
 	var all []int
 	for i := range n {
@@ -179,57 +266,63 @@ func sample(n, most int) []int {
 	return all
 }
 
-// old is what is there before: outputs of an earlier run, which are other ones.
+// old is the content of an output of an earlier run.
 const old = "an earlier output\n"
 
-func (c *tool) test(t *testing.T) {
+// testFaults runs the tool with a fault at each call.
+func (c *tool) testFaults(t *testing.T) {
 	for _, before := range []string{"", old} {
-		for _, named := range []bool{false, true} {
+		for _, noTmpfile := range []bool{false, true} {
 			switch {
-			case c.outputs == nil && before != "": // a directory that holds something else is refused
+			case c.outputs == nil && before != "": // a directory with other files is refused
 				continue
-			case c.faults != 0 && named != (before != ""): // these are slow: not all four combinations
+			case c.faults != 0 && noTmpfile != (before != ""): // slow tools are not run in all four combinations
 				continue
 			}
-			fresh := func() string {
+			newDir := func() string {
 				dir := t.TempDir()
 				for _, name := range c.outputs {
 					if before == "" {
 						break
 					}
 					path := filepath.Join(dir, name)
-					if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(before), 0o640)); err != nil {
+					err := errors.Join(
+						os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(before), 0o640))
+					if err != nil {
 						t.Fatal(err)
 					}
 				}
 				return dir
 			}
-			dir := fresh()
-			whole, stderr := c.run(t, dir, faults.Fault{Named: named})
+			dir := newDir()
+			whole, stderr := c.run(t, dir, faults.Fault{NoTmpfile: noTmpfile})
 			want, others := c.read(t, dir)
 			if whole.Status != 0 || len(want) != len(c.outputs) || c.outputs != nil && len(others) > 0 {
-				t.Fatalf("without a fault: status %d, %d outputs, and %q\n%s", whole.Status, len(want), others, stderr)
+				t.Fatalf("without a fault: status %d, %d outputs, other files %q; want 0, %d, none\n%s",
+					whole.Status, len(want), others, len(c.outputs), stderr)
 			}
 			if len(whole.Calls) < 3 {
-				t.Fatalf("without a fault %d calls are seen: %q", len(whole.Calls), whole.Calls)
+				t.Fatalf("without a fault there are %d calls, want at least 3: %q", len(whole.Calls), whole.Calls)
 			}
 			n := 0
 			for _, at := range sample(len(whole.Calls), c.faults) {
-				for _, f := range []faults.Fault{{Errno: errnoFor(whole.Calls[at-1])}, {Signal: syscall.SIGKILL}, {Signal: syscall.SIGINT}} {
-					f.At, f.Named = at, named
+				for _, f := range []faults.Fault{
+					{Errno: errnoFor(whole.Calls[at-1])}, {Signal: syscall.SIGKILL}, {Signal: syscall.SIGINT},
+				} {
+					f.At, f.NoTmpfile = at, noTmpfile
 					n++
-					c.check(t, fresh(), before, want, f)
+					c.checkFault(t, newDir(), before, want, f)
 					if t.Failed() {
 						t.Fatalf("the calls are %q", whole.Calls)
 					}
 				}
 			}
-			t.Logf("before %q, named %v: %d calls, %d faults", before, named, len(whole.Calls), n)
+			t.Logf("before %q, without O_TMPFILE %v: %d calls, %d faults", before, noTmpfile, len(whole.Calls), n)
 		}
 	}
 }
 
-// testFullDisk runs the tool on a real full disk.
+// testFullDisk runs the tool on a file system that is really full.
 func (c *tool) testFullDisk(t *testing.T) {
 	const filler = "filler"
 	dir := t.TempDir()
@@ -246,7 +339,7 @@ func (c *tool) testFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer full.Close()
-	for err == nil { // to the last page
+	for err == nil { // until it is full
 		_, err = full.Write(make([]byte, 4<<10))
 	}
 	out, stderr := c.run(t, dir, faults.Fault{})
@@ -257,16 +350,16 @@ func (c *tool) testFullDisk(t *testing.T) {
 	c.checkError(faults.Fault{Errno: unix.ENOSPC}, out.Status, stderr, wrong)
 	files, others := c.read(t, dir)
 	if len(files) > 0 {
-		wrong("%d outputs are there", len(files))
+		wrong("%d outputs exist, want none", len(files))
 	}
 	if c.outputs == nil {
 		c.checkCapture(filepath.Join(dir, "capture"), out.Status, wrong)
 	} else if !slices.Equal(others, []string{filler}) {
-		wrong("left is %q", others)
+		wrong("other files are %q, want only %q", others, filler)
 	}
 }
 
-// errnoFor is what goes wrong with a call in practice.
+// errnoFor returns an error with which a call fails in practice.
 func errnoFor(call string) syscall.Errno {
 	switch op, _, _ := strings.Cut(call, " "); op {
 	case "write", "mkdir":
@@ -277,7 +370,9 @@ func errnoFor(call string) syscall.Errno {
 	return unix.EIO
 }
 
-func (c *tool) check(t *testing.T, dir, before string, want map[string]string, f faults.Fault) {
+// checkFault runs the tool with a fault and checks the outputs. want are the outputs of a run
+// without a fault.
+func (c *tool) checkFault(t *testing.T, dir, before string, want map[string]string, f faults.Fault) {
 	t.Helper()
 	out, stderr := c.run(t, dir, f)
 	call := "none"
@@ -289,7 +384,7 @@ func (c *tool) check(t *testing.T, dir, before string, want map[string]string, f
 		t.Errorf("%v (%s): %s\nstatus %d: %s", f, call, fmt.Sprintf(format, args...), out.Status, stderr)
 	}
 	if f.Signal == unix.SIGKILL && out.Status != -1 && call != "none" {
-		wrong("it was not killed")
+		wrong("it was not killed, want it killed")
 	}
 	if f.Errno != 0 && call != "none" {
 		c.checkError(f, out.Status, stderr, wrong)
@@ -299,36 +394,40 @@ func (c *tool) check(t *testing.T, dir, before string, want map[string]string, f
 	} else {
 		got, others := c.read(t, dir)
 		for _, name := range c.outputs {
-			text, there := got[name]
+			text, exists := got[name]
+			interrupted := f.Signal == unix.SIGINT
 			switch {
-			case !there && (before == "" || strings.Contains(name, "/")): // analyze removes all that is old before the first new one appears
-			case there && (text == before || text == want[name] || c.varies && sameForm(text, want[name], f.Signal == unix.SIGINT)):
+			case !exists && (before == "" || strings.Contains(name, "/")):
+				// analyze removes all old outputs before the first new one appears.
+			case exists && (text == before || text == want[name]):
+			case exists && c.varies && hasSameForm(text, want[name], interrupted):
 			default:
-				wrong("%s is neither whole nor absent: %d bytes of %d", name, len(text), len(want[name]))
+				wrong("%s is neither complete nor absent: %d bytes of %d", name, len(text), len(want[name]))
 			}
 			if out.Status == 0 && text == before {
-				wrong("it says that all is well, and %s is not there", name)
+				wrong("the status is 0, but %s was not written", name)
 			}
 		}
 		for _, name := range others {
-			// Killed in the moment between two names, a whole file stays under the temporary one; without O_TMPFILE any part of it.
+			// A kill may leave a file under its temporary name: without O_TMPFILE an incomplete
+			// one, otherwise a complete one.
 			if f.Signal != unix.SIGKILL || outfile.Temporary(filepath.Base(name)) == "" {
-				wrong("%s is left", name)
+				wrong("%s is left, want it removed", name)
 			}
 		}
 	}
-	// What is left does not stand in the way of the next run.
+	// Files that are left do not disturb the next run.
 	if f.Signal == unix.SIGKILL && (c.faults == 0 || c.outputs == nil) {
 		if again, stderr := c.run(t, dir, faults.Fault{}); again.Status != 0 {
-			wrong("the next run: status %d\n%s", again.Status, stderr)
+			wrong("the next run: status %d, want 0\n%s", again.Status, stderr)
 		}
 	}
 }
 
-// checkError: one line that names what the user named and why, once.
+// checkError checks that the command failed with one line that names an output, and the reason once.
 func (c *tool) checkError(f faults.Fault, status int, stderr string, wrong func(string, ...any)) {
 	if status != 1 {
-		wrong("it says that all is well")
+		wrong("the status is %d, want 1", status)
 	}
 	why := f.Errno.Error()
 	names := false
@@ -340,12 +439,13 @@ func (c *tool) checkError(f faults.Fault, status int, stderr string, wrong func(
 	}
 }
 
-// checkCapture: if it says that it is complete, it is; else what is there can be read.
+// checkCapture checks a capture. If it is marked as complete, it must be. Otherwise its rows must
+// be readable.
 func (c *tool) checkCapture(dir string, status int, wrong func(string, ...any)) {
 	opened, err := trace.Open(dir)
 	if errors.Is(err, trace.ErrNoCapture) {
 		if status == 0 {
-			wrong("there is no capture")
+			wrong("there is no capture, but the status is 0")
 		}
 		return
 	}
@@ -378,16 +478,17 @@ func (c *tool) checkCapture(dir string, status int, wrong func(string, ...any)) 
 	m := opened.Meta
 	switch {
 	case m.Complete && m.Hidden != nil && (hidden != m.Hidden.Rows || hidden == 0):
-		wrong("it says that it is complete, with %d hidden rows: there are %d", m.Hidden.Rows, hidden)
+		wrong("the capture has %d hidden rows, want %d and not 0", hidden, m.Hidden.Rows)
 	case m.Complete && (rows != m.Rows || steps != m.Steps || rows == 0):
-		wrong("it says that it is complete, with %d rows and %d steps: there are %d and %d", m.Rows, m.Steps, rows, steps)
+		wrong("the capture has %d rows and %d steps, want %d and %d, and not 0", rows, steps, m.Rows, m.Steps)
 	case !m.Complete && status == 0:
-		wrong("it is not complete")
+		wrong("the capture is not complete, but the status is 0")
 	}
 }
 
-// sameForm: CSV files of the same work differ in times and addresses. If the command was interrupted, the file has what was seen until then.
-func sameForm(a, b string, interrupted bool) bool {
+// hasSameForm compares two CSV files of the same work, which differ in times and addresses. If the
+// command was interrupted, a has only the rows until then.
+func hasSameForm(a, b string, interrupted bool) bool {
 	lines, want := strings.Split(a, "\n"), strings.Split(b, "\n")
 	if len(lines) != len(want) && !interrupted || len(lines) < 2 || lines[0] != want[0] {
 		return false
@@ -397,5 +498,5 @@ func sameForm(a, b string, interrupted bool) bool {
 			return false
 		}
 	}
-	return lines[len(lines)-1] == "" // it ends with a whole line
+	return lines[len(lines)-1] == "" // it ends with a complete line
 }

@@ -1,4 +1,3 @@
-// Package cmd_test has tests over all commands.
 package cmd_test
 
 // This file tests that a signal ends every command soon, whatever it is doing.
@@ -25,8 +24,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// soon is within which a signal ends a command. On a busy machine everything may take longer now and then: the best of some attempts counts.
-// No attempt may take as long as tooLate.
+// soon is the time within which a signal must end a command. On a busy machine everything may take
+// longer sometimes, so the best of some attempts counts. No attempt may take as long as tooLate.
 const (
 	soon     = time.Second
 	attempts = 4
@@ -36,23 +35,26 @@ const (
 // scene is a command that is signalled.
 type scene struct {
 	args []string // the command, by its name, and its arguments
-	// ready reports whether the command does what the scene is about. Output is what it has written to standard error.
+	// ready reports whether the command has reached the moment of the signal. output is its
+	// standard error until now.
 	ready func(pid int, output string) bool
-	// stalled: nobody reads its standard output.
+	// stalled says that nobody reads its standard output.
 	stalled bool
-	signal  func(t *testing.T, pid int, sig syscall.Signal) // nil: to the command
-	status  int                                             // -1: any
+	// signal sends the signal; nil: to the command.
+	signal func(t *testing.T, pid int, sig syscall.Signal)
+	status int // the wanted exit status; -1: any
 }
 
 func TestSignalsEndCommandsSoon(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
+	model := synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
 	o := llama.Options{
-		Model:  llamatest.Model(t, synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}),
+		Model:  llamatest.Model(t, model),
 		Prompt: "x", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20,
 	}
 	command := in.Command(t.Context(), o).Args
-	running, stopped := target(t, in, o), target(t, in, o)
+	running, stopped := startTarget(t, in, o), startTarget(t, in, o)
 	if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -60,13 +62,15 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 	(&gguftest.Model{KVs: manyArrays()}).Write(t, arrays)
 	capture := filepath.Join(t.TempDir(), "capture")
 	long := exec.Command("timeout", "--signal=INT", "4", bin["tracer"], "-o", capture, "--pid", fmt.Sprint(running))
-	if out, err := long.CombinedOutput(); err != nil && long.ProcessState.ExitCode() != 124 { // timeout's own
+	out, err := long.CombinedOutput()
+	if err != nil && long.ProcessState.ExitCode() != 124 { // 124 is the status of timeout
 		t.Fatalf("%v\n%s", err, out)
 	}
 	tracer := func(dir string, args ...string) []string {
 		return append([]string{"tracer", "-v", "-o", filepath.Join(t.TempDir(), dir)}, args...)
 	}
-	attached := func(_ int, output string) bool { return strings.Contains(output, "ggml_backend_buffer_free") } // the last probe
+	// The last probe has been set.
+	attached := func(_ int, output string) bool { return strings.Contains(output, "ggml_backend_buffer_free") }
 	after := func(d time.Duration) func(int, string) bool {
 		var begun time.Time
 		last := 0
@@ -77,7 +81,8 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 			return time.Since(begun) > d
 		}
 	}
-	worked := func(d time.Duration) func(int, string) bool { // it has used so much of a processor, however busy the machine is
+	// The command has used so much processor time, which does not depend on how busy the machine is.
+	worked := func(d time.Duration) func(int, string) bool {
 		return func(pid int, _ string) bool {
 			p, err := procfs.NewProc(pid)
 			if err != nil {
@@ -87,7 +92,9 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 			return err == nil && stat.CPUTime() >= d.Seconds()
 		}
 	}
-	settled := func(pid int, _ string) bool { // prefetchd has set up everything: it is killed first from then on
+	// prefetchd has set up everything. From then on it would be the first to be killed for lack of
+	// memory.
+	settled := func(pid int, _ string) bool {
 		adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
 		return err == nil && strings.TrimSpace(string(adj)) == "1000"
 	}
@@ -97,31 +104,66 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", child))
 		return child != 0 && err == nil && bytes.Contains(maps, []byte(o.Model))
 	}
-	hears := func(pid int, _ string) bool { return childOf(childOf(pid)) != 0 } // the shell has set its traps and started the command
+	// The shell has set its traps and started the command.
+	trapped := func(pid int, _ string) bool { return childOf(childOf(pid)) != 0 }
 	deaf := append([]string{"--", "sh", "-c", `trap "" INT TERM; "$@"; exit 5`, "sh"}, "sleep", "600")
+	pid, stoppedPID := fmt.Sprint(running), fmt.Sprint(stopped)
 	for name, s := range map[string]scene{
-		"tracer":                   {args: tracer("a", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
-		"tracer, graphs":           {args: tracer("b", "--detail", "graph", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
-		"tracer, io":               {args: tracer("c", "--detail", "op+io", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
-		"tracer, processes":        {args: tracer("d", "--follow", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
-		"tracer, a stopped target": {args: tracer("e", "--pid", fmt.Sprint(stopped)), ready: attached, status: cli.Failure},
-		"tracer, its output is not read": {
-			args: []string{"tracer", "-v", "--csv", "--pid", fmt.Sprint(running)}, ready: attached, stalled: true, status: cli.Failure,
+		"tracer":            {args: tracer("a", "--pid", pid), ready: attached, status: -1},
+		"tracer, graphs":    {args: tracer("b", "--detail", "graph", "--pid", pid), ready: attached, status: -1},
+		"tracer, io":        {args: tracer("c", "--detail", "op+io", "--pid", pid), ready: attached, status: -1},
+		"tracer, processes": {args: tracer("d", "--follow", "--pid", pid), ready: attached, status: -1},
+		"tracer, a stopped target": {
+			args: tracer("e", "--pid", stoppedPID), ready: attached, status: cli.Failure,
 		},
-		"tracer, a command":               {args: tracer("f", append([]string{"--"}, command...)...), ready: computing, status: -1},
-		"tracer, a preloaded command":     {args: tracer("g", append([]string{"--preload", "--"}, command...)...), ready: computing, status: -1},
-		"tracer, a deaf command":          {args: tracer("h", deaf...), ready: hears, signal: deafened, status: -1},
-		"tracer, a deaf one preloaded":    {args: tracer("i", append([]string{"--preload"}, deaf...)...), ready: hears, signal: deafened, status: -1},
-		"prefetchd":                       {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: settled, status: cli.OK},
-		"prefetchd, a stopped target":     {args: []string{"prefetchd", "--pid", fmt.Sprint(stopped)}, ready: settled, status: cli.OK},
-		"analyze":                         {args: []string{"analyze", "-c", capture, "-o", filepath.Join(t.TempDir(), "analysis"), "--heatmap"}, ready: after(30 * time.Millisecond), status: -1},
-		"ggufmap":                         {args: []string{"ggufmap", "--metadata", "--elements", "-1", "--format", "parquet", "-o", filepath.Join(t.TempDir(), "out"), arrays}, ready: worked(200 * time.Millisecond), status: cli.Failure},
-		"ggufmap, its output is not read": {args: []string{"ggufmap", "--metadata", "--elements", "-1", arrays}, ready: worked(20 * time.Millisecond), stalled: true, status: cli.Failure},
-		"prefetchd, while it attaches":    {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: after(50 * time.Millisecond), status: -1},
-		"lab synth":                       {args: []string{"lab", "synth", "-o", filepath.Join(t.TempDir(), "m.gguf"), "--layers", "100", "--embd", "2048", "--ff", "8192", "--heads", "16", "--kv-heads", "4", "--type", "Q8_0"}, ready: worked(200 * time.Millisecond), status: cli.Failure},
+		"tracer, its output is not read": {
+			args: []string{"tracer", "-v", "--csv", "--pid", pid}, ready: attached, stalled: true, status: cli.Failure,
+		},
+		"tracer, a command": {
+			args: tracer("f", append([]string{"--"}, command...)...), ready: computing, status: -1,
+		},
+		"tracer, a preloaded command": {
+			args: tracer("g", append([]string{"--preload", "--"}, command...)...), ready: computing, status: -1,
+		},
+		"tracer, a deaf command": {args: tracer("h", deaf...), ready: trapped, signal: signalDeaf, status: -1},
+		"tracer, a deaf one preloaded": {
+			args:  tracer("i", append([]string{"--preload"}, deaf...)...),
+			ready: trapped, signal: signalDeaf, status: -1,
+		},
+		"prefetchd": {
+			args: []string{"prefetchd", "--pid", pid}, ready: settled, status: cli.OK,
+		},
+		"prefetchd, a stopped target": {
+			args: []string{"prefetchd", "--pid", stoppedPID}, ready: settled, status: cli.OK,
+		},
+		"analyze": {
+			args:  []string{"analyze", "-c", capture, "-o", filepath.Join(t.TempDir(), "analysis"), "--heatmap"},
+			ready: after(30 * time.Millisecond), status: -1,
+		},
+		"ggufmap": {
+			args: []string{
+				"ggufmap", "--metadata", "--elements", "-1", "--format", "parquet",
+				"-o", filepath.Join(t.TempDir(), "out"), arrays,
+			},
+			ready: worked(200 * time.Millisecond), status: cli.Failure,
+		},
+		"ggufmap, its output is not read": {
+			args:  []string{"ggufmap", "--metadata", "--elements", "-1", arrays},
+			ready: worked(20 * time.Millisecond), stalled: true, status: cli.Failure,
+		},
+		"prefetchd, while it attaches": {
+			args: []string{"prefetchd", "--pid", pid}, ready: after(50 * time.Millisecond), status: -1,
+		},
+		"lab synth": {
+			args: []string{
+				"lab", "synth", "-o", filepath.Join(t.TempDir(), "m.gguf"), "--layers", "100", "--embd", "2048",
+				"--ff", "8192", "--heads", "16", "--kv-heads", "4", "--type", "Q8_0",
+			},
+			ready: worked(200 * time.Millisecond), status: cli.Failure,
+		},
 	} {
 		sig := syscall.SIGINT
-		if len(name)%2 == 0 { // to the commands the two are the same
+		if len(name)%2 == 0 { // the commands handle both signals in the same way
 			sig = syscall.SIGTERM
 		}
 		t.Run(name+", "+sig.String(), func(t *testing.T) {
@@ -132,12 +174,12 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("it ends after %v", took)
+			t.Errorf("it ended after %v, want within %v once", took, soon)
 		})
 	}
 }
 
-// manyArrays is metadata of which a table takes seconds to write.
+// manyArrays returns metadata whose table takes seconds to write.
 func manyArrays() (kvs []gguftest.KV) {
 	for i := range 1000 {
 		kvs = append(kvs, gguftest.KV{Key: fmt.Sprintf("array.%d", i), Value: make([]int32, 50_000)})
@@ -145,8 +187,8 @@ func manyArrays() (kvs []gguftest.KV) {
 	return kvs
 }
 
-// target starts a llama.cpp that generates until the test ends.
-func target(t *testing.T, in *llama.Installation, o llama.Options) (pid int) {
+// startTarget starts a llama.cpp that generates until the test ends.
+func startTarget(t *testing.T, in *llama.Installation, o llama.Options) (pid int) {
 	t.Helper()
 	cmd := in.Command(t.Context(), o)
 	if err := cmd.Start(); err != nil {
@@ -157,16 +199,17 @@ func target(t *testing.T, in *llama.Installation, o llama.Options) (pid int) {
 	return cmd.Process.Pid
 }
 
-// deafened signals a tracer whose command ignores signals; then that command ends by another hand.
-func deafened(t *testing.T, pid int, sig syscall.Signal) {
+// signalDeaf signals a tracer whose command ignores signals, and then kills that command.
+func signalDeaf(t *testing.T, pid int, sig syscall.Signal) {
 	t.Helper()
 	if err := syscall.Kill(pid, sig); err != nil {
 		t.Fatal(err)
 	}
 	shell := childOf(pid)
-	for until := time.Now().Add(300 * time.Millisecond); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+	deadline := time.Now().Add(300 * time.Millisecond)
+	for ; time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if childOf(pid) != shell {
-			t.Fatal("the command ended by the signal")
+			t.Fatal("the signal ended the command, want it ignored")
 		}
 	}
 	for p := shell; p != 0; p = childOf(p) {
@@ -174,7 +217,7 @@ func deafened(t *testing.T, pid int, sig syscall.Signal) {
 	}
 }
 
-// childOf is a process that the process has started; 0 if there is none.
+// childOf returns a process that the process has started; 0 if there is none.
 func childOf(pid int) (child int) {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, task := range tasks {
@@ -189,7 +232,7 @@ func childOf(pid int) (child int) {
 	return 0
 }
 
-// run starts the command, signals it, and returns how long it then took.
+// run starts the command, signals it, and returns how long it took to end.
 func (s *scene) run(t *testing.T, sig syscall.Signal) time.Duration {
 	t.Helper()
 	cmd := exec.Command(bin[s.args[0]], s.args[1:]...)
@@ -199,7 +242,7 @@ func (s *scene) run(t *testing.T, sig syscall.Signal) time.Duration {
 	}
 	defer log.Close()
 	cmd.Stderr = log
-	said := func() string {
+	readLog := func() string {
 		text, err := os.ReadFile(log.Name())
 		if err != nil {
 			t.Fatal(err)
@@ -213,7 +256,7 @@ func (s *scene) run(t *testing.T, sig syscall.Signal) time.Duration {
 		}
 		defer r.Close()
 		defer w.Close()
-		w.Fd() // makes it block, as a shell's pipe does
+		w.Fd() // makes it blocking, like a shell's pipe
 		cmd.Stdout = w
 	}
 	if err := cmd.Start(); err != nil {
@@ -222,7 +265,7 @@ func (s *scene) run(t *testing.T, sig syscall.Signal) time.Duration {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = cmd.Wait() // the status is looked at below
+		_ = cmd.Wait() // the status is checked below
 	}()
 	defer func() {
 		if child := childOf(cmd.Process.Pid); child != 0 {
@@ -236,7 +279,7 @@ func (s *scene) run(t *testing.T, sig syscall.Signal) time.Duration {
 		case <-ended:
 			return true
 		default:
-			return s.ready(cmd.Process.Pid, said())
+			return s.ready(cmd.Process.Pid, readLog())
 		}
 	})
 	if s.stalled {
@@ -251,11 +294,11 @@ func (s *scene) run(t *testing.T, sig syscall.Signal) time.Duration {
 	select {
 	case <-ended:
 	case <-time.After(tooLate):
-		t.Errorf("still there after %v:\n%s", tooLate, said())
+		t.Errorf("it still runs after %v, want it ended:\n%s", tooLate, readLog())
 	}
 	took := time.Since(begun)
 	if got := cmd.ProcessState; s.status >= 0 && got != nil && got.ExitCode() != s.status {
-		t.Errorf("%v, want status %d:\n%s", got, s.status, said())
+		t.Errorf("%v, want status %d:\n%s", got, s.status, readLog())
 	}
 	return took
 }

@@ -1,5 +1,8 @@
 package ebpf
 
+// These tests compare the numbers that user space shares with the programs: in Go, in the C source,
+// and in the committed objects.
+
 import (
 	"fmt"
 	"go/ast"
@@ -21,11 +24,11 @@ import (
 	"tensorcast/ggml"
 )
 
-// enums are values by their C names, by the C names of their enums.
+// enums holds the values of enums: by the C name of the enum, then by the C name of the value.
 type enums map[string]map[string]uint64
 
-// The numbers that user space goes by are those of the C source and those that the committed programs were compiled with. Where this fails,
-// `go generate ./ebpf` was forgotten.
+// The numbers that user space uses are those of the C source and those that the committed programs
+// were compiled with. If this fails, run `go generate ./ebpf`.
 func TestConstantsAreThePrograms(t *testing.T) {
 	var source strings.Builder
 	for _, file := range []string{"bpf/common.h", "bpf/trace.bpf.c", "bpf/system.bpf.c"} {
@@ -55,7 +58,8 @@ func TestConstantsAreThePrograms(t *testing.T) {
 				if name == prefix+camel(c) {
 					found = true
 					if !maps.Equal(values, compiled[c]) || !maps.Equal(values, inC[c]) {
-						t.Errorf("%s: enum %s: Go has %v, the programs %v, their source %v", object, c, values, compiled[c], inC[c])
+						t.Errorf("%s: enum %s: Go has %v, the programs %v, their source %v", object, c, values,
+							compiled[c], inC[c])
 					}
 				}
 			}
@@ -106,6 +110,7 @@ func goEnums(t *testing.T, path string) enums {
 	return found
 }
 
+// objectEnums reads the enums from the type information of an object.
 func objectEnums(t *testing.T, path string) enums {
 	t.Helper()
 	spec, err := ebpf.LoadCollectionSpec(path)
@@ -129,7 +134,7 @@ func objectEnums(t *testing.T, path string) enums {
 	return found
 }
 
-// sourceEnums lets a compiler say what the definitions mean.
+// sourceEnums lets a C compiler say which values the definitions give. want names the values.
 func sourceEnums(t *testing.T, definitions string, want enums) enums {
 	t.Helper()
 	gcc, err := exec.LookPath("gcc")
@@ -170,27 +175,29 @@ func sourceEnums(t *testing.T, definitions string, want enums) enums {
 // The programs can hold ggml's table of gathering ops, and each cause has a meaning of its own.
 func TestTables(t *testing.T) {
 	for _, g := range ggml.Gathers() {
-		if g.Source < 0 || g.Source >= int(traceLimitMAX_NODE_SRC) || g.IDs < 0 || g.IDs >= int(traceLimitSIGNED_SRC) || g.Dim < 1 || g.Dim > 3 {
-			t.Errorf("%+v", g)
+		if g.Source < 0 || g.Source >= int(traceLimitMAX_NODE_SRC) || g.IDs < 0 ||
+			g.IDs >= int(traceLimitSIGNED_SRC) || g.Dim < 1 || g.Dim > 3 {
+			t.Errorf("%+v does not fit the programs' limits", g)
 		}
 	}
 	if n := len(ggml.Gathers()); n > int(traceLimitMAX_GATHERS) {
-		t.Errorf("%d gathering ops: the programs take %d", n, traceLimitMAX_GATHERS)
+		t.Errorf("%d gathering ops, want at most %d, which the programs take", n, traceLimitMAX_GATHERS)
 	}
 	config := gathersOf([]string{"NONE", "ADD_ID", "GET_ROWS"})
-	if config[0] != (traceGather{Op: 2, Ids: 1}) || config[1].Op != uint32(traceLimitNO_OP) || config[2] != (traceGather{Op: 1, Source: 1, Ids: 2, Experts: 1}) ||
+	if config[0] != (traceGather{Op: 2, Ids: 1}) || config[1].Op != uint32(traceLimitNO_OP) ||
+		config[2] != (traceGather{Op: 1, Source: 1, Ids: 2, Experts: 1}) ||
 		config[len(ggml.Gathers())].Op != uint32(traceLimitNO_OP) {
-		t.Errorf("%+v", config)
+		t.Errorf("the programs' table is %+v", config)
 	}
 	seen := map[event.Cause]bool{}
 	for c := systemCauseCAUSE_FAULT; c <= systemCauseCAUSE_OTHER; c++ {
 		cause, err := causeOf(c)
 		if err != nil || seen[cause] {
-			t.Errorf("cause %d: %v, %v", c, cause, err)
+			t.Errorf("cause %d: %v, %v, want a cause of its own", c, cause, err)
 		}
 		seen[cause] = true
 	}
 	if _, err := causeOf(systemCauseCAUSE_OTHER + 1); err == nil {
-		t.Error("an unknown cause: no error")
+		t.Error("an unknown cause gives no error")
 	}
 }

@@ -1,6 +1,7 @@
 package ebpf
 
-// These tests observe the real llama.cpp at each detail, and compare the events with what is known from other sources.
+// These tests observe the real llama.cpp at each detail, and compare the events with what is known
+// from other sources.
 
 import (
 	"context"
@@ -30,8 +31,13 @@ import (
 )
 
 var (
-	dense = synth.Config{Layers: 3, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 3}
-	moe   = synth.Config{Layers: 3, Embd: 128, FF: 64, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 4, Experts: 8, Used: 2}
+	dense = synth.Config{
+		Layers: 3, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 3,
+	}
+	moe = synth.Config{
+		Layers: 3, Embd: 128, FF: 64, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 4,
+		Experts: 8, Used: 2,
+	}
 )
 
 // watch runs a command under a Tracer and returns what was seen, and the command's process.
@@ -44,8 +50,10 @@ func watch(t *testing.T, opts Options, cmd *exec.Cmd, before func()) ([]event.Ev
 	}, func(event.Event) {})
 }
 
-// watchEach also calls before with the stopped command, and each with every event when it comes.
-func watchEach(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Child), each func(event.Event)) ([]event.Event, int) {
+// watchEach is watch, but calls before with the stopped command, and each with every event when it
+// comes.
+func watchEach(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Child),
+	each func(event.Event)) ([]event.Event, int) {
 	t.Helper()
 	events, pid, c := watchLossy(t, opts, cmd, before, each)
 	if c.Lost() != 0 || c.Incomplete() != 0 {
@@ -54,8 +62,9 @@ func watchEach(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Chil
 	return events, pid
 }
 
-// watchLossy also returns the counters: something may be lost.
-func watchLossy(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Child), each func(event.Event)) ([]event.Event, int, event.Counters) {
+// watchLossy is watchEach, but allows losses and returns the counters.
+func watchLossy(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Child),
+	each func(event.Event)) ([]event.Event, int, event.Counters) {
 	t.Helper()
 	cmd.Stdout, cmd.Stderr = io.Discard, os.Stderr
 	child, err := proc.Launch(cmd)
@@ -84,7 +93,7 @@ func watchLossy(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Chi
 	var events []event.Event
 	done := make(chan error, 1)
 	go func() {
-		done <- tr.Run(ctx, func(e event.Event) error { events = append(events, kept(e)); each(e); return nil })
+		done <- tr.Run(ctx, func(e event.Event) error { events = append(events, copyEvent(e)); each(e); return nil })
 	}()
 	before(child)
 	if err := release(); err != nil {
@@ -107,8 +116,8 @@ func watchLossy(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Chi
 	return events, child.PID(), c
 }
 
-// kept is an event that the next one does not overwrite.
-func kept(e event.Event) event.Event {
+// copyEvent returns an event that the next one does not overwrite.
+func copyEvent(e event.Event) event.Event {
 	if o, ok := e.(*event.Op); ok {
 		copied := *o
 		return &copied
@@ -120,7 +129,8 @@ func kept(e event.Event) event.Event {
 	return e
 }
 
-func all[E event.Event](events []event.Event) (of []E) {
+// eventsOf returns the events of one type.
+func eventsOf[E event.Event](events []event.Event) (of []E) {
 	for _, e := range events {
 		if e, ok := e.(E); ok {
 			of = append(of, e)
@@ -129,15 +139,17 @@ func all[E event.Event](events []event.Event) (of []E) {
 	return of
 }
 
-func options(t *testing.T, cfg synth.Config) (*llama.Installation, llama.Options) {
+// llamaOptions returns an installation of llama.cpp and a run of a synthetic model.
+func llamaOptions(t *testing.T, cfg synth.Config) (*llama.Installation, llama.Options) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	return in, llama.Options{Model: llamatest.Model(t, cfg), Prompt: "once upon", Tokens: 5, Threads: 1, NoRepack: true}
 }
 
-// line is what both details say of an op. A fused op reads its weight in the last of its ops.
-func line(o *event.Op) string {
+// describeOp returns what both details say of an op. A fused op reads its weight in the last of its
+// ops.
+func describeOp(o *event.Op) string {
 	var names []string
 	for i := range o.Sources {
 		names = append(names, fmt.Sprintf("%s@%d+%d", o.Sources[i].Name, o.Sources[i].Offset, o.Sources[i].Bytes()))
@@ -145,29 +157,30 @@ func line(o *event.Op) string {
 	return fmt.Sprint(o.Decode, o.Name[strings.LastIndex(o.Name, "+")+1:], names)
 }
 
-// Graph detail sees the ops that op detail sees, in the same order; it knows the rows, and how many experts a token uses.
+// Graph detail sees the ops that op detail sees, in the same order. It knows the rows, and how many
+// experts a token uses.
 func TestGraphDetail(t *testing.T) {
 	for name, cfg := range map[string]synth.Config{"dense": dense, "moe": moe} {
 		for _, perf := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, " perf events ", perf), func(t *testing.T) {
-				in, o := options(t, cfg)
+				in, o := llamaOptions(t, cfg)
 				o.Warmup = "all"
 				events, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
-				byOp := all[*event.Op](events)
+				byOp := eventsOf[*event.Op](events)
 				tokens := map[uint32]int32{}
-				for _, d := range all[event.DecodeBegin](events) {
+				for _, d := range eventsOf[event.DecodeBegin](events) {
 					tokens[d.Decode] = d.Tokens
 				}
 				events, _ = watch(t, Options{Detail: DetailGraph, PerfEvents: perf}, in.Command(t.Context(), o), nil)
-				byGraph := all[*event.Op](events)
+				byGraph := eventsOf[*event.Op](events)
 				if len(byOp) == 0 || len(byOp) != len(byGraph) {
 					t.Fatalf("%d ops, by graph %d", len(byOp), len(byGraph))
 				}
 				generated := 0
 				for i := range byOp {
 					a, b := byOp[i], byGraph[i]
-					if line(a) != line(b) {
-						t.Fatalf("op %d: %s, by graph %s", i, line(a), line(b))
+					if describeOp(a) != describeOp(b) {
+						t.Fatalf("op %d: %s, by graph %s", i, describeOp(a), describeOp(b))
 					}
 					if b.Duration != -1 || b.Stall != -1 || a.Duration < 0 || a.Stall != -1 {
 						t.Fatalf("durations %d %d, by graph %d %d", a.Duration, a.Stall, b.Duration, b.Stall)
@@ -191,8 +204,8 @@ func TestGraphDetail(t *testing.T) {
 	}
 }
 
-// forget drops a file from the page cache.
-func forget(t *testing.T, path string) {
+// dropCache drops a file from the page cache.
+func dropCache(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -204,10 +217,13 @@ func forget(t *testing.T, path string) {
 	}
 }
 
-// In too little memory the target reads its model again and again. What is seen to come from disk is what the kernel's account of the
-// process says, by cause; and each page's first time is once.
+// With too little memory the target reads its model again and again. The bytes that are seen to
+// come from disk agree with the kernel's account of the process, all causes occur, and at least as
+// many bytes as the model has are read again.
 func TestPageIns(t *testing.T) {
-	in, o := options(t, synth.Config{Layers: 12, Embd: 768, FF: 2304, Heads: 8, KVHeads: 8, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 5})
+	in, o := llamaOptions(t, synth.Config{
+		Layers: 12, Embd: 768, FF: 2304, Heads: 8, KVHeads: 8, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 5,
+	})
 	info, err := os.Stat(o.Model)
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +244,7 @@ func TestPageIns(t *testing.T) {
 	if err := group.SetLimit(info.Size()/2 + 40<<20); err != nil {
 		t.Fatal(err)
 	}
-	forget(t, o.Model)
+	dropCache(t, o.Model)
 	key, err := proc.FileOf(o.Model)
 	if err != nil {
 		t.Fatal(err)
@@ -245,10 +261,12 @@ func TestPageIns(t *testing.T) {
 	}, func(event.Event) {})
 	usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	if !ok {
-		t.Fatal("the kernel told nothing of the target's use of resources")
+		t.Fatal("the kernel does not say which resources the target has used")
 	}
-	read, seen := usage.Inblock*512, int64(0) // of all files: by the kernel's account (getrusage(2) counts in units of 512), by events
-	for _, e := range all[event.PageIn](events) {
+	// Of all files: by the kernel's account, in which getrusage(2) counts in units of 512 bytes,
+	// and by events.
+	read, seen := usage.Inblock*512, int64(0)
+	for _, e := range eventsOf[event.PageIn](events) {
 		if e.PID == int32(pid) {
 			seen += e.Bytes
 		}
@@ -269,7 +287,8 @@ func TestPageIns(t *testing.T) {
 			first[at] = true
 		}
 	}
-	t.Logf("%d bytes of the model came %v, %d again; of all files %d, by the kernel's account %d", info.Size(), causes, again, seen, read)
+	t.Logf("%d bytes of the model came %v, %d again; of all files %d, by the kernel's account %d", info.Size(),
+		causes, again, seen, read)
 	if int64(len(first))*page < info.Size()/page*page {
 		t.Errorf("only %d of %d bytes of the model came from disk", int64(len(first))*page, info.Size())
 	}
@@ -280,7 +299,7 @@ func TestPageIns(t *testing.T) {
 		t.Errorf("causes %v, %d runs within ops, %d bytes again", causes, inOp, again)
 	}
 	stalled := int64(0)
-	for _, o := range all[*event.Op](events) {
+	for _, o := range eventsOf[*event.Op](events) {
 		if o.Stall < 0 {
 			t.Fatalf("op %s has no stall", o.Name)
 		}
@@ -291,10 +310,10 @@ func TestPageIns(t *testing.T) {
 	}
 }
 
-// What another process reads of the model is told from what the target reads.
+// What another process reads of the model is told apart from what the target reads.
 func TestPageInsOfOthers(t *testing.T) {
-	in, o := options(t, dense)
-	forget(t, o.Model)
+	in, o := llamaOptions(t, dense)
+	dropCache(t, o.Model)
 	cat := exec.Command("cat", o.Model)
 	events, pid := watch(t, Options{Detail: DetailIO}, in.Command(t.Context(), o), func() {
 		if err := cat.Run(); err != nil {
@@ -302,12 +321,12 @@ func TestPageInsOfOthers(t *testing.T) {
 		}
 	})
 	other := int64(0)
-	for _, e := range all[event.PageIn](events) {
+	for _, e := range eventsOf[event.PageIn](events) {
 		switch {
 		case e.Cause == event.CauseOther && e.PID == int32(cat.Process.Pid):
 			other += e.Bytes
 		case e.Cause == event.CauseOther || e.PID != int32(pid):
-			t.Errorf("%+v", e)
+			t.Errorf("%+v, want pages that the target or cat brought in", e)
 		}
 	}
 	info, err := os.Stat(o.Model)
@@ -321,19 +340,20 @@ func TestPageInsOfOthers(t *testing.T) {
 
 // A process that the target starts is followed, from its first op on.
 func TestFollow(t *testing.T) {
-	in, o := options(t, dense)
+	in, o := llamaOptions(t, dense)
 	plain, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
 	llamarun := in.Command(t.Context(), o)
 	script := exec.Command("sh", append([]string{"-c", `"$0" "$@"; exit $?`}, llamarun.Args...)...)
 	script.Env = llamarun.Env
 	events, shell := watch(t, Options{Follow: true}, script, nil)
-	ops := all[*event.Op](events)
-	if len(ops) == 0 || len(ops) != len(all[*event.Op](plain)) {
-		t.Fatalf("%d ops, %d without a shell", len(ops), len(all[*event.Op](plain)))
+	ops := eventsOf[*event.Op](events)
+	if len(ops) == 0 || len(ops) != len(eventsOf[*event.Op](plain)) {
+		t.Fatalf("%d ops, %d without a shell", len(ops), len(eventsOf[*event.Op](plain)))
 	}
 	pid := ops[0].PID
-	begins := all[event.ProcessBegin](events)
-	if len(begins) != 1 || begins[0].PID != pid || int(begins[0].Parent) != shell || !slices.Contains(begins[0].Command, o.Model) {
+	begins := eventsOf[event.ProcessBegin](events)
+	if len(begins) != 1 || begins[0].PID != pid || int(begins[0].Parent) != shell ||
+		!slices.Contains(begins[0].Command, o.Model) {
 		t.Errorf("processes %+v, ops of %d, the shell is %d", begins, pid, shell)
 	}
 	for _, o := range ops {
@@ -343,27 +363,29 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// Behind a program that execs another one, no op is missed either.
+// If the target execs another program, no op of that is missed either.
 func TestTargetExecs(t *testing.T) {
-	in, o := options(t, dense)
+	in, o := llamaOptions(t, dense)
 	plain, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
 	llamarun := in.Command(t.Context(), o)
 	script := exec.Command("sh", append([]string{"-c", `exec env "$0" "$@"`}, llamarun.Args...)...)
 	script.Env = llamarun.Env
 	events, pid := watch(t, Options{}, script, nil)
-	ops, want := all[*event.Op](events), all[*event.Op](plain)
-	if len(ops) != len(want) || len(ops) == 0 || ops[0].PID != int32(pid) || len(all[event.DecodeBegin](events)) != len(all[event.DecodeBegin](plain)) {
+	ops, want := eventsOf[*event.Op](events), eventsOf[*event.Op](plain)
+	if len(ops) != len(want) || len(ops) == 0 || ops[0].PID != int32(pid) ||
+		len(eventsOf[event.DecodeBegin](events)) != len(eventsOf[event.DecodeBegin](plain)) {
 		t.Errorf("%d ops, %d without a shell", len(ops), len(want))
 	}
 }
 
-// With buffers, each op says what it touches besides weights: activations, and the cache in which keys and values are kept.
+// With buffers, each op says what it touches besides weights: activations, and the cache in which
+// keys and values are kept.
 func TestBuffers(t *testing.T) {
-	in, o := options(t, dense)
+	in, o := llamaOptions(t, dense)
 	plain, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
 	events, _ := watch(t, Options{Buffers: true}, in.Command(t.Context(), o), nil)
 	withWeights, cache := 0, map[string]bool{}
-	for _, op := range all[*event.Op](events) {
+	for _, op := range eventsOf[*event.Op](events) {
 		if len(op.Sources) > 0 {
 			withWeights++
 		}
@@ -381,7 +403,7 @@ func TestBuffers(t *testing.T) {
 			}
 		}
 	}
-	if n := len(all[*event.Op](plain)); withWeights != n || n == 0 {
+	if n := len(eventsOf[*event.Op](plain)); withWeights != n || n == 0 {
 		t.Errorf("%d ops read weights, %d without buffers", withWeights, n)
 	}
 	for layer := range dense.Layers {
@@ -393,18 +415,18 @@ func TestBuffers(t *testing.T) {
 	}
 }
 
-// More threads than have a place of their own decode at once: each decode has all its ops.
+// When more threads decode at once than the programs have slots for, each decode still has all its ops.
 func TestManyThreads(t *testing.T) {
-	in, o := options(t, dense)
+	in, o := llamaOptions(t, dense)
 	o.Contexts, o.Concurrent, o.Tokens = 70, true, 3
 	for _, detail := range []Detail{DetailOp, DetailGraph} {
 		events, _ := watch(t, Options{Detail: detail}, in.Command(t.Context(), o), nil)
 		ops, threads := map[uint32]int{}, map[int32]bool{}
-		for _, op := range all[*event.Op](events) {
+		for _, op := range eventsOf[*event.Op](events) {
 			ops[op.Decode]++
 			threads[op.TID] = true
 		}
-		decodes := all[event.DecodeBegin](events)
+		decodes := eventsOf[event.DecodeBegin](events)
 		if len(threads) < o.Contexts || len(decodes) < o.Contexts*o.Tokens {
 			t.Errorf("%d decodes in %d threads", len(decodes), len(threads))
 		}
@@ -419,80 +441,88 @@ func TestManyThreads(t *testing.T) {
 // A template is found by its id until another one takes its place.
 func TestTemplatesTakeTurns(t *testing.T) {
 	const maxTemplates = 64
-	k := newKnown(maxTemplates)
-	p := &target{ops: []string{"MUL_MAT"}, known: k}
+	c := newCache(maxTemplates)
+	p := &target{ops: []string{"MUL_MAT"}, cache: c}
 	learn := func(id uint32) {
-		if _, _, err := p.learn(&traceTemplateEvent{Id: id}); err != nil {
+		if _, _, err := p.learnTemplate(&traceTemplateEvent{Id: id}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if k.template(p, 1) != nil {
-		t.Error("there is a template before the first came")
+	if c.template(p, 1) != nil {
+		t.Error("a template is found before the first one arrived")
 	}
 	learn(1)
 	learn(2)
-	if k.template(p, 1) == nil || k.template(p, 0) != nil || k.template(p, 1+maxTemplates) != nil {
+	if c.template(p, 1) == nil || c.template(p, 0) != nil || c.template(p, 1+maxTemplates) != nil {
 		t.Error("a template is not found by its id, or by another's")
 	}
 	learn(1 + maxTemplates)
-	if k.template(p, 1) != nil || k.template(p, 1+maxTemplates) == nil || k.template(p, 2) == nil {
+	if c.template(p, 1) != nil || c.template(p, 1+maxTemplates) == nil || c.template(p, 2) == nil {
 		t.Error("a new template did not take the place of the oldest")
 	}
 }
 
-// A target whose llama_decode is not called has steps all the same: each begins with the lookup of its tokens. With the first call
-// that ends.
+// A target whose llama_decode is not called has steps nevertheless: each begins with the lookup of
+// its tokens. The first call of llama_decode ends that.
 func TestDerivedSteps(t *testing.T) {
 	p := &target{pid: 7, announced: true, derived: event.DerivedSteps{PID: 7}}
 	var events []event.Event
-	handle := func(e event.Event) error { events = append(events, kept(e)); return nil }
+	handle := func(e event.Event) error { events = append(events, copyEvent(e)); return nil }
 	op := func(tid int32, at int64, name, weight string, ids ...int32) {
-		o := event.Op{TID: tid, PID: 7, Time: at, Duration: 5, Name: name, Sources: []event.Source{{Name: weight}}, IDs: ids}
+		o := event.Op{
+			TID: tid, PID: 7, Time: at, Duration: 5, Name: name, Sources: []event.Source{{Name: weight}}, IDs: ids,
+		}
 		if ids != nil {
 			o.GatherDim = 1
 		}
-		if err := p.derive(&o, handle); err != nil {
+		if err := p.deriveStep(&o, handle); err != nil {
 			t.Fatal(err)
 		}
 		events = append(events, &o)
 	}
-	op(1, 10, "MUL_MAT", "blk.0.attn_q.weight") // before any lookup: of no step
+	op(1, 10, "MUL_MAT", "blk.0.attn_q.weight") // before any lookup, so it belongs to no step
 	op(1, 20, "GET_ROWS", event.TokenEmbeddings, 5, 6, 7)
 	op(1, 30, "MUL_MAT", "output.weight")
 	op(2, 35, "GET_ROWS", event.TokenEmbeddings, 9) // another context
 	op(1, 40, "GET_ROWS", event.TokenEmbeddings, 8)
 	op(2, 45, "MUL_MAT", "output.weight")
-	end := traceDecodeEvent{Kind: uint32(traceKindKIND_DECODE_END), Tgid: 7, Tid: 1, Time: 55} // of one that began before the probes were there
+	// The end of a decode that began before the probes were there.
+	end := traceDecodeEvent{Kind: uint32(traceKindKIND_DECODE_END), Tgid: 7, Tid: 1, Time: 55}
 	tr := &Tracer{targets: map[uint32]*target{7: p}}
 	if err := tr.dispatch(unsafe.Slice((*byte)(unsafe.Pointer(&end)), unsafe.Sizeof(end)), handle); err != nil {
 		t.Fatal(err)
 	}
-	op(1, 60, "GET_ROWS", event.TokenEmbeddings, 8) // outside any llama_decode: of no step
+	op(1, 60, "GET_ROWS", event.TokenEmbeddings, 8) // outside any llama_decode, so it belongs to no step
 	if err := p.derived.End(handle); err != nil {
 		t.Fatal(err)
 	}
 	var decodes []uint32
-	for _, o := range all[*event.Op](events) {
+	for _, o := range eventsOf[*event.Op](events) {
 		decodes = append(decodes, o.Decode)
 	}
 	if want := []uint32{0, 1, 1, 2, 3, 2, 0}; !slices.Equal(decodes, want) {
 		t.Errorf("ops of decodes %v, want %v", decodes, want)
 	}
 	begins := []event.DecodeBegin{
-		{Time: 20, PID: 7, TID: 1, Decode: 1, Tokens: 3, Derived: true}, {Time: 35, PID: 7, TID: 2, Decode: 2, Tokens: 1, Derived: true},
+		{Time: 20, PID: 7, TID: 1, Decode: 1, Tokens: 3, Derived: true},
+		{Time: 35, PID: 7, TID: 2, Decode: 2, Tokens: 1, Derived: true},
 		{Time: 40, PID: 7, TID: 1, Decode: 3, Tokens: 1, Derived: true},
 	}
-	if got := all[event.DecodeBegin](events); !reflect.DeepEqual(got, begins) {
+	if got := eventsOf[event.DecodeBegin](events); !reflect.DeepEqual(got, begins) {
 		t.Errorf("steps %+v", got)
 	}
-	ends := all[event.DecodeEnd](events)
+	ends := eventsOf[event.DecodeEnd](events)
 	slices.SortFunc(ends, func(a, b event.DecodeEnd) int { return int(a.Decode) - int(b.Decode) })
-	if want := []event.DecodeEnd{{Time: 55, PID: 7, TID: 1}, {Time: 35, PID: 7, TID: 1, Decode: 1}, {Time: 50, PID: 7, TID: 2, Decode: 2}, {Time: 45, PID: 7, TID: 1, Decode: 3}}; !slices.Equal(ends, want) {
+	if want := []event.DecodeEnd{
+		{Time: 55, PID: 7, TID: 1}, {Time: 35, PID: 7, TID: 1, Decode: 1}, {Time: 50, PID: 7, TID: 2, Decode: 2},
+		{Time: 45, PID: 7, TID: 1, Decode: 3},
+	}; !slices.Equal(ends, want) {
 		t.Errorf("ends %+v", ends)
 	}
 }
 
-// The model of a target that has ended is found among the hints, also where stat tells another device than the kernel (overlayfs, btrfs).
+// The model of a target that has ended is found among the hints. That also works where stat returns
+// another device than the kernel (overlayfs, btrfs).
 func TestFindFileOfTheEnded(t *testing.T) {
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
@@ -509,8 +539,9 @@ func TestFindFileOfTheEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &target{pid: gone.Process.Pid, known: newKnown(1)}
-	if at, err := p.findFile(event.FileID{Dev: 1 << 40, Ino: key.Ino}, 0x1000, []string{"-m", other, model}); at != (proc.Place{Path: model, ID: key}) || err != nil {
+	p := &target{pid: gone.Process.Pid, cache: newCache(1)}
+	if at, err := p.findFile(event.FileID{Dev: 1 << 40, Ino: key.Ino}, 0x1000,
+		[]string{"-m", other, model}); at != (proc.Place{Path: model, ID: key}) || err != nil {
 		t.Errorf("found %+v, %v", at, err)
 	}
 	if at, err := p.findFile(event.FileID(key), 0x1000, []string{"-m", other}); err == nil {
@@ -518,15 +549,15 @@ func TestFindFileOfTheEnded(t *testing.T) {
 	}
 }
 
-// A source whose mapping nobody can name any more is counted, and its op says that it misses one.
+// A source whose mapping cannot be found any more is counted, and its op is marked as clipped.
 func TestUnresolved(t *testing.T) {
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
-	k := newKnown(8)
-	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}, known: k}
-	tr := &Tracer{targets: map[uint32]*target{7: p}, known: k}
+	c := newCache(8)
+	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}, cache: c}
+	tr := &Tracer{targets: map[uint32]*target{7: p}, cache: c}
 	e := traceTemplateEvent{Kind: uint32(traceKindKIND_TEMPLATE), Tgid: 7, Id: 3, Nsrc: 1}
 	e.Src[0].Flags = uint32(traceSourceFlagSOURCE_UNRESOLVED)
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))
@@ -534,13 +565,15 @@ func TestUnresolved(t *testing.T) {
 		t.Fatal(err)
 	}
 	var seen event.Op
-	err := tr.op(p, &traceOpsEvent{}, &traceOpRecord{Id: 3}, func(e event.Event) error { seen = *e.(*event.Op); return nil })
+	err := tr.handleOp(p, &traceOpsEvent{}, &traceOpRecord{Id: 3},
+		func(e event.Event) error { seen = *e.(*event.Op); return nil })
 	if err != nil || !seen.Clipped || len(seen.Sources) != 0 || tr.unresolved.Load() != 1 {
 		t.Errorf("op %+v, %d unresolved, %v", seen, tr.unresolved.Load(), err)
 	}
 }
 
-// A source is resolved by what the target mapped when its first template came, if it has ended when the program asks.
+// If the target has ended when a source is to be resolved, what it mapped when its first template
+// came decides.
 func TestResolvedAfterTheEnd(t *testing.T) {
 	c := exec.Command("sleep", "60")
 	if err := c.Start(); err != nil {
@@ -548,7 +581,7 @@ func TestResolvedAfterTheEnd(t *testing.T) {
 	}
 	ended := sync.OnceFunc(func() { c.Process.Kill(); c.Wait() })
 	defer ended()
-	p := &target{pid: c.Process.Pid, ops: []string{"MUL_MAT"}, known: newKnown(8)}
+	p := &target{pid: c.Process.Pid, ops: []string{"MUL_MAT"}, cache: newCache(8)}
 	var program proc.Mapping
 	for deadline := time.Now().Add(10 * time.Second); program.End == 0; { // until it runs sleep
 		if time.Now().After(deadline) {
@@ -564,15 +597,16 @@ func TestResolvedAfterTheEnd(t *testing.T) {
 			}
 		}
 	}
-	if _, _, err := p.learn(&traceTemplateEvent{Id: 1}); err != nil {
+	if _, _, err := p.learnTemplate(&traceTemplateEvent{Id: 1}); err != nil {
 		t.Fatal(err)
 	}
 	ended()
-	p.read = p.read.Add(-2 * mapInterval) // the map is read again, and is not there
+	p.mappingsAt = p.mappingsAt.Add(-2 * mapInterval) // the map is read again, but the process is gone
 	e := traceTemplateEvent{Id: 2, Nsrc: 1}
 	e.Src[0].Flags, e.Src[0].Data = uint32(traceSourceFlagSOURCE_UNRESOLVED), program.Start
-	of, unresolved, err := p.learn(&e)
-	if err != nil || unresolved != 0 || len(of.op.Sources) != 1 || of.op.Sources[0].File != event.FileID(program.File) || of.op.Sources[0].Offset != int64(program.Offset) {
+	of, unresolved, err := p.learnTemplate(&e)
+	if err != nil || unresolved != 0 || len(of.op.Sources) != 1 ||
+		of.op.Sources[0].File != program.File || of.op.Sources[0].Offset != int64(program.Offset) {
 		t.Errorf("%+v, %d unresolved, %v; want a source in %+v", of, unresolved, err, program)
 	}
 }

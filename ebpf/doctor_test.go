@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests run the doctor on commands and processes with and without ggml.
+
 import (
 	"encoding/json"
 	"errors"
@@ -20,12 +22,13 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// machine is asked once: loading all programs takes its time.
+// machine examines this machine once for all tests, because loading all programs takes time.
 var machine = sync.OnceValues(func() (*Report, error) {
 	r := &Report{}
-	return r, r.machine()
+	return r, r.examineMachine()
 })
 
+// examine is Examine, without examining the machine again.
 func examine(t *testing.T, opts ExamineOptions) *Report {
 	t.Helper()
 	m, err := machine()
@@ -34,28 +37,30 @@ func examine(t *testing.T, opts ExamineOptions) *Report {
 	}
 	r := new(*m)
 	r.Advice = slices.Clone(m.Advice)
-	target, err := r.target(opts)
+	target, err := r.examineTarget(opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.judge(target)
+	r.judgeModes(target)
 	if _, err := json.Marshal(r); err != nil {
 		t.Error(err)
 	}
 	return r
 }
 
-// program compiles ggml/testdata/ggml.c.
-func program(t *testing.T, flags ...string) string {
+// compileProgram compiles ggml/testdata/ggml.c.
+func compileProgram(t *testing.T, flags ...string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "llama-cli")
 	args := append([]string{"-w", "-O2", "-DPROGRAM", "-DLAYOUT=NOW", "-o", out}, flags...)
-	if msg, err := exec.Command("gcc", append(args, filepath.Join("..", "ggml", "testdata", "ggml.c"))...).CombinedOutput(); err != nil {
+	if msg, err := exec.Command("gcc",
+		append(args, filepath.Join("..", "ggml", "testdata", "ggml.c"))...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, msg)
 	}
 	return out
 }
 
+// mode returns the mode with this name.
 func (r *Report) mode(t *testing.T, name string) Mode {
 	t.Helper()
 	i := slices.IndexFunc(r.Modes, func(m Mode) bool { return m.Name == name })
@@ -65,6 +70,7 @@ func (r *Report) mode(t *testing.T, name string) Mode {
 	return r.Modes[i]
 }
 
+// roles counts the probes by role.
 func (r *Report) roles() map[ggml.Role]int {
 	roles := map[ggml.Role]int{}
 	for _, f := range r.Target.Files {
@@ -82,8 +88,9 @@ func TestExamineCommand(t *testing.T) {
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec true\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	static := program(t, "-static")
-	stripped := program(t, "-static", "-s")
+	static := compileProgram(t, "-static")
+	stripped := compileProgram(t, "-static", "-s")
+	old := compileProgram(t, "-Dggml_cpu_extra_compute_forward=none")
 	for name, tc := range map[string]struct {
 		command            []string
 		op, graph, preload string // why not; "" if it would work
@@ -96,12 +103,17 @@ func TestExamineCommand(t *testing.T) {
 		"script":   {[]string{script}, "found no ggml", "found no ggml", "found no ggml", "#!/bin/sh"},
 		"static":   {[]string{static}, "", "", "linked into the program", ""},
 		"stripped": {[]string{stripped}, "found no ggml", "found no ggml", "found no ggml", "stripped"},
-		"old":      {[]string{program(t, "-Dggml_cpu_extra_compute_forward=none")}, "ggml_cpu_extra_compute_forward", "", "linked into the program", "--detail graph"},
-		"no mmap":  {[]string{in.Driver, "--no-mmap"}, "", "", "", "--no-mmap"},
+		"old": {
+			[]string{old}, "ggml_cpu_extra_compute_forward", "",
+			"linked into the program", "--detail graph",
+		},
+		"no mmap": {[]string{in.Driver, "--no-mmap"}, "", "", "", "--no-mmap"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := examine(t, ExamineOptions{Command: tc.command})
-			for mode, want := range map[string]string{"op": tc.op, "op+io": tc.op, "graph": tc.graph, "preload": tc.preload} {
+			for mode, want := range map[string]string{
+				"op": tc.op, "op+io": tc.op, "graph": tc.graph, "preload": tc.preload,
+			} {
 				if !root && mode != "preload" {
 					want = "root"
 				}
@@ -111,9 +123,10 @@ func TestExamineCommand(t *testing.T) {
 				}
 			}
 			if r.OK != (root && tc.op == "") {
-				t.Errorf("OK: %v", r.OK)
+				t.Errorf("OK = %v, want %v", r.OK, !r.OK)
 			}
-			if all := strings.Join(r.Advice, "\n"); !strings.Contains(all, tc.advice) || tc.advice == "" && root && all != "" {
+			if all := strings.Join(r.Advice, "\n"); !strings.Contains(all, tc.advice) ||
+				tc.advice == "" && root && all != "" {
 				t.Errorf("advice: %s\nwant %q", all, tc.advice)
 			}
 			if slices.ContainsFunc(r.Advice, func(s string) bool { return strings.Contains(s, "\n") }) {
@@ -121,7 +134,8 @@ func TestExamineCommand(t *testing.T) {
 			}
 		})
 	}
-	if r := examine(t, ExamineOptions{Command: []string{in.Driver}}); r.roles()[ggml.RoleOp] == 0 || r.roles()[ggml.RoleDecode] == 0 || r.Target.Ops < 80 ||
+	if r := examine(t, ExamineOptions{Command: []string{in.Driver}}); r.roles()[ggml.RoleOp] == 0 ||
+		r.roles()[ggml.RoleDecode] == 0 || r.Target.Ops < 80 ||
 		r.Target.Layout == nil || !strings.HasPrefix(r.Target.Layout.Origin, "code of ") {
 		t.Errorf("roles %v, %d ops, layout %v", r.roles(), r.Target.Ops, r.Target.Layout)
 	}
@@ -130,8 +144,12 @@ func TestExamineCommand(t *testing.T) {
 func TestExamineRunning(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
-	target := in.Command(t.Context(), llama.Options{Model: model, Prompt: "x", Tokens: 8, Threads: 1, NoRepack: true, Repeat: 1 << 20})
+	model := llamatest.Model(t, synth.Config{
+		Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1,
+	})
+	target := in.Command(t.Context(), llama.Options{
+		Model: model, Prompt: "x", Tokens: 8, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+	})
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +157,8 @@ func TestExamineRunning(t *testing.T) {
 	testenv.WaitMapped(t, target.Process.Pid, model)
 	r := examine(t, ExamineOptions{PID: target.Process.Pid})
 	roles := r.roles()
-	if !r.OK || roles[ggml.RoleOp] != 1 || roles[ggml.RoleGraph] != 1 || roles[ggml.RoleDecode] != 1 || !slices.Equal(r.Target.Models, []string{model}) {
+	if !r.OK || roles[ggml.RoleOp] != 1 || roles[ggml.RoleGraph] != 1 || roles[ggml.RoleDecode] != 1 ||
+		!slices.Equal(r.Target.Models, []string{model}) {
 		t.Errorf("OK %v, roles %v, models %q, advice %q", r.OK, roles, r.Target.Models, r.Advice)
 	}
 	for _, mode := range []string{"op", "graph", "op+io"} {
@@ -152,7 +171,7 @@ func TestExamineRunning(t *testing.T) {
 	}
 	for _, f := range r.Features {
 		if f.State == Unknown {
-			t.Errorf("root does not know of %s: %s", f.Name, f.Detail)
+			t.Errorf("root could not find out about %s: %s", f.Name, f.Detail)
 		}
 	}
 }
@@ -160,7 +179,7 @@ func TestExamineRunning(t *testing.T) {
 func TestExamineNothing(t *testing.T) {
 	r, err := Examine(ExamineOptions{})
 	if err != nil || r.Target != nil || len(r.Modes) != 3 {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("Examine of no target: %+v, %v, want three modes", r, err)
 	}
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
@@ -177,7 +196,7 @@ func TestExamineNothing(t *testing.T) {
 	}
 }
 
-// What a kernel cannot do must be seen as such: a probe that is not hit is no proof.
+// Trying a feature finds out that it works, or that it does not.
 func TestTryUprobe(t *testing.T) {
 	testenv.NeedRoot(t)
 	if err := tryUprobe(false); err != nil {

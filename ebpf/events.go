@@ -14,9 +14,9 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// view interprets raw as a T. If raw is long enough, the result points into raw, which the next record overwrites; if the tail is missing,
-// it is a copy padded with zeros.
-func view[T any](raw []byte) *T {
+// viewAs interprets raw as a T. If raw is long enough, the result points into raw, which the next
+// record overwrites. If the tail is missing, it is a copy padded with zeros.
+func viewAs[T any](raw []byte) *T {
 	var zero T
 	begin := unsafe.Pointer(unsafe.SliceData(raw))
 	if uintptr(len(raw)) >= unsafe.Sizeof(zero) && uintptr(begin)%unsafe.Alignof(zero) == 0 {
@@ -27,16 +27,17 @@ func view[T any](raw []byte) *T {
 	return into
 }
 
-// has reports whether a flag is set.
-func has[F ~uint32](flags uint32, flag F) bool { return flags&uint32(flag) != 0 }
+func hasFlag[F ~uint32](flags uint32, flag F) bool { return flags&uint32(flag) != 0 }
 
+// dispatch handles one record of the ring buffer. The first kinds prepare for ops that follow; they
+// are no events of their own.
 func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	if len(raw) < 8 {
 		return errors.New("an event of the ring buffer is cut short")
 	}
 	kind, tgid := traceKind(binary.NativeEndian.Uint32(raw)), binary.NativeEndian.Uint32(raw[4:])
 	if kind >= traceKindSYSTEM_KINDS {
-		return t.systemEvent(systemEventKind(kind), tgid, raw, handle)
+		return t.dispatchSystem(systemEventKind(kind), tgid, raw, handle)
 	}
 	if kind == traceKindKIND_GRAPH {
 		t.received.Add(1)
@@ -47,19 +48,19 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	}
 	switch kind {
 	case traceKindKIND_SAMPLE:
-		e := view[traceSampleEvent](raw)
+		e := viewAs[traceSampleEvent](raw)
 		if err := p.layout.Check(e.Raw[:], len(p.ops)); err != nil {
 			return fmt.Errorf("%w: %w", event.ErrLayout, err)
 		}
 		return nil
 	case traceKindKIND_SHAPE:
-		t.known.learn(p, view[traceShapeEvent](raw).Id)
+		t.cache.addShape(p, viewAs[traceShapeEvent](raw).Id)
 		return nil
 	case traceKindKIND_IDS:
-		t.known.collect(p, view[traceIdsEvent](raw))
+		t.cache.addIDs(p, viewAs[traceIdsEvent](raw))
 		return nil
 	case traceKindKIND_BUFFERS:
-		t.known.keepBuffers(p, view[traceBuffersEvent](raw))
+		t.cache.setBuffers(p, viewAs[traceBuffersEvent](raw))
 		return nil
 	}
 	if err := t.announce(p, handle); err != nil {
@@ -67,44 +68,33 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	}
 	switch kind {
 	case traceKindKIND_TEMPLATE:
-		known, unresolved, err := p.learn(view[traceTemplateEvent](raw))
+		known, unresolved, err := p.learnTemplate(viewAs[traceTemplateEvent](raw))
 		t.unresolved.Add(unresolved)
 		if err != nil {
 			return err
 		}
-		return t.show(p, &known.op, handle)
+		return t.announceFiles(p, &known.op, handle)
 	case traceKindKIND_OPS:
-		e := view[traceOpsEvent](raw)
+		e := viewAs[traceOpsEvent](raw)
 		for i := range min(int(e.N), len(e.Ops)) {
 			t.received.Add(1)
-			if err := t.op(p, e, &e.Ops[i], handle); err != nil {
+			if err := t.handleOp(p, e, &e.Ops[i], handle); err != nil {
 				return err
 			}
 		}
 		return nil
 	case traceKindKIND_SELECTED:
-		return t.selected(p, view[traceSelectedEvent](raw), handle)
+		return t.handleSelected(p, viewAs[traceSelectedEvent](raw), handle)
 	case traceKindKIND_INPUT:
-		return t.input(p, view[traceInputEvent](raw), handle)
+		return t.handleInput(p, viewAs[traceInputEvent](raw), handle)
 	case traceKindKIND_GRAPH:
-		return t.graph(p, view[traceGraphEvent](raw), handle)
+		return t.handleGraph(p, viewAs[traceGraphEvent](raw), handle)
 	case traceKindKIND_DECODE_BEGIN:
-		e := view[traceDecodeEvent](raw)
-		if err := p.decode(int32(e.Tid), handle); err != nil {
-			return err
-		}
-		begin := event.DecodeBegin{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Context: e.Context, Decode: e.Decode, Tokens: e.Tokens, Warmup: e.Warmup != 0}
-		if e.SequencesKnown != 0 {
-			for i, word := range e.Sequences {
-				for ; word != 0; word &= word - 1 {
-					begin.Sequences = append(begin.Sequences, int32(64*i+bits.TrailingZeros64(word)))
-				}
-			}
-		}
-		return handle(begin)
+		return t.handleDecodeBegin(p, viewAs[traceDecodeEvent](raw), handle)
 	case traceKindKIND_DECODE_END:
-		e := view[traceDecodeEvent](raw)
-		if err := p.decode(int32(e.Tid), handle); err != nil { // the decode may have begun before the probes were attached
+		e := viewAs[traceDecodeEvent](raw)
+		// The decode may have begun before the probes were attached.
+		if err := p.noteDecode(int32(e.Tid), handle); err != nil {
 			return err
 		}
 		return handle(event.DecodeEnd{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: e.Decode})
@@ -123,9 +113,28 @@ func (t *Tracer) announce(p *target, handle func(event.Event) error) error {
 	return handle(event.ProcessBegin{PID: int32(p.pid), Parent: int32(p.parent), Command: p.command})
 }
 
-func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(event.Event) error) error {
-	p.begun = true
-	known := t.known.template(p, e.Id)
+func (t *Tracer) handleDecodeBegin(p *target, e *traceDecodeEvent, handle func(event.Event) error) error {
+	if err := p.noteDecode(int32(e.Tid), handle); err != nil {
+		return err
+	}
+	begin := event.DecodeBegin{
+		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid),
+		Context: e.Context, Decode: e.Decode, Tokens: e.Tokens, Warmup: e.Warmup != 0,
+	}
+	if e.SequencesKnown != 0 {
+		for i, word := range e.Sequences {
+			for ; word != 0; word &= word - 1 {
+				begin.Sequences = append(begin.Sequences, int32(64*i+bits.TrailingZeros64(word)))
+			}
+		}
+	}
+	return handle(begin)
+}
+
+// handleOp sends an op: its template, and what the record says of this run of it.
+func (t *Tracer) handleOp(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(event.Event) error) error {
+	p.sawOp = true
+	known := t.cache.template(p, e.Id)
 	if known == nil { // the template event was lost; that loss is counted where it happened
 		t.incomplete.Add(1)
 		return nil
@@ -134,12 +143,14 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 	*o = known.op
 	o.Memo = &known.memo
 	o.Time, o.Duration, o.Stall, o.TID = int64(e.Time), int64(e.Duration), -1, int32(of.Tid)
-	o.Decode, o.Graph, o.Seq, o.Clipped = of.Decode, of.Graph, of.Seq-uint64(uint32(of.Seq)-e.Seq), o.Clipped || has(e.Flags, traceOpFlagOP_CLIPPED)
+	o.Decode, o.Graph = of.Decode, of.Graph
+	o.Seq = of.Seq - uint64(uint32(of.Seq)-e.Seq) // the record has the low 32 bits
+	o.Clipped = o.Clipped || hasFlag(e.Flags, traceOpFlagOP_CLIPPED)
 	if t.opts.Detail == DetailIO {
 		o.Stall = int64(of.Stalled)
 	}
 	if o.GatherDim > 0 && len(o.Sources) > 0 {
-		if g, ok := t.known.gathered(p, of.Tid, o.Seq-uint64(e.IdsBack), known.ids); ok {
+		if g, ok := t.cache.idsOf(p, of.Tid, o.Seq-uint64(e.IdsBack), known.ids); ok {
 			o.IDs, o.IDRows = g.ids, g.rows
 		} else {
 			if !o.Clipped {
@@ -148,31 +159,32 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 			o.Clipped = true
 		}
 	}
-	if has(e.Flags, traceOpFlagOP_BUFFERS) {
-		if b := t.known.buffers[of.Tid]; b.of == p && b.seq == o.Seq {
+	if hasFlag(e.Flags, traceOpFlagOP_BUFFERS) {
+		if b := t.cache.buffers[of.Tid]; b.of == p && b.seq == o.Seq {
 			o.Buffers = b.list
 		}
 	}
-	return t.emit(p, o, handle)
+	return t.sendOp(p, o, handle)
 }
 
-// selected tells of the experts that a layer has chosen; their ids have arrived before.
-func (t *Tracer) selected(p *target, e *traceSelectedEvent, handle func(event.Event) error) error {
-	g, ok := t.known.gathered(p, e.Tid, e.Seq, e.Tensor)
+// handleSelected sends the experts that a layer has chosen. Their ids have arrived before.
+func (t *Tracer) handleSelected(p *target, e *traceSelectedEvent, handle func(event.Event) error) error {
+	g, ok := t.cache.idsOf(p, e.Tid, e.Seq, e.Tensor)
 	if !ok {
 		t.incomplete.Add(1)
 		return nil
 	}
 	return handle(event.Selected{
-		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode), Graph: e.Graph, Seq: e.Seq, Layer: e.Layer,
+		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode),
+		Graph: e.Graph, Seq: e.Seq, Layer: e.Layer,
 		IDs: g.ids, IDRows: g.rows,
 	})
 }
 
-// input puts the pieces of a row together, and hands it over when it is whole.
-func (t *Tracer) input(p *target, e *traceInputEvent, handle func(event.Event) error) error {
-	values, ok := t.known.join(p, e)
-	if !ok {
+// handleInput puts the pieces of a row together, and sends it when it is complete.
+func (t *Tracer) handleInput(p *target, e *traceInputEvent, handle func(event.Event) error) error {
+	values, complete := t.cache.addInputPiece(p, e)
+	if !complete {
 		return nil
 	}
 	point := event.PointRouter
@@ -180,15 +192,16 @@ func (t *Tracer) input(p *target, e *traceInputEvent, handle func(event.Event) e
 		point = event.PointAttention
 	}
 	return handle(event.RouterInput{
-		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode), Graph: e.Graph, Seq: e.Seq, Layer: e.Layer,
+		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode),
+		Graph: e.Graph, Seq: e.Seq, Layer: e.Layer,
 		Point: point, Row: int(e.Row), Rows: int(e.Rows), Values: values,
 	})
 }
 
-// graph sends the ops that a graph of this shape has.
-func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) error) error {
-	p.begun = true
-	s := t.known.shape(p, e.Shape)
+// handleGraph sends the ops that a graph of this shape has.
+func (t *Tracer) handleGraph(p *target, e *traceGraphEvent, handle func(event.Event) error) error {
+	p.sawOp = true
+	s := t.cache.useShape(p, e.Shape)
 	if s == nil {
 		t.incomplete.Add(1)
 		return nil
@@ -199,11 +212,12 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) e
 		o := &t.scratch
 		*o = known.op
 		o.Memo = &known.memo
-		o.Time, o.Duration, o.Stall, o.TID, o.Decode, o.Graph, o.Seq = int64(e.Time), -1, -1, int32(e.Tid), e.Decode, e.Graph, t.graphOps
+		o.Time, o.Duration, o.Stall, o.TID = int64(e.Time), -1, -1, int32(e.Tid)
+		o.Decode, o.Graph, o.Seq = e.Decode, e.Graph, t.graphOps
 		switch {
 		case o.GatherDim == 0:
 		case !o.ByExpert:
-			if g, ok := t.known.gathered(p, e.Tid, e.Seq, known.ids); ok {
+			if g, ok := t.cache.idsOf(p, e.Tid, e.Seq, known.ids); ok {
 				o.IDs, o.IDRows = g.ids, g.rows
 				rows = g.rows * g.slots
 			} else {
@@ -211,38 +225,39 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) e
 				o.Clipped = true
 			}
 		case rows == 1:
-			o.Selects = known.slots // the experts of one token differ from each other; which ones they are is unknown yet
+			o.Selects = known.slots // the experts of one token differ from each other; which ones they are is unknown
 		}
-		if err := t.emit(p, o, handle); err != nil {
+		if err := t.sendOp(p, o, handle); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// emit sends an op, preceded by the begin of its step if llama_decode is not observed.
-func (t *Tracer) emit(p *target, o *event.Op, handle func(event.Event) error) error {
-	if err := p.derive(o, handle); err != nil {
+// sendOp sends an op, preceded by the begin of its step if llama_decode is not observed.
+func (t *Tracer) sendOp(p *target, o *event.Op, handle func(event.Event) error) error {
+	if err := p.deriveStep(o, handle); err != nil {
 		return err
 	}
 	return handle(o)
 }
 
-// show sends FileSeen for files that are new. It is called when a template arrives, before the first op that uses it: the path must be
-// looked up before the target ends. Sources in files that cannot be told are left out and counted.
-func (t *Tracer) show(p *target, o *event.Op, handle func(event.Event) error) error {
+// announceFiles sends FileSeen for files that are new. It is called when a template arrives, before
+// the first op that uses it, because the path must be looked up before the target ends. Sources
+// whose file cannot be found are left out and counted.
+func (t *Tracer) announceFiles(p *target, o *event.Op, handle func(event.Event) error) error {
 	var err error
 	o.Sources = slices.DeleteFunc(o.Sources, func(s event.Source) bool {
 		if !s.InFile || err != nil {
 			return false
 		}
-		told, seen := p.seen[s.File]
-		if !seen && len(p.seen) < maxFiles {
-			if told, err = t.showFile(p, &s, handle); err == nil {
-				p.seen[s.File] = told
+		found, seen := p.fileFound[s.File]
+		if !seen && len(p.fileFound) < maxFiles {
+			if found, err = t.announceFile(p, &s, handle); err == nil {
+				p.fileFound[s.File] = found
 			}
 		}
-		if !told && err == nil {
+		if !found && err == nil {
 			o.Clipped = true
 			t.unresolved.Add(1)
 			return true
@@ -252,17 +267,21 @@ func (t *Tracer) show(p *target, o *event.Op, handle func(event.Event) error) er
 	return err
 }
 
-// showFile sends FileSeen for the file of a source; told is false if the file is mapped no more, or cannot be looked for.
-func (t *Tracer) showFile(p *target, s *event.Source, handle func(event.Event) error) (told bool, err error) {
+// announceFile sends FileSeen for the file of a source. found is false if the file is mapped no
+// more, or cannot be looked for.
+func (t *Tracer) announceFile(p *target, s *event.Source, handle func(event.Event) error) (found bool, err error) {
 	at, err := p.findFile(s.File, s.Data, t.opts.Hints)
-	if errors.Is(err, errNotMapped) || errors.Is(err, errTooOften) || errors.Is(err, proc.ErrNoProcess) && len(p.seen) > 0 { // else nothing can be told of this process
+	switch {
+	case errors.Is(err, errNotMapped), errors.Is(err, errTooOften):
 		return false, nil
-	}
-	if err != nil {
+	// without a first file nothing is known of this process
+	case errors.Is(err, proc.ErrNoProcess) && len(p.fileFound) > 0:
+		return false, nil
+	case err != nil:
 		return false, err
 	}
 	if err := t.system.watch(s.File); err != nil {
 		return false, err
 	}
-	return true, handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: at.Path, ID: event.FileID(at.ID)})
+	return true, handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: at.Path, ID: at.ID})
 }

@@ -1,12 +1,13 @@
 package ebpf
 
-// These tests give the decoder, and those that events go to, streams of the ring buffer that no program sends. They need no kernel.
+// These tests give streams that no program sends to the decoder of the ring buffer, and to what
+// handles its events. They need no kernel.
 
 import (
 	"context"
 	"encoding/binary"
 	"errors"
-	flags "flag"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -32,12 +33,13 @@ import (
 )
 
 var (
-	record  = flags.Bool("record", false, "write the corpus of FuzzEvents anew, from a target's events")
-	streams = flags.Int("streams", 500, "how many mutated streams of events are tried")
+	record  = flag.Bool("record", false, "write the corpus of FuzzEvents again, from a target's events")
+	streams = flag.Int("streams", 500, "how many mutated streams of events are tried")
 )
 
-// In a stream of events each has its length before it, in 2 bytes. The target is process tgid, its model is inode ino, its thread tid: what they were is another
-// machine's. No process has this number.
+// In a stream, each event has its length before it, in 2 bytes. The streams were recorded on
+// another machine. So process, model and thread were replaced: the target is process tgid (no
+// process has this number), its model is inode ino, its thread is tid.
 const (
 	tgid = 1 << 30
 	ino  = 1
@@ -47,8 +49,8 @@ const (
 // corpus is where go test looks for the seeds of FuzzEvents.
 const corpus = "testdata/fuzz/FuzzEvents"
 
-// cut takes the first event off a stream; nil at its end.
-func cut(stream []byte) (raw, rest []byte) {
+// cutEvent takes the first event off a stream; nil at its end.
+func cutEvent(stream []byte) (raw, rest []byte) {
 	if len(stream) < 2 {
 		return nil, nil
 	}
@@ -56,7 +58,8 @@ func cut(stream []byte) (raw, rest []byte) {
 	return stream[2 : 2+n], stream[2+n:]
 }
 
-func join(events [][]byte) (stream []byte) {
+// joinEvents makes a stream of events.
+func joinEvents(events [][]byte) (stream []byte) {
 	for _, raw := range events {
 		stream = append(binary.LittleEndian.AppendUint16(stream, uint16(len(raw))), raw...)
 	}
@@ -79,16 +82,21 @@ func newReplayer(t testing.TB) *replayer {
 	return &replayer{m, id}
 }
 
-// replay gives a stream to a Tracer, and its events to those that learn and record. dir is a capture's directory; "": nothing is written.
+// replay gives a stream to a Tracer, and its events to a pattern.Builder and a trace.Recorder. dir
+// is the capture's directory; "" writes nothing.
 func (r *replayer) replay(t testing.TB, stream []byte, dir string) {
 	t.Helper()
 	layout := ggml.Candidates()[0]
-	known := newKnown(1024)
+	c := newCache(1024)
 	p := &target{
-		pid: tgid, ops: capturetest.Ops(), layout: &layout, configured: true, files: map[string]event.FileID{}, seen: map[event.FileID]bool{}, known: known,
+		pid: tgid, ops: capturetest.Ops(), layout: &layout, configured: true, files: map[string]event.FileID{},
+		fileFound: map[event.FileID]bool{}, cache: c,
 		derived: event.DerivedSteps{PID: tgid},
 	}
-	tr := &Tracer{opts: Options{Detail: DetailIO, Hints: []string{r.model.Path}, Log: slog.New(slog.DiscardHandler)}, known: known, main: p, targets: map[uint32]*target{tgid: p}}
+	tr := &Tracer{
+		opts: Options{Detail: DetailIO, Hints: []string{r.model.Path}, Log: slog.New(slog.DiscardHandler)}, cache: c,
+		main: p, targets: map[uint32]*target{tgid: p},
+	}
 	rec, err := trace.NewRecorder(trace.RecorderOptions{Dir: dir, PID: tgid, CSV: io.Discard})
 	if err != nil {
 		t.Fatal(err)
@@ -108,26 +116,28 @@ func (r *replayer) replay(t testing.TB, stream []byte, dir string) {
 		}
 		return rec.Handle(e)
 	}
-	for raw, rest := cut(stream); raw != nil && err == nil; raw, rest = cut(rest) {
+	for raw, rest := cutEvent(stream); raw != nil && err == nil; raw, rest = cutEvent(rest) {
 		if len(raw) >= 8 && systemEventKind(binary.NativeEndian.Uint32(raw)) == systemEventKindKIND_FORK {
 			continue // that would be one of this machine's processes
 		}
-		err = tr.dispatch(r.here(raw), handle)
+		err = tr.dispatch(r.setInode(raw), handle)
 	}
 	if err == nil {
 		err = tr.finish(handle)
 	}
 	learner.Cycle()
-	_, _ = rec.Finish(err) // that there was no model, or no decode, is no failure
+	_, _ = rec.Finish(err) // a stream without a model, or without a decode, is no failure
 }
 
-// here gives an event of a template this machine's inode of the model.
-func (r *replayer) here(raw []byte) []byte {
+// setInode replaces the model's inode in the event of a template by that of this machine.
+func (r *replayer) setInode(raw []byte) []byte {
 	raw = append(make([]byte, 0, len(raw)), raw...)
-	if len(raw) < int(unsafe.Sizeof(traceTemplateEvent{}))-len(traceTemplateEvent{}.Src)*int(unsafe.Sizeof(traceSource{})) || traceKind(binary.NativeEndian.Uint32(raw)) != traceKindKIND_TEMPLATE {
+	var empty traceTemplateEvent
+	shortest := int(unsafe.Sizeof(empty)) - len(empty.Src)*int(unsafe.Sizeof(traceSource{}))
+	if len(raw) < shortest || traceKind(binary.NativeEndian.Uint32(raw)) != traceKindKIND_TEMPLATE {
 		return raw
 	}
-	e := *view[traceTemplateEvent](raw)
+	e := *viewAs[traceTemplateEvent](raw)
 	for i := range e.Src {
 		if e.Src[i].Ino == ino {
 			e.Src[i].Ino = r.id.Ino
@@ -136,14 +146,14 @@ func (r *replayer) here(raw []byte) []byte {
 	return append(raw[:0], unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))...)
 }
 
-// FuzzEvents: whatever the ring buffer holds, nothing panics, and nothing takes long.
+// FuzzEvents checks that nothing panics or takes long, whatever the ring buffer holds.
 func FuzzEvents(f *testing.F) {
 	r := newReplayer(f)
 	f.Fuzz(func(t *testing.T, stream []byte) { r.replay(t, stream, "") })
 }
 
-// seeds are the streams of the corpus.
-func seeds(t *testing.T) (all [][]byte) {
+// readSeeds returns the streams of the corpus.
+func readSeeds(t *testing.T) (all [][]byte) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(corpus, "*"))
 	if err != nil || len(files) == 0 {
@@ -164,13 +174,16 @@ func seeds(t *testing.T) (all [][]byte) {
 	return all
 }
 
-// numbers are what programs err about.
-var numbers = []uint64{0, 1, 2, 3, 15, 16, 17, 63, 64, 127, 128, 255, 65535, 65536, 65537, 1 << 24, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 46, 1 << 62, 1<<63 - 1, 1 << 63, 1<<64 - 1}
+// numbers are values with which programs often go wrong.
+var numbers = []uint64{
+	0, 1, 2, 3, 15, 16, 17, 63, 64, 127, 128, 255, 65535, 65536, 65537, 1 << 24, 1<<31 - 1, 1 << 31, 1<<32 - 1,
+	1 << 46, 1 << 62, 1<<63 - 1, 1 << 63, 1<<64 - 1,
+}
 
-// mutate changes a stream here and there: bytes, numbers, whole events.
+// mutate changes a stream at random: bytes, numbers, whole events.
 func mutate(r *rand.Rand, stream []byte) []byte {
 	var events [][]byte
-	for raw, rest := cut(stream); raw != nil; raw, rest = cut(rest) {
+	for raw, rest := cutEvent(stream); raw != nil; raw, rest = cutEvent(rest) {
 		events = append(events, append([]byte{}, raw...))
 	}
 	for range 1 + r.IntN(12) {
@@ -201,13 +214,13 @@ func mutate(r *rand.Rand, stream []byte) []byte {
 			}
 		}
 	}
-	return join(events)
+	return joinEvents(events)
 }
 
-// The corpus is whole: its events make rows. Mutated, no stream makes anything panic or hang.
+// The corpus is complete: its events make rows. No mutated stream makes anything panic or hang.
 func TestMutatedStreams(t *testing.T) {
 	m := newReplayer(t)
-	all := seeds(t)
+	all := readSeeds(t)
 	whole := filepath.Join(t.TempDir(), "whole")
 	m.replay(t, all[0], whole)
 	c, err := trace.Open(whole)
@@ -235,16 +248,19 @@ func TestMutatedStreams(t *testing.T) {
 	if status, err := os.ReadFile("/proc/self/status"); err == nil {
 		_, peak, _ := strings.Cut(string(status), "VmHWM:")
 		peak, _, _ = strings.Cut(strings.TrimSpace(peak), "\n")
-		t.Logf("%d streams, the longest took %v; the most memory was %s", *streams, longest.Round(time.Microsecond), peak)
+		t.Logf("%d streams, the longest took %v; the most memory was %s", *streams, longest.Round(time.Microsecond),
+			peak)
 	}
 }
 
-// TestRecordCorpus writes the corpus from what the programs send of the fake target: go test ./ebpf -run TestRecordCorpus -record
+// TestRecordCorpus writes the corpus from what the programs send of the fake target: go test ./ebpf
+// -run TestRecordCorpus -record
 func TestRecordCorpus(t *testing.T) {
 	testenv.NeedRoot(t)
 	f := capturetest.New(t)
 	for name, opts := range map[string]Options{
-		"op": {}, "graph": {Detail: DetailGraph}, "io": {Detail: DetailIO, Interval: minPoll}, "buffers": {Buffers: true},
+		"op": {}, "graph": {Detail: DetailGraph}, "io": {Detail: DetailIO, Interval: minPoll},
+		"buffers": {Buffers: true},
 		"routing": {Selected: true, Inputs: 1},
 	} {
 		m := capturetest.NewModel(t)
@@ -253,7 +269,7 @@ func TestRecordCorpus(t *testing.T) {
 			t.Fatal(err)
 		}
 		args := f.Args(m, "control", time.Millisecond)
-		events := recorded(t, exec.CommandContext(t.Context(), args[0], args[1:]...), opts, id.Ino)
+		events := recordEvents(t, exec.CommandContext(t.Context(), args[0], args[1:]...), opts, id.Ino)
 		if len(events) < 20 {
 			t.Errorf("%s: only %d events", name, len(events))
 		}
@@ -265,20 +281,22 @@ func TestRecordCorpus(t *testing.T) {
 			t.Errorf("%s: events by kind %v", name, kinds)
 		}
 		if !*record {
-			newReplayer(t).replay(t, join(events), "")
+			newReplayer(t).replay(t, joinEvents(events), "")
 			continue
 		}
 		if err := os.MkdirAll(corpus, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(corpus, name), fmt.Appendf(nil, "go test fuzz v1\n[]byte(%q)\n", join(events)), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(corpus, name),
+			fmt.Appendf(nil, "go test fuzz v1\n[]byte(%q)\n", joinEvents(events)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// recorded runs a command to its end and returns the first events of the ring buffer, about 14 KB, few of the samples among them.
-func recorded(t *testing.T, cmd *exec.Cmd, opts Options, inode uint64) (events [][]byte) {
+// recordEvents runs a command to its end and returns the first events of the ring buffer, about 14
+// KB. At most two of them are samples.
+func recordEvents(t *testing.T, cmd *exec.Cmd, opts Options, inode uint64) (events [][]byte) {
 	t.Helper()
 	child, err := proc.Launch(cmd)
 	if err != nil {
@@ -319,14 +337,15 @@ func recorded(t *testing.T, cmd *exec.Cmd, opts Options, inode uint64) (events [
 				continue
 			}
 		case traceKindKIND_TEMPLATE:
-			e := *view[traceTemplateEvent](raw)
+			e := *viewAs[traceTemplateEvent](raw)
 			for i := range e.Src {
 				if e.Src[i].Ino == inode {
 					e.Src[i].Ino = ino
 				}
 			}
 			copy(raw, unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e)))
-		case traceKindKIND_OPS, traceKindKIND_IDS, traceKindKIND_DECODE_BEGIN, traceKindKIND_DECODE_END, traceKindKIND_GRAPH, traceKindKIND_BUFFERS,
+		case traceKindKIND_OPS, traceKindKIND_IDS, traceKindKIND_DECODE_BEGIN, traceKindKIND_DECODE_END,
+			traceKindKIND_GRAPH, traceKindKIND_BUFFERS,
 			traceKindKIND_SELECTED, traceKindKIND_INPUT:
 			binary.NativeEndian.PutUint32(raw[8:], tid)
 		}

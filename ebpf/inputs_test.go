@@ -1,6 +1,7 @@
 package ebpf
 
-// These tests look at what routers and attention are told to read. The control: a router's matrix times its input gives the choice that was made.
+// These tests look at the reported inputs of routers and attention. A router's matrix times its
+// input must give the experts that were chosen.
 
 import (
 	"cmp"
@@ -22,8 +23,8 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// weights dequantises tensors of a model.
-func weights(t *testing.T, path string) func(format string, args ...any) ([]float32, *gguf.Tensor) {
+// dequantizer returns a function that dequantises a tensor of a model, given its name as a format.
+func dequantizer(t *testing.T, path string) func(format string, args ...any) ([]float32, *gguf.Tensor) {
 	t.Helper()
 	m, err := gguf.OpenModel(path)
 	if err != nil {
@@ -52,8 +53,9 @@ func weights(t *testing.T, path string) func(format string, args ...any) ([]floa
 	}
 }
 
-// best is the numbers of the k largest products of a matrix's rows with a vector, ascending.
-func best(matrix, v []float32, k int) (at []int32) {
+// topRows returns the numbers of the k rows of a matrix whose products with a vector are largest,
+// in ascending order.
+func topRows(matrix, v []float32, k int) (at []int32) {
 	var scores []float64
 	for row := range slices.Chunk(matrix, len(v)) {
 		sum := 0.0
@@ -69,8 +71,9 @@ func best(matrix, v []float32, k int) (at []int32) {
 	return at
 }
 
-// normed is the mean square of what is left of a norm's result when the norm's weights are taken out: 1, if it is one.
-func normed(v, weight []float32) float64 {
+// normMeanSquare divides the result of a norm by the norm's weights, and returns the mean square.
+// It is 1 if v is such a result.
+func normMeanSquare(v, weight []float32) float64 {
 	sum := 0.0
 	for i := range v {
 		x := float64(v[i] / weight[i])
@@ -79,17 +82,19 @@ func normed(v, weight []float32) float64 {
 	return sum / float64(len(v))
 }
 
-type place struct {
+// layerRun identifies a layer in one graph.
+type layerRun struct {
 	decode, graph uint32
 	layer         int32
 }
 
-// choices are the experts of each layer and graph, token by token, as the ops that read them tell.
-func choices(t *testing.T, events []event.Event) map[place][][]int32 {
+// choices returns the experts of each layer and graph, token by token, according to the ops that
+// read them.
+func choices(t *testing.T, events []event.Event) map[layerRun][][]int32 {
 	t.Helper()
-	routes := map[place][][]int32{}
-	for _, o := range all[*event.Op](events) {
-		if at := (place{o.Decode, o.Graph, 0}); o.ByExpert {
+	routes := map[layerRun][][]int32{}
+	for _, o := range eventsOf[*event.Op](events) {
+		if at := (layerRun{o.Decode, o.Graph, 0}); o.ByExpert {
 			at.layer = layerOf(t, o)
 			routes[at] = slices.Collect(slices.Chunk(o.IDs, len(o.IDs)/o.IDRows))
 		}
@@ -97,41 +102,49 @@ func choices(t *testing.T, events []event.Event) map[place][][]int32 {
 	return routes
 }
 
-// The control: the inputs of each layer and token, prompt and generation, times the router's matrix give exactly the experts that are chosen; and come before these run.
+// The inputs of each layer and token, in the prompt and in generation, times the router's matrix
+// give exactly the experts that are chosen. They arrive before these run.
 func TestInputs(t *testing.T) {
 	models := mixtures(t)
-	models["pieces"] = func(t *testing.T) (*llama.Installation, llama.Options) { // a row takes three
-		return options(t, synth.Config{Layers: 2, Embd: 1280, FF: 64, Heads: 10, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 4, Experts: 8, Used: 2})
+	models["pieces"] = func(t *testing.T) (*llama.Installation, llama.Options) { // a row takes three pieces
+		return llamaOptions(t, synth.Config{
+			Layers: 2, Embd: 1280, FF: 64, Heads: 10, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 4,
+			Experts: 8, Used: 2,
+		})
 	}
 	for name, model := range models {
-		for variant, opts := range map[string]Options{"alone": {}, "with choices": {Selected: true, AtOnce: true, Interval: time.Millisecond, Small: true}} {
+		for variant, opts := range map[string]Options{
+			"alone": {}, "with choices": {Selected: true, AtOnce: true, Interval: time.Millisecond, Small: true},
+		} {
 			t.Run(name+" "+variant, func(t *testing.T) {
 				in, o := model(t)
 				opts.Inputs, opts.RingBytes = 1, 8<<20
-				events, _, counters := watchLossy(t, opts, in.Command(t.Context(), o), func(*proc.Child) {}, func(event.Event) {})
-				inputs := all[event.RouterInput](events)
+				events, _, counters := watchLossy(t, opts, in.Command(t.Context(), o), func(*proc.Child) {},
+					func(event.Event) {})
+				inputs := eventsOf[event.RouterInput](events)
 				if counters.Lost() != 0 || counters.Incomplete() != 0 || counters.InputsSent != uint64(len(inputs)) {
 					t.Errorf("%d inputs, counters %+v", len(inputs), counters)
 				}
-				weight := weights(t, o.Model)
+				weight := dequantizer(t, o.Model)
 				routes := choices(t, events)
-				began := map[place]int64{} // the first op that reads an expert
-				for _, op := range all[*event.Op](events) {
+				began := map[layerRun]int64{} // the first op that reads an expert
+				for _, op := range eventsOf[*event.Op](events) {
 					if op.ByExpert {
-						at := place{op.Decode, op.Graph, layerOf(t, op)}
+						at := layerRun{op.Decode, op.Graph, layerOf(t, op)}
 						began[at] = cmp.Or(began[at], op.Time)
 					}
 				}
 				right, prompts, generated := 0, 0, 0
-				rows := map[place]map[event.Point]int{}
+				rows := map[layerRun]map[event.Point]int{}
 				for i := range inputs {
 					e := &inputs[i]
-					at := place{e.Decode, e.Graph, e.Layer}
+					at := layerRun{e.Decode, e.Graph, e.Layer}
 					if rows[at] == nil {
 						rows[at] = map[event.Point]int{}
 					}
 					if e.Row != rows[at][e.Point] || e.Decode == 0 || e.TID == 0 || e.PID == 0 || e.Time > began[at] {
-						t.Fatalf("layer %d, %v: row %d of %d, want %d; at %d, experts at %d", e.Layer, e.Point, e.Row, e.Rows, rows[at][e.Point], e.Time, began[at])
+						t.Fatalf("layer %d, %v: row %d of %d, want %d; at %d, experts at %d", e.Layer, e.Point, e.Row,
+							e.Rows, rows[at][e.Point], e.Time, began[at])
 					}
 					rows[at][e.Point]++
 					kind := "attn"
@@ -139,11 +152,13 @@ func TestInputs(t *testing.T) {
 						kind = "ffn"
 						matrix, tensor := weight("blk.%d.ffn_gate_inp.weight", e.Layer)
 						if len(e.Values) != int(tensor.Shape[0]) || e.Rows != len(routes[at]) {
-							t.Fatalf("%d values, shape %v; %d rows, %d choices", len(e.Values), tensor.Shape, e.Rows, len(routes[at]))
+							t.Fatalf("%d values, shape %v; %d rows, %d choices", len(e.Values), tensor.Shape, e.Rows,
+								len(routes[at]))
 						}
 						want := slices.Sorted(slices.Values(routes[at][e.Row]))
-						if got := best(matrix, e.Values, len(want)); !slices.Equal(got, want) {
-							t.Errorf("layer %d, row %d of %d: the router's matrix chooses %v, the target %v", e.Layer, e.Row, e.Rows, got, want)
+						if got := topRows(matrix, e.Values, len(want)); !slices.Equal(got, want) {
+							t.Errorf("layer %d, row %d of %d: the router's matrix chooses %v, the target %v", e.Layer,
+								e.Row, e.Rows, got, want)
 						} else {
 							right++
 						}
@@ -154,12 +169,14 @@ func TestInputs(t *testing.T) {
 						}
 					}
 					norm, _ := weight("blk.%d.%s_norm.weight", e.Layer, kind)
-					if m := normed(e.Values, norm); math.Abs(m-1) > 0.1 { // the norm adds an epsilon
-						t.Errorf("layer %d, %v, row %d: no norm's result, its mean square is %g", e.Layer, e.Point, e.Row, m)
+					if m := normMeanSquare(e.Values, norm); math.Abs(m-1) > 0.1 { // the norm adds an epsilon
+						t.Errorf("layer %d, %v, row %d: no norm's result, its mean square is %g", e.Layer, e.Point,
+							e.Row, m)
 					}
 				}
 				for at := range routes {
-					if rows[at][event.PointRouter] != len(routes[at]) || rows[at][event.PointAttention] < len(routes[at]) {
+					if rows[at][event.PointRouter] != len(routes[at]) ||
+						rows[at][event.PointAttention] < len(routes[at]) {
 						t.Errorf("%+v: %d rows of choices, inputs of %v", at, len(routes[at]), rows[at])
 					}
 				}
@@ -172,16 +189,17 @@ func TestInputs(t *testing.T) {
 	}
 }
 
-// Of one in N tokens: of decodes of one token the first and every Nth after it, of a batch the last row and others before it, as many as were wanted.
+// One in N tokens is reported. Of decodes of one token, that is the first and every Nth after it.
+// Of a batch, it is the last row and others before it, as many as were wanted.
 func TestInputsOfSome(t *testing.T) {
-	in, o := options(t, moe)
+	in, o := llamaOptions(t, moe)
 	o.Tokens = 9
 	for _, tc := range []struct {
 		every, most int
 	}{{2, 0}, {3, 2}, {1, 1}, {100, 0}} {
 		events, _ := watch(t, Options{Inputs: tc.every, InputRows: tc.most}, in.Command(t.Context(), o), nil)
 		tokens, singles, wanted := map[uint32]int32{}, 0, map[uint32]bool{}
-		for _, d := range all[event.DecodeBegin](events) {
+		for _, d := range eventsOf[event.DecodeBegin](events) {
 			tokens[d.Decode] = d.Tokens
 			if wanted[d.Decode] = d.Tokens != 1; d.Tokens == 1 {
 				wanted[d.Decode] = singles%tc.every == 0
@@ -189,7 +207,7 @@ func TestInputsOfSome(t *testing.T) {
 			}
 		}
 		rows := map[uint32][]int{} // of the first layer's attention, which all tokens pass
-		for _, e := range all[event.RouterInput](events) {
+		for _, e := range eventsOf[event.RouterInput](events) {
 			if !wanted[e.Decode] {
 				t.Fatalf("one in %d: an input of decode %d, of %d tokens", tc.every, e.Decode, tokens[e.Decode])
 			}
@@ -219,9 +237,9 @@ func TestInputsOfSome(t *testing.T) {
 	}
 }
 
-// Inputs can be switched off and on again: what begins after that goes by it.
+// Inputs can be switched off and on again, for the decodes that begin after that.
 func TestTellInputs(t *testing.T) {
-	in, o := options(t, moe)
+	in, o := llamaOptions(t, moe)
 	o.Tokens = 400
 	cmd := in.Command(t.Context(), o)
 	cmd.Stdout, cmd.Stderr = io.Discard, os.Stderr
@@ -292,14 +310,16 @@ func TestTellInputs(t *testing.T) {
 		t.Fatalf("%d changes, %d decodes after the last one", len(changes), since)
 	}
 	off, on := changes[0], changes[1]
-	const moment = 10e6 // ns, in which the program that notes when a decode began looks whether inputs are wanted
+	// The program checks whether inputs are wanted within moment (in ns) after it noted a decode's
+	// begin.
+	const moment = 10e6
 	silent := 0
 	for decode, at := range begun {
 		switch is := told[decode]; {
 		case (at < off.before-moment || at > on.after) && !is:
-			t.Errorf("decode %d tells no inputs", decode)
+			t.Errorf("decode %d has no inputs, though they were wanted", decode)
 		case at > off.after && at < on.before-moment && is:
-			t.Errorf("decode %d tells inputs that nobody wants", decode)
+			t.Errorf("decode %d has inputs, though they were not wanted", decode)
 		case at > off.after && at < on.before-moment:
 			silent++
 		}
@@ -309,40 +329,43 @@ func TestTellInputs(t *testing.T) {
 	}
 }
 
-// What the ring buffer has no room for is counted, row by row: what is handed over is whole.
+// Rows that the ring buffer has no room for are counted. Rows that are handed over are complete.
 func TestInputsLost(t *testing.T) {
-	in, o := options(t, moe)
+	in, o := llamaOptions(t, moe)
 	o.Tokens = 40
 	run := func(ring uint32, slow bool) (n int, c event.Counters) {
-		events, _, c := watchLossy(t, Options{Inputs: 1, RingBytes: ring}, in.Command(t.Context(), o), func(*proc.Child) {}, func(e event.Event) {
+		each := func(e event.Event) {
 			if r, is := e.(event.RouterInput); is {
 				if len(r.Values) != moe.Embd {
-					t.Errorf("a row of %d values", len(r.Values))
+					t.Errorf("a row of %d values, want %d", len(r.Values), moe.Embd)
 				}
 				if slow {
 					time.Sleep(20 * time.Millisecond)
 				}
 				slow = false
 			}
-		})
-		return len(all[event.RouterInput](events)), c
+		}
+		opts := Options{Inputs: 1, RingBytes: ring}
+		events, _, c := watchLossy(t, opts, in.Command(t.Context(), o), func(*proc.Child) {}, each)
+		return len(eventsOf[event.RouterInput](events)), c
 	}
 	all, whole := run(8<<20, false)
 	some, lossy := run(16<<10, true)
 	if whole.InputsLost != 0 || whole.InputsSent != uint64(all) || all == 0 {
 		t.Errorf("%d inputs, counters %+v", all, whole)
 	}
-	if lossy.InputsLost == 0 || lossy.InputsSent != uint64(some) || lossy.InputsSent+lossy.InputsLost != whole.InputsSent || lossy.Lost() < lossy.InputsLost {
+	if lossy.InputsLost == 0 || lossy.InputsSent != uint64(some) ||
+		lossy.InputsSent+lossy.InputsLost != whole.InputsSent || lossy.Lost() < lossy.InputsLost {
 		t.Errorf("of %d inputs %d were handed over, counters %+v", all, some, lossy)
 	}
 }
 
-// What cannot be asked for is refused.
+// Options that contradict each other are refused.
 func TestInputsRefused(t *testing.T) {
 	for _, opts := range []Options{{Inputs: -1}, {InputRows: -1}, {Inputs: 1, Detail: DetailGraph}} {
 		opts.PID = unix.Getpid()
 		if tr, err := New(opts); err == nil {
-			t.Errorf("%+v is taken", opts)
+			t.Errorf("New(%+v): no error", opts)
 			tr.Close()
 		}
 	}

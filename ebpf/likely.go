@@ -8,12 +8,12 @@ import (
 	"strings"
 
 	"tensorcast/ggml"
-	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 )
 
-// likelyLibraries lists the llama.cpp libraries that the dynamic loader finds for a program: next to it, in its run path and in
-// LD_LIBRARY_PATH. With probes on them before the program loads them, the first token's events are not missed.
+// likelyLibraries lists the llama.cpp libraries that the dynamic loader finds for a program: next
+// to it, in its run path and in LD_LIBRARY_PATH (env is its environment). With probes on them
+// before the program loads them, the first token's events are not missed.
 func likelyLibraries(exe string, env []string) []string {
 	dir := filepath.Dir(exe)
 	dirs := []string{dir, filepath.Join(dir, "lib"), filepath.Join(dir, "..", "lib")}
@@ -38,21 +38,7 @@ func likelyLibraries(exe string, env []string) []string {
 // maxLikely is how many libraries are looked at before a program has mapped them.
 const maxLikely = 256
 
-// scanLikely scans what a program is likely to load.
-func scanLikely(p Program) map[string]scanned {
-	all := map[string]scanned{p.Path: scanFile(p.Path)}
-	seen := map[proc.FileID]bool{}
-	for _, path := range likelyLibraries(p.Path, p.Env) {
-		id, err := proc.FileOf(path)
-		if err != nil || seen[id] { // several names of one library
-			continue
-		}
-		seen[id] = true
-		all[path] = scanFile(path)
-	}
-	return all
-}
-
+// runPath lists the directories of a program's run path, with $ORIGIN replaced by origin.
 func runPath(exe, origin string) []string {
 	file, err := regular.Open(exe)
 	if err != nil {

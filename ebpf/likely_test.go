@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests look for libraries before a program runs, and set probes on them.
+
 import (
 	"os"
 	"path/filepath"
@@ -11,11 +13,14 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// What is only named like a library is passed over, and is not opened: a FIFO would block, a device may act.
+// What is only named like a library is passed over, and is not opened. A FIFO would block, and a
+// device may do something when it is opened.
 func TestLikelyLibrariesThatAreNone(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, path := t.TempDir(), t.TempDir()
-	for _, fifo := range []string{filepath.Join(dir, "libggml-x.so"), filepath.Join(path, "libggml-y.so"), filepath.Join(path, "libllama.so.1")} {
+	for _, fifo := range []string{
+		filepath.Join(dir, "libggml-x.so"), filepath.Join(path, "libggml-y.so"), filepath.Join(path, "libllama.so.1"),
+	} {
 		if err := unix.Mkfifo(fifo, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -46,13 +51,14 @@ func TestLikelyLibrariesThatAreNone(t *testing.T) {
 	}
 }
 
-// What a program is likely to load is scanned once, ahead; what is not used of that is closed.
+// What a program is likely to load is scanned once, ahead. Those of the files that are not used are
+// closed.
 func TestScanAhead(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := llamatest.ForTest(t).Dir
 	libraries, err := filepath.Glob(filepath.Join(dir, "libggml-cpu*.so"))
 	if err != nil || len(libraries) == 0 {
-		t.Fatalf("%q, %v", libraries, err)
+		t.Fatalf("no CPU backend in %s: %v", dir, err)
 	}
 	program := Program{Path: filepath.Join(dir, "llamarun")}
 	before := descriptors(t)
@@ -87,13 +93,14 @@ func TestScanAhead(t *testing.T) {
 	}
 }
 
-// Probes go to the file whose symbols were read. If its name leads to another file by then, that one is not touched: its owner would say
-// where in it probes are set.
+// Probes go to the file whose symbols were read. If its name leads to another file by then, that
+// one is not touched. Otherwise the owner of the name would decide where in another file probes are
+// set.
 func TestProbesGoToWhatWasScanned(t *testing.T) {
 	testenv.NeedRoot(t)
 	libraries, err := filepath.Glob(filepath.Join(llamatest.ForTest(t).Dir, "libggml-cpu*.so"))
 	if err != nil || len(libraries) == 0 {
-		t.Fatalf("%q, %v", libraries, err)
+		t.Fatalf("no CPU backend: %v", err)
 	}
 	library, err := os.ReadFile(libraries[0])
 	if err != nil {
@@ -110,7 +117,7 @@ func TestProbesGoToWhatWasScanned(t *testing.T) {
 	defer tr.Close()
 	im, err := tr.scan(path)
 	if err != nil || im == nil || len(im.Sites) == 0 {
-		t.Fatalf("%+v, %v", im, err)
+		t.Fatalf("scan = %+v, %v, want functions to probe", im, err)
 	}
 	if err := os.Rename(path, path+".moved"); err != nil {
 		t.Fatal(err)
@@ -118,7 +125,7 @@ func TestProbesGoToWhatWasScanned(t *testing.T) {
 	if err := os.WriteFile(path, []byte("no library"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := tr.attachImage(im, false); err != nil || len(tr.Attached()) != 1 {
+	if err := tr.attachGroup(probeGroup{im: im}); err != nil || len(tr.Attached()) != 1 {
 		t.Errorf("probes in %q, %v", tr.Attached(), err)
 	}
 }

@@ -1,6 +1,6 @@
 package ebpf
 
-// These tests look at what is told of a mixture's experts before they run.
+// These tests look at event.Selected, which reports a mixture's experts before they run.
 
 import (
 	"fmt"
@@ -18,14 +18,16 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// mixtures are models to look at: a synthetic one, and a trained one where there is one.
+// mixtures are the models that are looked at: a synthetic one, and a trained one where there is one.
 func mixtures(t *testing.T) map[string]func(*testing.T) (*llama.Installation, llama.Options) {
 	return map[string]func(*testing.T) (*llama.Installation, llama.Options){
-		"synthetic": func(t *testing.T) (*llama.Installation, llama.Options) { return options(t, moe) },
+		"synthetic": func(t *testing.T) (*llama.Installation, llama.Options) { return llamaOptions(t, moe) },
 		"trained": func(t *testing.T) (*llama.Installation, llama.Options) {
 			testenv.NeedRoot(t)
 			path := llamatest.Trained(t, "tiny-moe-q8_0.gguf")
-			return llamatest.ForTest(t), llama.Options{Model: path, Prompt: "Once upon a time there was", Tokens: 12, Threads: 1, NoRepack: true}
+			return llamatest.ForTest(t), llama.Options{
+				Model: path, Prompt: "Once upon a time there was", Tokens: 12, Threads: 1, NoRepack: true,
+			}
 		},
 	}
 }
@@ -39,13 +41,15 @@ func layerOf(t *testing.T, o *event.Op) (layer int32) {
 	return layer
 }
 
-// Each layer's choice is told once in each graph, before the first op that reads an expert begins, and is what that op gathers by: in a prompt, whose tokens'
-// choices lie apart in memory, and for a token.
+// Each layer's choice is reported once in each graph, before the first op that reads an expert
+// begins. It equals the ids that this op gathers by. That holds for single tokens and for a prompt,
+// whose tokens' choices lie apart in memory.
 func TestSelected(t *testing.T) {
 	for name, model := range mixtures(t) {
 		for variant, opts := range map[string]Options{
-			"op": {}, "io": {Detail: DetailIO}, "buffers": {Buffers: true}, "small": {Small: true, Interval: time.Millisecond, AtOnce: true},
-			"tiny": {Small: true, templates: 8}, // nodes are forgotten all the time
+			"op": {}, "io": {Detail: DetailIO}, "buffers": {Buffers: true},
+			"small": {Small: true, Interval: time.Millisecond, AtOnce: true},
+			"tiny":  {Small: true, templates: 8}, // nodes are dropped all the time
 		} {
 			t.Run(name+" "+variant, func(t *testing.T) {
 				in, o := model(t)
@@ -54,15 +58,18 @@ func TestSelected(t *testing.T) {
 				told := map[string]*event.Selected{}
 				tokens := map[uint32]int32{}
 				prompts, generated := 0, 0
-				place := func(decode, graph uint32, layer int32) string { return fmt.Sprint(decode, " ", graph, " ", layer) }
+				key := func(decode, graph uint32, layer int32) string {
+					return fmt.Sprint(decode, " ", graph, " ", layer)
+				}
 				first := map[string]bool{}
 				for _, e := range events {
 					switch e := e.(type) {
 					case event.DecodeBegin:
 						tokens[e.Decode] = e.Tokens
 					case event.Selected:
-						at := place(e.Decode, e.Graph, e.Layer)
-						if told[at] != nil || e.Layer < 0 || e.Decode == 0 || len(e.IDs) == 0 || e.TID == 0 || e.PID == 0 {
+						at := key(e.Decode, e.Graph, e.Layer)
+						if told[at] != nil || e.Layer < 0 || e.Decode == 0 || len(e.IDs) == 0 || e.TID == 0 ||
+							e.PID == 0 {
 							t.Fatalf("%+v after %+v", e, told[at])
 						}
 						told[at] = &e
@@ -75,61 +82,69 @@ func TestSelected(t *testing.T) {
 						if !e.ByExpert {
 							continue
 						}
-						at := place(e.Decode, e.Graph, layerOf(t, e))
+						at := key(e.Decode, e.Graph, layerOf(t, e))
 						s := told[at]
 						if s == nil {
-							t.Fatalf("layer, graph %s: %s comes before the choice is told", at, e.Sources[0].Name)
+							t.Fatalf("decode, graph, layer %s: %s comes before the choice", at, e.Sources[0].Name)
 						}
 						if !slices.Equal(s.IDs, e.IDs) || s.IDRows != e.IDRows || s.TID != e.TID {
-							t.Errorf("%s: told %v in %d rows, read %v in %d", at, s.IDs, s.IDRows, e.IDs, e.IDRows)
+							t.Errorf("%s: reported %v in %d rows, read %v in %d", at, s.IDs, s.IDRows, e.IDs, e.IDRows)
 						}
-						// The lookup of the chosen experts' weights is an op before.
+						// The choice is reported with the lookup of the chosen experts' weights,
+						// which is an earlier op.
 						if s.Seq >= e.Seq || s.Time >= e.Time {
-							t.Errorf("%s: told at %d, in op %d; %s began at %d, as op %d", at, s.Time, s.Seq, e.Sources[0].Name, e.Time, e.Seq)
+							t.Errorf("%s: reported at %d, in op %d; %s began at %d, as op %d", at, s.Time, s.Seq,
+								e.Sources[0].Name, e.Time, e.Seq)
 						}
 						first[at] = true
 					}
 				}
 				if len(first) != len(told) || prompts == 0 || generated < o.Tokens-1 {
-					t.Errorf("%d choices told, %d of prompts, %d of single tokens; %d were used", len(told), prompts, generated, len(first))
+					t.Errorf("%d choices reported, %d of prompts, %d of single tokens; %d were used", len(told),
+						prompts, generated, len(first))
 				}
 			})
 		}
 	}
 }
 
-// Nothing is told that was not asked for; and in whole graphs it cannot be.
+// Choices are not reported unless Options.Selected asks for them. In graph detail they cannot be
+// asked for.
 func TestSelectedUnasked(t *testing.T) {
-	in, o := options(t, moe)
+	in, o := llamaOptions(t, moe)
 	events, _ := watch(t, Options{AtOnce: true}, in.Command(t.Context(), o), nil)
-	if n := len(all[event.Selected](events)); n != 0 {
-		t.Errorf("%d choices were told", n)
+	if n := len(eventsOf[event.Selected](events)); n != 0 {
+		t.Errorf("%d choices were reported, want none", n)
 	}
-	if tr, err := New(Options{PID: unix.Getpid(), Detail: DetailGraph, Selected: true}); err == nil || !strings.Contains(err.Error(), "observe ops") {
-		t.Errorf("%v, %v", tr, err)
+	if tr, err := New(Options{PID: unix.Getpid(), Detail: DetailGraph, Selected: true}); err == nil ||
+		!strings.Contains(err.Error(), "observe ops") {
+		t.Errorf("New: %v, %v, want an error", tr, err)
 	}
 }
 
-// Whoever asks for it is woken: choices come at once, however long the reader would sleep, and Tick is not called more often. Others wait.
+// With AtOnce, choices come at once, however long the reader would sleep, and Tick is not called
+// more often. Without it they wait.
 func TestSelectedAtOnce(t *testing.T) {
-	in, o := options(t, moe)
+	in, o := llamaOptions(t, moe)
 	o.Tokens, o.Repeat = 100, 10
 	const (
 		attempts = 5  // the reader may have to wait for a processor
-		soon     = 20 // this part of what those take who sleep
+		soon     = 20 // "at once" is less than this part of what a reader that sleeps takes
 	)
 	for name, pause := range map[string]time.Duration{"epoll": time.Hour, "nap": lookAnyway} {
-		// run returns what a quarter of the choices took at most until they were handed over; and a bound: who sleeps until the target has ended, or is woken every
-		// lookAnyway to look for libraries, takes a quarter of that.
+		// run returns the time within which a quarter of the choices were handed over, and a bound
+		// for it. A reader that sleeps until the target has ended, or until it looks for libraries
+		// every lookAnyway, takes a quarter of that sleep.
 		run := func(atOnce bool) (lag, bound time.Duration) {
 			var lags []time.Duration
 			ticks := 0
 			opts := Options{
-				Selected: true, AtOnce: atOnce, Interval: time.Hour, Pause: func() time.Duration { return pause }, Tick: func() error { ticks++; return nil },
+				Selected: true, AtOnce: atOnce, Interval: time.Hour, Pause: func() time.Duration { return pause },
+				Tick:      func() error { ticks++; return nil },
 				RingBytes: 64 << 20, // an eighth, which wakes the reader, too, is more than the target sends
 			}
 			if name == "nap" {
-				opts.naps = time.Minute
+				opts.pollFrom = time.Minute
 			}
 			begun := time.Now()
 			events, _ := watchEach(t, opts, in.Command(t.Context(), o), func(*proc.Child) {}, func(e event.Event) {
@@ -140,13 +155,13 @@ func TestSelectedAtOnce(t *testing.T) {
 			if most := 10 + int(time.Since(begun)/lookInterval); ticks > most {
 				t.Errorf("%s, at once %v: %d ticks, want at most %d", name, atOnce, ticks, most)
 			}
-			told := all[event.Selected](events)
+			told := eventsOf[event.Selected](events)
 			took := time.Duration(told[len(told)-1].Time - told[0].Time)
 			slices.Sort(lags)
 			return lags[len(lags)/4], min(took, lookAnyway) / soon
 		}
 		if lag, bound := run(false); lag < bound {
-			t.Errorf("%s: a quarter of the choices came within %v, though nobody was to be woken", name, lag)
+			t.Errorf("%s: a quarter of the choices came within %v, though the reader was not to be woken", name, lag)
 		}
 		var lag, bound time.Duration
 		for range attempts {
@@ -156,11 +171,13 @@ func TestSelectedAtOnce(t *testing.T) {
 		}
 		t.Logf("%s: a quarter of the choices came within %v", name, lag)
 		if lag >= bound {
-			t.Errorf("%s: a quarter of the choices came within %v, want %v, in the last of %d runs", name, lag, bound, attempts)
+			t.Errorf("%s: a quarter of the choices came within %v, want %v, in the last of %d runs", name, lag, bound,
+				attempts)
 		}
 	}
 }
 
+// now is the time of the clock that events use, in ns.
 func now(t *testing.T) int64 {
 	t.Helper()
 	var ts unix.Timespec

@@ -1,7 +1,7 @@
 package ebpf
 
-// This file loads the programs on the kernel's own tracepoints (system.bpf.c): pages read from disk, threads that wait, processes that fork
-// and exec.
+// This file loads the programs on the kernel's own tracepoints (system.bpf.c) and handles their
+// events: pages read from disk, threads that wait, processes that fork and exec.
 
 import (
 	"errors"
@@ -18,32 +18,70 @@ import (
 	"tensorcast/internal/proc"
 )
 
-//go:generate go tool bpf2go -target amd64,arm64 -type pages_event -type process_event -type io -type file_key -type cause -type event_kind system bpf/system.bpf.c -- -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu
-
 // system holds these programs, attached. Methods of a nil *system do nothing.
 type system struct {
 	coll  *ebpf.Collection
 	links []link.Link
-	io    bool
+	io    bool // pages and waits are observed
 }
 
-// openSystem attaches the programs that the options need. Watching exec is optional, and left out if the kernel does not support it; the
-// other programs are required.
+// attachFunc attaches a loaded program to its tracepoint.
+type attachFunc func(*ebpf.Program) (link.Link, error)
+
+// openSystem attaches the programs that the options need. Watching exec is optional, and left out
+// if the kernel does not support it; the other programs are required.
 func openSystem(objs *traceObjects, opts Options) (*system, error) {
+	io := opts.Detail == DetailIO
+	wanted := wantedPrograms(opts)
+	shared := map[string]*ebpf.Map{"events": objs.Events, "targets": objs.Targets, "counters": objs.Counters}
+	spec, err := systemSpec(wanted, io, shared)
+	if err != nil {
+		return nil, err
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	if err != nil {
+		if !io && !opts.Follow {
+			opts.Log.Debug("cannot notice that the target execs", "error", err)
+			return nil, nil
+		}
+		if isRefusal(err) {
+			return nil, explainRefusal(err)
+		}
+		return nil, fmt.Errorf("load the programs for the kernel's tracepoints: %w", err)
+	}
+	s := &system{coll: coll, io: io}
+	if err := s.attach(wanted, opts); err != nil {
+		return nil, errors.Join(err, s.detach(), s.close())
+	}
+	if err := s.watchHints(opts.Hints); err != nil {
+		return nil, errors.Join(err, s.detach(), s.close())
+	}
+	return s, nil
+}
+
+// wantedPrograms are the programs that the options need, by name, and how each is attached.
+func wantedPrograms(opts Options) map[string]attachFunc {
+	wanted := map[string]attachFunc{"execed": attachBTF}
+	if opts.Follow {
+		wanted["forked"] = attachBTF
+	}
+	if opts.Detail == DetailIO {
+		wanted["page_added"] = attachTracepoint("filemap", "mm_filemap_add_to_page_cache")
+		wanted["page_fault"] = attachTracepoint("exceptions", "page_fault_user")
+		wanted["switched"] = attachBTF
+	}
+	return wanted
+}
+
+// systemSpec returns the embedded programs without those that are not wanted, configured. shared
+// are the maps of the other object that they use.
+func systemSpec(wanted map[string]attachFunc, io bool, shared map[string]*ebpf.Map) (*ebpf.CollectionSpec, error) {
 	spec, err := loadSystem()
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded programs: %w", err)
 	}
-	wanted := map[string]func(*ebpf.Program) (link.Link, error){"execed": attachBTF}
-	if opts.Follow {
-		wanted["forked"] = attachBTF
-	}
-	io := opts.Detail == DetailIO
 	order := false
 	if io {
-		wanted["page_added"] = attachTracepoint("filemap", "mm_filemap_add_to_page_cache")
-		wanted["page_fault"] = attachTracepoint("exceptions", "page_fault_user")
-		wanted["switched"] = attachBTF
 		if order, err = checkPageAdded(); err != nil {
 			return nil, err
 		}
@@ -53,74 +91,74 @@ func openSystem(objs *traceObjects, opts Options) (*system, error) {
 			delete(spec.Programs, name)
 		}
 	}
-	if err := errors.Join(spec.Variables["page_shift"].Set(pageShift()), spec.Variables["has_order"].Set(flag(order)),
-		spec.Variables["wake_at"].Set(wakeAt(objs.Events.MaxEntries()))); err != nil {
+	err = errors.Join(spec.Variables["page_shift"].Set(pageShift()), spec.Variables["has_order"].Set(asFlag(order)),
+		spec.Variables["wake_at"].Set(wakeAt(shared["events"].MaxEntries())))
+	if err != nil {
 		return nil, fmt.Errorf("configure the embedded programs: %w", err)
 	}
 	if err := setNamespace(spec); err != nil {
 		return nil, err
 	}
-	for name, m := range map[string]*ebpf.Map{"events": objs.Events, "targets": objs.Targets, "counters": objs.Counters} {
+	for name, m := range shared {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
 	if !io { // then no program uses these maps
 		delete(spec.Maps, systemMapIoThreads)
 		delete(spec.Maps, systemMapModelFiles)
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
-		MapReplacements: map[string]*ebpf.Map{"events": objs.Events, "targets": objs.Targets, "counters": objs.Counters},
-	})
-	if err != nil {
-		if !io && !opts.Follow {
-			opts.Log.Debug("cannot notice that the target execs", "error", err)
-			return nil, nil
-		}
-		if isRefusal(err) {
-			return nil, refused(err)
-		}
-		return nil, fmt.Errorf("load the programs for the kernel's tracepoints: %w", err)
-	}
-	s := &system{coll: coll, io: io}
+	return spec, nil
+}
+
+// attach attaches the programs. Two may fail: that on exec, and that on page faults where the
+// kernel has no such tracepoint.
+func (s *system) attach(wanted map[string]attachFunc, opts Options) error {
 	for name, attach := range wanted {
-		l, err := attach(coll.Programs[name])
-		if err != nil {
-			if name == "execed" {
-				opts.Log.Debug("cannot notice that the target execs", "error", err)
-				continue
-			}
-			if name == "page_fault" && errors.Is(err, os.ErrNotExist) { // arm64
-				opts.Log.Warn("this kernel does not tell page faults: every page that the target brings in counts as a read")
-				continue
-			}
-			return nil, errors.Join(fmt.Errorf("attach %s: %w", name, err), s.detach(), s.close())
+		l, err := attach(s.coll.Programs[name])
+		if err == nil {
+			s.links = append(s.links, l)
+			continue
 		}
-		s.links = append(s.links, l)
+		switch {
+		case name == "execed":
+			opts.Log.Debug("cannot notice that the target execs", "error", err)
+		case name == "page_fault" && errors.Is(err, os.ErrNotExist): // arm64
+			opts.Log.Warn("this kernel does not tell page faults: every page that the target brings in counts as " +
+				"a read")
+		default:
+			return fmt.Errorf("attach %s: %w", name, err)
+		}
 	}
-	if !io {
-		return s, nil
+	return nil
+}
+
+// watchHints watches those of the files that are regular files.
+func (s *system) watchHints(hints []string) error {
+	if !s.io {
+		return nil
 	}
-	for _, hint := range opts.Hints {
+	for _, hint := range hints {
 		if info, err := os.Stat(hint); err != nil || !info.Mode().IsRegular() {
 			continue
 		}
 		if key, err := proc.FileOf(hint); err == nil {
 			if err := s.watch(event.FileID(key)); err != nil {
-				return nil, errors.Join(err, s.detach(), s.close())
+				return err
 			}
 		}
 	}
-	return s, nil
+	return nil
 }
 
 func attachBTF(p *ebpf.Program) (link.Link, error) {
 	return link.AttachTracing(link.TracingOptions{Program: p})
 }
 
-func attachTracepoint(group, name string) func(*ebpf.Program) (link.Link, error) {
+func attachTracepoint(group, name string) attachFunc {
 	return func(p *ebpf.Program) (link.Link, error) { return link.Tracepoint(group, name, p, nil) }
 }
 
-// checkPageAdded checks the tracepoint's fields against what the program reads, and reports whether it has the folio's order.
+// checkPageAdded checks the tracepoint's fields against what the program reads, and reports whether
+// it has the folio's order.
 func checkPageAdded() (order bool, err error) {
 	const name = "events/filemap/mm_filemap_add_to_page_cache/format"
 	var format []byte
@@ -130,11 +168,15 @@ func checkPageAdded() (order bool, err error) {
 		}
 	}
 	if err != nil {
-		return false, fmt.Errorf("the kernel does not tell which pages come from disk (mount -t tracefs tracefs /sys/kernel/tracing): %w", err)
+		return false, fmt.Errorf("the kernel does not tell which pages come from disk"+
+			" (mount -t tracefs tracefs /sys/kernel/tracing): %w", err)
 	}
-	for _, want := range []string{"i_ino;\toffset:16;\tsize:8;", "index;\toffset:24;\tsize:8;", "s_dev;\toffset:32;\tsize:4;"} {
+	for _, want := range []string{
+		"i_ino;\toffset:16;\tsize:8;", "index;\toffset:24;\tsize:8;", "s_dev;\toffset:32;\tsize:4;",
+	} {
 		if !strings.Contains(string(format), want) {
-			return false, fmt.Errorf("this kernel's mm_filemap_add_to_page_cache lacks %q: its pages cannot be told", want)
+			return false, fmt.Errorf("this kernel's mm_filemap_add_to_page_cache lacks %q: its pages cannot be told",
+				want)
 		}
 	}
 	return strings.Contains(string(format), "order;\toffset:36;\tsize:1;"), nil
@@ -146,13 +188,15 @@ func (s *system) watch(file event.FileID) error {
 		return nil
 	}
 	key := systemFileKey{Ino: file.Ino, Dev: uint32(file.Dev)}
-	if err := s.coll.Maps[systemMapModelFiles].Put(key, uint8(1)); err != nil && !errors.Is(err, unix.E2BIG) {
+	err := s.coll.Maps[systemMapModelFiles].Put(key, uint8(1))
+	if err != nil && !errors.Is(err, unix.E2BIG) {
 		return fmt.Errorf("watch the pages of a model: %w", err)
 	}
 	return nil
 }
 
-// drain passes on the runs of pages that the programs have not sent yet, because the thread might have extended them.
+// drain passes on the runs of pages that the programs have not sent yet, because the thread might
+// have extended them.
 func (s *system) drain(handle func(*systemPagesEvent) error) error {
 	if s == nil || !s.io {
 		return nil
@@ -170,19 +214,6 @@ func (s *system) drain(handle func(*systemPagesEvent) error) error {
 		}
 	}
 	return nil
-}
-
-// maps are the maps that only these programs use.
-func (s *system) maps() (own []*ebpf.Map) {
-	if s == nil {
-		return nil
-	}
-	for name, m := range s.coll.Maps {
-		if name != systemMapEvents && name != systemMapTargets && name != systemMapCounters {
-			own = append(own, m)
-		}
-	}
-	return own
 }
 
 func (s *system) detach() error {
@@ -204,59 +235,24 @@ func (s *system) close() error {
 	return nil
 }
 
-// systemEvent handles an event of these programs.
-func (t *Tracer) systemEvent(kind systemEventKind, tgid uint32, raw []byte, handle func(event.Event) error) error {
+// dispatchSystem handles an event of these programs.
+func (t *Tracer) dispatchSystem(kind systemEventKind, tgid uint32, raw []byte, handle func(event.Event) error) error {
 	switch kind {
 	case systemEventKindKIND_PAGES:
-		return t.pageIn(view[systemPagesEvent](raw), handle)
+		return t.handlePages(viewAs[systemPagesEvent](raw), handle)
 	case systemEventKindKIND_FORK:
-		return t.forked(view[systemProcessEvent](raw))
+		return t.handleFork(viewAs[systemProcessEvent](raw))
 	case systemEventKindKIND_EXEC:
 		if p := t.targets[tgid]; p != nil { // else it has ended since the event was sent
-			return t.execed(p)
+			return t.handleExec(p)
 		}
 		return nil
 	}
 	return fmt.Errorf("an event of kind %d, which no program sends", kind)
 }
 
-// forked adds a process that a target has started. Until it calls execve it runs the same code as its parent.
-func (t *Tracer) forked(e *systemProcessEvent) error {
-	parent := t.targets[e.Parent]
-	if parent == nil || t.targets[e.Tgid] != nil {
-		return nil
-	}
-	p, err := newTarget(int(e.Tgid), parent.pid, t.known)
-	if errors.Is(err, proc.ErrNoProcess) {
-		return nil // it has ended already
-	}
-	if err != nil {
-		return err
-	}
-	p.likely, p.ops, p.layout, p.config, p.configured = parent.images(), parent.ops, parent.layout, parent.config, parent.configured
-	t.targets[e.Tgid] = p
-	return nil
-}
-
-// execed looks at the program that a target runs after an execve. What was found in the old program is dropped.
-func (t *Tracer) execed(p *target) error {
-	p.begun, p.decodes, p.mapped, p.likely, p.search = false, false, nil, nil, search{}
-	p.readCommand()
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
-	if err != nil {
-		return nil // it has ended
-	}
-	env, err := proc.Environ(p.pid)
-	if err != nil {
-		return nil
-	}
-	if err := t.attachLikely(p, proc.Locate(p.pid, exe, 0).Path, env); err != nil && !errors.Is(err, proc.ErrNoProcess) {
-		return err
-	}
-	return nil
-}
-
-func (t *Tracer) pageIn(e *systemPagesEvent, handle func(event.Event) error) error {
+// handlePages sends a run of pages that were read from disk.
+func (t *Tracer) handlePages(e *systemPagesEvent, handle func(event.Event) error) error {
 	if p := t.targets[e.Tgid]; p != nil {
 		if err := t.announce(p, handle); err != nil {
 			return err
@@ -268,7 +264,8 @@ func (t *Tracer) pageIn(e *systemPagesEvent, handle func(event.Event) error) err
 	}
 	page := int64(os.Getpagesize())
 	return handle(event.PageIn{
-		Time: int64(e.Time), PID: int32(e.Tgid), TID: int32(e.Tid), Decode: e.Decode, Seq: e.Seq, File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
+		Time: int64(e.Time), PID: int32(e.Tgid), TID: int32(e.Tid), Decode: e.Decode, Seq: e.Seq,
+		File:   event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
 		Offset: int64(e.Index) * page, Bytes: int64(e.Count) * page, Cause: cause,
 	})
 }

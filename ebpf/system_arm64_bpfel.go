@@ -43,13 +43,13 @@ type systemFileKey struct {
 }
 
 type systemIo struct {
-	_          structs.HostLayout
-	OffSince   uint64
-	FaultIno   uint64
-	FaultIndex uint64
-	FaultDev   uint32
-	Faulted    uint32
-	Run        systemPagesEvent
+	_            structs.HostLayout
+	WaitingSince uint64
+	FaultIno     uint64
+	FaultIndex   uint64
+	FaultDev     uint32
+	Faulted      uint32
+	Run          systemPagesEvent
 }
 
 type systemPagesEvent struct {
@@ -78,19 +78,19 @@ type systemProcessEvent struct {
 type systemTargetConfig struct {
 	_      structs.HostLayout
 	Layout struct {
-		_       structs.HostLayout
-		Ne      uint32
-		Op      uint32
-		Src     uint32
-		Forget  uint32
-		Flags   uint32
-		MaxSrc  uint32
-		ViewSrc uint32
-		Data    uint32
-		Name    uint32
-		N_nodes uint32
-		Nodes   uint32
-		Gathers [8]struct {
+		_           structs.HostLayout
+		Ne          uint32
+		Op          uint32
+		Src         uint32
+		AlwaysLearn uint32
+		Flags       uint32
+		MaxSrc      uint32
+		ViewSrc     uint32
+		Data        uint32
+		Name        uint32
+		N_nodes     uint32
+		Nodes       uint32
+		Gathers     [8]struct {
 			_       structs.HostLayout
 			Op      uint32
 			Source  uint8

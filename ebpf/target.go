@@ -1,7 +1,7 @@
 package ebpf
 
-// This file holds what is known about one traced process: the files that carry probes, the op names and struct layout of its ggml, and the
-// templates (what each node of its graphs reads).
+// This file holds what is known about one traced process: the files that carry probes, the op names
+// and struct layout of its ggml, and what the nodes of its graphs read.
 
 import (
 	"bytes"
@@ -21,26 +21,35 @@ import (
 type target struct {
 	pid, parent int
 	process     *proc.Process
-	likely      []*ggml.Image // images that it will probably map
-	mapped      []*ggml.Image
-	ops         []string
-	layout      *ggml.Layout
-	config      traceLayout
-	configured  bool
-	begun       bool // an event has arrived, so ggml was found and no further libraries are looked for
-	search      search
-	announced   bool // ProcessBegin was sent
 	command     []string
-	files       map[string]event.FileID // files that ops read from, by the target's path
-	memory      []proc.Mapping          // its memory map, as resolve read it
-	read        time.Time               // when
-	seen        map[event.FileID]bool   // files that have, or have not, been found: at most maxFiles
-	known       *known
-	decodes     bool               // llama_decode is observed, so steps need not be derived
-	derived     event.DerivedSteps // steps where it is not: it has no symbol, or other code computes (as in Ollama's own engine)
+	announced   bool // ProcessBegin was sent
+	cache       *cache
+
+	// Its ggml.
+	likely     []*ggml.Image // images that it will probably map
+	mapped     []*ggml.Image
+	ops        []string
+	layout     *ggml.Layout
+	config     traceLayout
+	configured bool
+	sawOp      bool // an event has arrived, so ggml was found and no further libraries are looked for
+	search     search
+
+	// Its files.
+	files      map[string]event.FileID // files that ops read from, by the target's path
+	fileFound  map[event.FileID]bool   // at most maxFiles: whether the file could be found
+	mappings   []proc.Mapping          // its memory map, as refreshMappings read it
+	mappingsAt time.Time               // when
+
+	// Its steps.
+	seesDecodes bool // llama_decode is observed, so steps need not be derived
+	// derived are the steps where it is not: llama_decode has no symbol, or other code computes (as
+	// in Ollama's own engine).
+	derived event.DerivedSteps
 }
 
-// maxFiles is how many files a process may read weights from. Each is looked up once in its memory map, which may be long.
+// maxFiles is how many files a process may read weights from. Each is looked up once in its memory
+// map, which may be long.
 const maxFiles = 256
 
 // template is what the op of a node reads. Op events refer to it by id.
@@ -53,57 +62,55 @@ type template struct {
 	memo  event.Memo
 }
 
-func newTarget(pid, parent int, known *known) (*target, error) {
+func newTarget(pid, parent int, cache *cache) (*target, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
 	return &target{
-		pid: pid, parent: parent, process: process, files: map[string]event.FileID{}, seen: map[event.FileID]bool{}, known: known,
+		pid: pid, parent: parent, process: process, cache: cache,
+		files: map[string]event.FileID{}, fileFound: map[event.FileID]bool{},
 		derived: event.DerivedSteps{PID: int32(pid)},
 	}, nil
 }
 
-// images are those that the process has mapped and, as long as these do not include a complete ggml, also those that it is likely to map:
-// the library that computes may be loaded late.
+// images are those that the process has mapped. As long as these do not include a complete ggml,
+// the result also has those that it is likely to map: the library that computes may be loaded late.
 func (p *target) images() []*ggml.Image {
 	ops := slices.ContainsFunc(p.mapped, func(im *ggml.Image) bool { return im.Ops != nil })
-	computes := slices.ContainsFunc(p.mapped, func(im *ggml.Image) bool { return im.Has(ggml.RoleOp) || im.Has(ggml.RoleGraph) })
+	computes := slices.ContainsFunc(p.mapped, func(im *ggml.Image) bool {
+		return im.Has(ggml.RoleOp) || im.Has(ggml.RoleGraph)
+	})
 	if ops && computes {
 		return p.mapped
 	}
 	return slices.Concat(p.mapped, p.likely)
 }
 
-func (p *target) has(roles ...ggml.Role) bool {
-	for _, im := range p.images() {
-		if slices.ContainsFunc(roles, im.Has) {
-			return true
-		}
-	}
-	return false
+// hasRole reports whether one of the images has a function with this role.
+func (p *target) hasRole(role ggml.Role) bool {
+	return slices.ContainsFunc(p.images(), func(im *ggml.Image) bool { return im.Has(role) })
 }
 
-// learnImages takes op names and layout from newly found images; it returns true if the programs' configuration must change.
+// learnImages takes op names and layout from newly found images. It returns true if the programs'
+// configuration must change.
 func (p *target) learnImages(images []*ggml.Image) (bool, error) {
-	if !slices.ContainsFunc(images, func(im *ggml.Image) bool { return im.Ops != nil }) {
+	base := slices.IndexFunc(images, func(im *ggml.Image) bool { return im.Ops != nil })
+	if base < 0 {
 		return false, nil // none of them has ggml's base library: keep what is known
 	}
-	for _, im := range images {
-		if im.Ops != nil {
-			p.ops = im.Ops
-			break
-		}
-	}
+	p.ops = images[base].Ops
 	layout, err := ggml.Infer(images)
 	if err != nil {
 		return false, fmt.Errorf("process %d: %w", p.pid, err)
 	}
 	config := traceLayout{
 		Gathers: gathersOf(p.ops), Ne: layout.NE, Op: layout.Op, Flags: layout.Flags,
-		Src: layout.Src, MaxSrc: layout.MaxSrc, ViewSrc: layout.ViewSrc, Data: layout.Data, Name: layout.Name, N_nodes: layout.NNodes, Nodes: layout.Nodes,
+		Src: layout.Src, MaxSrc: layout.MaxSrc, ViewSrc: layout.ViewSrc, Data: layout.Data, Name: layout.Name,
+		N_nodes: layout.NNodes, Nodes: layout.Nodes,
 	}
-	config.Forget = flag(!slices.ContainsFunc(images, func(im *ggml.Image) bool { return im.Has(ggml.RoleBufferFree) }))
+	seesFree := slices.ContainsFunc(images, func(im *ggml.Image) bool { return im.Has(ggml.RoleBufferFree) })
+	config.AlwaysLearn = asFlag(!seesFree)
 	if p.configured && config == p.config {
 		return false, nil
 	}
@@ -118,21 +125,23 @@ func gathersOf(ops []string) (to [traceLimitMAX_GATHERS]traceGather) {
 	}
 	for i, g := range ggml.Gathers() {
 		if op := slices.Index(ops, g.Op); op >= 0 {
-			to[i] = traceGather{Op: uint32(op), Source: uint8(g.Source), Ids: uint8(g.IDs), Experts: uint8(flag(g.Experts))}
+			to[i] = traceGather{
+				Op: uint32(op), Source: uint8(g.Source), Ids: uint8(g.IDs), Experts: uint8(asFlag(g.Experts)),
+			}
 		}
 	}
 	return to
 }
 
-// decode records that a thread called llama_decode: from now on no steps are derived.
-func (p *target) decode(tid int32, handle func(event.Event) error) error {
-	p.decodes = true
+// noteDecode records that a thread called llama_decode: from now on no steps are derived.
+func (p *target) noteDecode(tid int32, handle func(event.Event) error) error {
+	p.seesDecodes = true
 	return p.derived.EndThread(tid, handle)
 }
 
-// derive begins, extends or ends derived steps, and sets the op's decode.
-func (p *target) derive(o *event.Op, handle func(event.Event) error) error {
-	if o.Decode != 0 || p.decodes {
+// deriveStep begins, extends or ends derived steps, and sets the op's decode.
+func (p *target) deriveStep(o *event.Op, handle func(event.Event) error) error {
+	if o.Decode != 0 || p.seesDecodes {
 		return nil
 	}
 	if o.GatherDim > 0 && !o.ByExpert && len(o.Sources) > 0 && o.Sources[0].Name == event.TokenEmbeddings {
@@ -145,48 +154,54 @@ func (p *target) derive(o *event.Op, handle func(event.Event) error) error {
 	return nil
 }
 
-// decodeOf is the decode of an event other than an op: the one that the programs told, or the derived step that is open.
-func (p *target) decodeOf(tid int32, told uint32) uint32 {
-	if told != 0 || p.decodes {
-		return told
+// decodeOf is the decode of an event other than an op: the one that the programs sent, or the
+// derived step that is open.
+func (p *target) decodeOf(tid int32, sent uint32) uint32 {
+	if sent != 0 || p.seesDecodes {
+		return sent
 	}
 	return p.derived.Decode(tid)
 }
 
 func (p *target) opName(op uint32) (string, error) {
 	if int(op) >= len(p.ops) {
-		return "", fmt.Errorf("%w: a tensor has op number %d, but the target's ggml has %d (layout: %s)", event.ErrLayout, op, len(p.ops), p.layout)
+		return "", fmt.Errorf("%w: a tensor has op number %d, but the target's ggml has %d (layout: %s)",
+			event.ErrLayout, op, len(p.ops), p.layout)
 	}
 	return p.ops[op], nil
 }
 
-// learn stores a template that the programs sent. unresolved counts its sources whose mapping could not be found.
-func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, err error) {
+// learnTemplate stores a template that the programs sent. unresolved counts its sources whose
+// mapping could not be found.
+func (p *target) learnTemplate(e *traceTemplateEvent) (t *template, unresolved uint64, err error) {
 	name, err := p.opName(e.Op)
 	if err != nil {
 		return nil, 0, err
 	}
-	t = &template{of: p, id: e.Id, ids: e.Ids, slots: int(e.Slots), op: event.Op{PID: int32(p.pid), Name: name, Clipped: has(e.Flags, traceOpFlagOP_CLIPPED)}}
-	if has(e.Flags, traceOpFlagOP_FUSED) {
+	t = &template{
+		of: p, id: e.Id, ids: e.Ids, slots: int(e.Slots),
+		op: event.Op{PID: int32(p.pid), Name: name, Clipped: hasFlag(e.Flags, traceOpFlagOP_CLIPPED)},
+	}
+	if hasFlag(e.Flags, traceOpFlagOP_FUSED) {
 		second, err := p.opName(e.FusedOp)
 		if err != nil {
 			return nil, 0, err
 		}
 		t.op.Name += "+" + second
 	}
-	if has(e.Flags, traceOpFlagOP_GATHERS) {
+	if hasFlag(e.Flags, traceOpFlagOP_GATHERS) {
 		g, ok := ggml.GatherOf(name)
 		if !ok {
 			return nil, 0, fmt.Errorf("%w: %s does not gather", event.ErrLayout, name)
 		}
 		t.op.GatherDim, t.op.ByExpert = g.Dim, g.Experts
 	}
-	if p.read.IsZero() {
-		p.remember(0) // for sources that are resolved when the target has ended
+	if p.mappingsAt.IsZero() {
+		p.refreshMappings(0) // for sources that are resolved when the target has ended
 	}
 	for i := range min(e.Nsrc, uint32(len(e.Src))) {
 		s := newSource(&e.Src[i])
-		if has(e.Src[i].Flags, traceSourceFlagSOURCE_UNRESOLVED) && !p.resolve(&s) {
+		if hasFlag(e.Src[i].Flags, traceSourceFlagSOURCE_UNRESOLVED) && !p.resolveSource(&s) {
 			t.op.Clipped = true
 			unresolved++
 			continue
@@ -194,13 +209,14 @@ func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, e
 		t.op.Sources = append(t.op.Sources, s)
 	}
 	if e.Shape != 0 {
-		p.known.extend(p, e.Shape, t)
+		p.cache.extendShape(p, e.Shape, t)
 	} else {
-		p.known.add(t)
+		p.cache.addTemplate(t)
 	}
 	return t, unresolved, nil
 }
 
+// cString converts a C string, which ends at its first zero byte or with the array.
 func cString(raw []int8) string {
 	name := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw))
 	if end := bytes.IndexByte(name, 0); end >= 0 {
@@ -211,7 +227,8 @@ func cString(raw []int8) string {
 
 func newSource(e *traceSource) event.Source {
 	return event.Source{
-		Name: cString(e.Name[:]), Data: e.Data, InFile: has(e.Flags, traceSourceFlagSOURCE_IN_FILE), File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
+		Name: cString(e.Name[:]), Data: e.Data, InFile: hasFlag(e.Flags, traceSourceFlagSOURCE_IN_FILE),
+		File:   event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
 		Offset: int64(e.Offset), Type: gguf.Type(e.Type), NE: e.Ne, NB: strides(e.Nb),
 	}
 }
@@ -227,7 +244,10 @@ func bufferList(e *traceBuffersEvent) []event.Buffer {
 	list := make([]event.Buffer, min(int(e.N), len(e.Buffers)))
 	for i := range list {
 		b := &e.Buffers[i]
-		list[i] = event.Buffer{Name: cString(b.Name[:]), Root: cString(b.Root[:]), Data: b.Data, Type: gguf.Type(b.Type), NE: b.Ne, NB: strides(b.Nb), Write: b.Write != 0}
+		list[i] = event.Buffer{
+			Name: cString(b.Name[:]), Root: cString(b.Root[:]), Data: b.Data,
+			Type: gguf.Type(b.Type), NE: b.Ne, NB: strides(b.Nb), Write: b.Write != 0,
+		}
 	}
 	return list
 }
@@ -235,10 +255,11 @@ func bufferList(e *traceBuffersEvent) []event.Buffer {
 // errNotMapped says that a target has unmapped a file that it was about to read.
 var errNotMapped = errors.New("the file is mapped no more")
 
-// findFile finds the file that the target maps at an address. If the target has ended, its memory map is gone; then the hints
-// are compared by inode number. (The device number does not help: on overlayfs and btrfs, stat returns another one than the kernel uses.)
+// findFile finds the file that the target maps at an address. If the target has ended, its memory
+// map is gone. Then the hints are compared by inode number. (The device number does not help: on
+// overlayfs and btrfs, stat returns another one than the kernel uses.)
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
-	files, err := p.known.mappings(p.pid)
+	files, err := p.cache.readMappings(p.pid)
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) {
 		return proc.Place{}, err
 	}
@@ -253,44 +274,51 @@ func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc
 			return proc.Place{Path: hint, ID: key}, nil
 		}
 	}
-	if covers(files, address) {
+	if reachesBeyond(files, address) {
 		return proc.Place{}, errNotMapped
 	}
-	return proc.Place{}, fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, proc.ErrNoProcess)
+	return proc.Place{}, fmt.Errorf(
+		"the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w",
+		id.Dev, id.Ino, proc.ErrNoProcess)
 }
 
-// mapInterval is how old the memory map may be in which sources are looked up: a target that starts threads without end makes many of these. Events are older.
+// mapInterval is how old the memory map may be in which sources are looked up. A target that starts
+// threads without end makes many mappings, but the events that are looked up are older than these.
 const mapInterval = 100 * time.Millisecond
 
-// covers reports whether a memory map, which is in ascending order, was read beyond an address. That of a process that is about to end ends anywhere.
-func covers(files []proc.Mapping, address uint64) bool {
+// reachesBeyond reports whether a memory map, which is in ascending order, was read beyond an
+// address. The map of a process that is about to end may stop anywhere.
+func reachesBeyond(files []proc.Mapping, address uint64) bool {
 	return len(files) > 0 && files[len(files)-1].End > address
 }
 
-// remember reads the memory map, unless it was read just now. What was read last remains if there is none any more: a target that has ended
-// mapped its model there until then.
-func (p *target) remember(address uint64) {
+// refreshMappings reads the memory map, unless it was read just now. What was read last remains if
+// there is none any more: a target that has ended mapped its model there until then.
+func (p *target) refreshMappings(address uint64) {
 	now := time.Now()
-	if p.read.After(now.Add(-mapInterval)) {
+	if p.mappingsAt.After(now.Add(-mapInterval)) {
 		return
 	}
-	p.read = now
-	if files, err := p.known.mappings(p.pid); err == nil && (p.memory == nil || covers(files, address)) {
-		p.memory = files
+	p.mappingsAt = now
+	files, err := p.cache.readMappings(p.pid)
+	if err == nil && (p.mappings == nil || reachesBeyond(files, address)) {
+		p.mappings = files
 	}
 }
 
-// resolve finds the mapping of a source for which the program could not search the memory map, because another thread was changing it.
-func (p *target) resolve(s *event.Source) bool {
-	p.remember(s.Data)
-	if !covers(p.memory, s.Data) {
+// resolveSource finds the mapping of a source for which the program could not search the memory
+// map, because another thread was changing it. It returns false if the memory map does not reach
+// that far.
+func (p *target) resolveSource(s *event.Source) bool {
+	p.refreshMappings(s.Data)
+	if !reachesBeyond(p.mappings, s.Data) {
 		return false
 	}
-	for _, m := range p.memory {
+	for _, m := range p.mappings {
 		if s.Data >= m.Start && s.Data < m.End {
 			id, known := p.files[m.Path]
 			if !known {
-				id = event.FileID(m.File)
+				id = m.File
 			}
 			s.InFile, s.File, s.Offset = true, id, int64(s.Data-m.Start+m.Offset)
 			return true

@@ -95,6 +95,15 @@ type traceGraphEvent struct {
 	Graph    uint32
 }
 
+type traceGraphMemory struct {
+	_     structs.HostLayout
+	Nodes uint64
+	N     uint32
+	Tgid  uint32
+	Epoch uint32
+	Pad   uint32
+}
+
 type traceIdsEvent struct {
 	_      structs.HostLayout
 	Kind   uint32
@@ -147,19 +156,19 @@ const (
 )
 
 type traceLayout struct {
-	_       structs.HostLayout
-	Ne      uint32
-	Op      uint32
-	Src     uint32
-	Forget  uint32
-	Flags   uint32
-	MaxSrc  uint32
-	ViewSrc uint32
-	Data    uint32
-	Name    uint32
-	N_nodes uint32
-	Nodes   uint32
-	Gathers [8]traceGather
+	_           structs.HostLayout
+	Ne          uint32
+	Op          uint32
+	Src         uint32
+	AlwaysLearn uint32
+	Flags       uint32
+	MaxSrc      uint32
+	ViewSrc     uint32
+	Data        uint32
+	Name        uint32
+	N_nodes     uint32
+	Nodes       uint32
+	Gathers     [8]traceGather
 }
 
 type traceLimit uint32
@@ -213,16 +222,7 @@ type traceOpsEvent struct {
 	Ops     [16]traceOpRecord
 }
 
-type tracePlace struct {
-	_     structs.HostLayout
-	Nodes uint64
-	N     uint32
-	Tgid  uint32
-	Epoch uint32
-	Pad   uint32
-}
-
-type tracePlaced struct {
+type traceRecentGraph struct {
 	_         structs.HostLayout
 	Signature uint64
 	Reads     uint64
@@ -365,7 +365,7 @@ type traceThread struct {
 	Io             uint8
 	Ready          uint8
 	Pending        uint8
-	Evs            traceOpsEvent
+	OpsEvent       traceOpsEvent
 	Layout         traceLayout
 	Configuration  uint32
 	Pad            uint32
@@ -379,20 +379,20 @@ type traceThread struct {
 	Clipped        uint32
 	Attention      uint64
 	AttentionGraph uint32
-	Singles        uint32
-	Skip           uint32
+	SingleDecodes  uint32
+	SkipInputs     uint32
 	Pad2           uint32
 	Stalled        uint64
 	Sources        [16]uint64
 	Weight         [4]uint64
 	Label          [8]uint64
-	Gr             traceGraphEvent
-	Tm             traceTemplateEvent
-	Ids            traceIdsEvent
-	Known          traceTemplate
+	GraphEvent     traceGraphEvent
+	TemplateEvent  traceTemplateEvent
+	IdsEvent       traceIdsEvent
+	Learned        traceTemplate
 	Shape          traceShape
-	Sample         traceSampleEvent
-	Bufs           traceBuffersEvent
+	SampleEvent    traceSampleEvent
+	BuffersEvent   traceBuffersEvent
 	_              [32]byte
 }
 
@@ -403,7 +403,7 @@ const (
 	traceMapCounters            = "counters"
 	traceMapEvents              = "events"
 	traceMapNodes               = "nodes"
-	traceMapPlaces              = "places"
+	traceMapRecentGraphs        = "recent_graphs"
 	traceMapShapes              = "shapes"
 	traceMapSlots               = "slots"
 	traceMapTargets             = "targets"
@@ -427,7 +427,7 @@ const (
 	traceVarGraphs              = "graphs"
 	traceVarInputRows           = "input_rows"
 	traceVarInputsOff           = "inputs_off"
-	traceVarNames               = "names"
+	traceVarLastId              = "last_id"
 	traceVarPageShift           = "page_shift"
 	traceVarPidNamespace        = "pid_namespace"
 	traceVarTemplateMask        = "template_mask"
@@ -516,7 +516,7 @@ type traceMapSpecs struct {
 	Counters     *ebpf.MapSpec `ebpf:"counters"`
 	Events       *ebpf.MapSpec `ebpf:"events"`
 	Nodes        *ebpf.MapSpec `ebpf:"nodes"`
-	Places       *ebpf.MapSpec `ebpf:"places"`
+	RecentGraphs *ebpf.MapSpec `ebpf:"recent_graphs"`
 	Shapes       *ebpf.MapSpec `ebpf:"shapes"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	Targets      *ebpf.MapSpec `ebpf:"targets"`
@@ -537,7 +537,7 @@ type traceVariableSpecs struct {
 	Graphs              *ebpf.VariableSpec `ebpf:"graphs"`
 	InputRows           *ebpf.VariableSpec `ebpf:"input_rows"`
 	InputsOff           *ebpf.VariableSpec `ebpf:"inputs_off"`
-	Names               *ebpf.VariableSpec `ebpf:"names"`
+	LastId              *ebpf.VariableSpec `ebpf:"last_id"`
 	PageShift           *ebpf.VariableSpec `ebpf:"page_shift"`
 	PidNamespace        *ebpf.VariableSpec `ebpf:"pid_namespace"`
 	TemplateMask        *ebpf.VariableSpec `ebpf:"template_mask"`
@@ -589,7 +589,7 @@ type traceMaps struct {
 	Counters     *ebpf.Map `ebpf:"counters"`
 	Events       *ebpf.Map `ebpf:"events"`
 	Nodes        *ebpf.Map `ebpf:"nodes"`
-	Places       *ebpf.Map `ebpf:"places"`
+	RecentGraphs *ebpf.Map `ebpf:"recent_graphs"`
 	Shapes       *ebpf.Map `ebpf:"shapes"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	Targets      *ebpf.Map `ebpf:"targets"`
@@ -603,7 +603,7 @@ func (m *traceMaps) Close() error {
 		m.Counters,
 		m.Events,
 		m.Nodes,
-		m.Places,
+		m.RecentGraphs,
 		m.Shapes,
 		m.Slots,
 		m.Targets,
@@ -625,7 +625,7 @@ type traceVariables struct {
 	Graphs              *ebpf.Variable `ebpf:"graphs"`
 	InputRows           *ebpf.Variable `ebpf:"input_rows"`
 	InputsOff           *ebpf.Variable `ebpf:"inputs_off"`
-	Names               *ebpf.Variable `ebpf:"names"`
+	LastId              *ebpf.Variable `ebpf:"last_id"`
 	PageShift           *ebpf.Variable `ebpf:"page_shift"`
 	PidNamespace        *ebpf.Variable `ebpf:"pid_namespace"`
 	TemplateMask        *ebpf.Variable `ebpf:"template_mask"`

@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests check that a Tracer leaves nothing behind.
+
 import (
 	"context"
 	"errors"
@@ -15,6 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// descriptors is how many files this process has open.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
@@ -36,7 +39,7 @@ func TestNothingLeaks(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := tr.Ready(); !errors.Is(err, event.ErrNoGGML) {
-			t.Errorf("a Go test has ggml? %v", err)
+			t.Errorf("Ready of a process without ggml: %v, want %v", err, event.ErrNoGGML)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
@@ -44,7 +47,7 @@ func TestNothingLeaks(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c, err := tr.Counters(); err != nil || c != (event.Counters{}) {
-			t.Errorf("counters %+v, %v", c, err)
+			t.Errorf("counters %+v, %v, want none", c, err)
 		}
 		if err := tr.Close(); err != nil {
 			t.Fatal(err)

@@ -1,6 +1,7 @@
 package event
 
-// This file defines the errors that capturers and consumers of events share. Callers compare them with errors.Is.
+// This file defines the errors that capturers and consumers of events share. Callers compare them
+// with errors.Is.
 
 import (
 	"errors"
@@ -8,29 +9,38 @@ import (
 )
 
 var (
-	// ErrOutside says that weights are read from memory that is no mapping of the model file. There, the page cache can be neither observed
-	// nor helped.
+	// ErrOutside: weights are read from memory that is not a mapping of the model file. There, the
+	// page cache can be neither observed nor helped.
 	ErrOutside = errors.New("weights are read outside the model file's mapping")
-	// ErrNoDecode says that the target or the capture ended before a decode was seen.
+	// ErrNoDecode: the target or the capture ended before a decode was seen.
 	ErrNoDecode = errors.New("no decode was seen")
-	// ErrLayout says that tensors read from the target contradict the model file: the assumed layout of ggml_tensor is wrong.
+	// ErrLayout: tensors read from the target contradict the model file: the assumed layout of
+	// ggml_tensor is wrong.
 	ErrLayout = errors.New("the target's ggml_tensor has a layout that this version does not know")
-	// ErrPermission says that the kernel refused to load or attach the probes.
+	// ErrPermission: the kernel refused to load or attach the probes.
 	ErrPermission = errors.New("not permitted to load eBPF probes: run as root (sudo), or with CAP_BPF and CAP_PERFMON")
-	// ErrUserNamespace says that the kernel refused to load or attach the probes because this process is in a user namespace.
-	ErrUserNamespace = errors.New("the kernel refuses eBPF in a user namespace (a container without root): run this on the host, or in a container that has the host's user namespace and all privileges")
-	// ErrPIDNamespace says that the probes cannot translate process ids to those of the PID namespace that this process is in.
-	ErrPIDNamespace = errors.New("the probes cannot tell the process ids of this PID namespace (a container): run this on the host")
-	// ErrNoGGML says that the target holds no ggml code that probes could be attached to.
+	// ErrUserNamespace: the kernel refused to load or attach the probes because this process is in
+	// a user namespace.
+	ErrUserNamespace = errors.New("the kernel refuses eBPF in a user namespace (a container without root): " +
+		"run this on the host, or in a container that has the host's user namespace and all privileges")
+	// ErrPIDNamespace: the probes cannot translate process ids to those of the PID namespace that
+	// this process is in.
+	ErrPIDNamespace = errors.New("the probes cannot tell the process ids of this PID namespace (a container): " +
+		"run this on the host")
+	// ErrNoGGML: the target holds no ggml code that probes could be attached to.
 	ErrNoGGML = errors.New("found no ggml in the target: is it a llama.cpp program, and not stripped?")
-	// ErrOldGGML says that the target's ggml lacks the function that the probes need.
-	ErrOldGGML = errors.New("this ggml has no ggml_cpu_extra_compute_forward (it is older than December 2024, a fork, or inlined)")
-	// ErrNoBTF says that the kernel has no BTF (a description of its types), which the probes need.
-	ErrNoBTF = errors.New("this kernel does not describe its types (no /sys/kernel/btf/vmlinux): mount sysfs, or use a kernel built with CONFIG_DEBUG_INFO_BTF=y")
+	// ErrOldGGML: the target's ggml lacks the function that the probes need.
+	ErrOldGGML = errors.New("this ggml has no ggml_cpu_extra_compute_forward " +
+		"(it is older than December 2024, a fork, or inlined)")
+	// ErrNoBTF: the kernel has no BTF (a description of its types), which the probes need.
+	ErrNoBTF = errors.New("this kernel does not describe its types (no /sys/kernel/btf/vmlinux): " +
+		"mount sysfs, or use a kernel built with CONFIG_DEBUG_INFO_BTF=y")
 )
 
-// OutsideError wraps ErrOutside with how many tensors and bytes are concerned, and with what to do about it.
+// OutsideError wraps ErrOutside with how many tensors and bytes are concerned, and with what to do
+// about it.
 func OutsideError(tensors int, bytes int64) error {
-	return fmt.Errorf("%w: %d of them (%d MiB) were copied when the model was loaded: start llama.cpp with --no-repack, and without --no-mmap or --load-mode none|dio"+
+	return fmt.Errorf("%w: %d of them (%d MiB) were copied when the model was loaded: "+
+		"start llama.cpp with --no-repack, and without --no-mmap or --load-mode none|dio"+
 		" (a host that calls libllama: use_extra_bufts false, use_mmap true)", ErrOutside, tensors, bytes>>20)
 }

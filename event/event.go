@@ -1,9 +1,14 @@
-// Package event is the vocabulary of capture: what a capturer reports about a running llama.cpp, one value per observation, whatever the
-// means (the probes of package ebpf, the preloaded library of package capture/preload).
+// Package event is the vocabulary of capture: what a capturer reports about a running llama.cpp,
+// one value per observation. It is the same for all capturers (the probes of package ebpf, the
+// preloaded library of package capture/preload).
 //
-// An [Event] is one of a few types, of which [Op] (one node of a ggml graph) is by far the most frequent. [Counters] account for what was
-// lost, the Err variables are the errors on which callers decide. Package trace writes events to tables, package pattern learns from them,
-// package prefetch acts on them. This package reads no files and depends on no file format.
+// An [Event] is one of a few types. The most frequent by far is [Op], one node of a ggml graph.
+// [Counters] account for what was lost. The Err variables are the errors on which callers decide.
+// Package trace writes events to tables, package pattern learns from them, and package prefetch
+// acts on them.
+//
+// This package opens no files and knows no table format. It takes one thing from package gguf:
+// ggml's tensor types ([gguf.Type]), whose block sizes tell how many bytes a tensor spans.
 package event
 
 // This file defines the events.
@@ -13,20 +18,25 @@ import (
 	"slices"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/proc"
 )
 
-// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, Selected,
-// RouterInput, PageIn, ProcessBegin or ProcessEnd. Events of one thread arrive in the
-// order in which they happened; those of different threads may not.
+// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, Selected, RouterInput, PageIn,
+// ProcessBegin or ProcessEnd. Events of one thread arrive in the order in which they happened.
+// Those of different threads may not.
 type Event interface{ event() }
 
-// FileSeen tells that a process maps a file that weights are read from. It precedes the first Op that reads from the file.
+// FileSeen reports that a process maps a file that weights are read from. It precedes the first Op
+// that reads from the file.
 type FileSeen struct {
 	PID  int32
 	File FileID
-	Path string // where the capturing process can open the file; in a container this is not the path that the target knows
-	// ID is the file's device and inode number as the capturing process's stat tells them (File has those of the memory map). Whoever opens Path
-	// compares them: by then the name may lead elsewhere. Zero if the file is not known to be at Path.
+	// Path is where the capturing process can open the file. In a container this is not the path
+	// that the target knows.
+	Path string
+	// ID is the file's device and inode number as the capturing process's stat reports them (File
+	// has those of the memory map). Whoever opens Path compares them, because by then the name may
+	// lead elsewhere. It is zero if the file is not known to be at Path.
 	ID FileID
 }
 
@@ -39,28 +49,35 @@ type DecodeBegin struct {
 	Decode  uint32 // counts the process's calls from 1
 	Tokens  int32  // tokens in the batch
 	Warmup  bool   // between llama_set_warmup(true) and (false)
-	// Sequences are the distinct sequences (in a server: slots) that the batch's tokens belong to, in ascending order. It is nil if the
-	// capturer cannot tell, for example where the target has no llama_decode.
+	// Sequences are the distinct sequences (in a server: slots) that the batch's tokens belong to,
+	// in ascending order. It is nil if the capturer cannot tell, for example where the target has
+	// no llama_decode.
 	Sequences []int32
-	// Derived says that llama_decode was not observed, because it has no symbol or the target does not call it. The step then begins with a
-	// lookup of token embeddings and ends with the step's last op.
+	// Derived means that llama_decode was not observed, because it has no symbol or the target does
+	// not call it. The step then begins with a lookup of token embeddings and ends with the step's
+	// last op.
 	Derived bool
 }
 
 // DecodeEnd is the end of a step: the return of llama_decode, or the end of a derived step's last op.
 type DecodeEnd struct {
-	Time   int64
+	Time   int64 // ns, CLOCK_MONOTONIC
 	PID    int32
 	TID    int32
 	Decode uint32
 }
 
-// Op is one node of a ggml graph that reads at least one weight (or, if buffers were asked for, touches any). It is observed on ggml's
-// thread 0. Ops are many, so the event is a pointer to memory that the capturer may overwrite once the event has been handled; the slices
-// in it are not overwritten.
+// Op is one node of a ggml graph that reads at least one weight. If the capturer was asked for
+// buffers, nodes without weights are reported, too. Ops are observed on ggml's thread 0. Ops are
+// many, so the event is a pointer to memory that the capturer may overwrite once the event has been
+// handled. The slices in it are not overwritten.
 type Op struct {
-	Time     int64 // ns, CLOCK_MONOTONIC: when thread 0 entered the op; where graphs are observed and not ops, when it entered the graph
-	Duration int64 // ns until thread 0 entered the next op or left the graph; it includes waiting for the other threads; -1 if not observed
+	// Time is when thread 0 entered the op (ns, CLOCK_MONOTONIC). Where graphs are observed and not
+	// ops, it is when thread 0 entered the graph.
+	Time int64
+	// Duration is how many ns passed until thread 0 entered the next op or left the graph. It
+	// includes waiting for the other threads. It is -1 if not observed.
+	Duration int64
 	Stall    int64 // ns that the target's threads together waited for the disk meanwhile; -1 if not observed
 	PID      int32
 	TID      int32
@@ -68,39 +85,45 @@ type Op struct {
 	Graph    uint32 // ggml_graph_compute calls of the process, from 1
 	Seq      uint64 // op number within the capture, ops without weights included
 	Name     string // ggml's name of the op ("MUL_MAT"), joined by "+" for fused ones ("RMS_NORM+MUL")
-	// GatherDim is the dimension of the weight that IDs index: the op reads NB[GatherDim] bytes for each distinct id.
-	// 1 for GET_ROWS and ADD_ID, 2 for MUL_MAT_ID, 0 if the whole weight is read.
+	// GatherDim is the dimension of the weight that IDs index: the op reads NB[GatherDim] bytes for
+	// each distinct id. 1 for GET_ROWS and ADD_ID, 2 for MUL_MAT_ID, 0 if the whole weight is read.
 	GatherDim int
 	ByExpert  bool    // the ids are experts, else rows
 	IDs       []int32 // IDRows rows (tokens) of len(IDs)/IDRows slots; nil if they were lost
 	IDRows    int
-	// Selects is how many different ids the op gathers by, where their number is known but not yet their values: the experts of one token,
-	// when a graph is reported before its router has run. 0 otherwise.
+	// Selects is how many different ids the op gathers by, where their number is known but not yet
+	// their values: the experts of one token, when a graph is reported before its router has run. 0
+	// otherwise.
 	Selects int
 	Sources []Source
 	Buffers []Buffer // what it touches besides weights, if the capturer was asked for that
 	Clipped bool     // the op had more weights or ids than the capturer could carry: a defect to report, never to hide
-	// Memo, if not nil, is shared by all ops of one process that have the same Name, GatherDim, ByExpert and Sources. A consumer can keep
-	// in it what it has computed from these fields.
+	// Memo, if not nil, is shared by all ops of one process that have the same Name, GatherDim,
+	// ByExpert and Sources. A consumer can keep in it what it has computed from these fields.
 	Memo *Memo
 }
 
-// Selected tells which experts a layer of a mixture is about to read. It is sent, if the capturer was asked for that, when the router has chosen them and before the
-// first op that reads one begins; that op's [Op] repeats them, when it is over. The warm-up chooses all experts.
+// Selected reports which experts a layer of a mixture is about to read. It is sent only if the
+// capturer was asked for it. It comes when the router has chosen the experts, before the first op
+// that reads one begins. That op's [Op] repeats the choice when the op is over. The warm-up chooses
+// all experts.
 type Selected struct {
 	Time   int64 // ns, CLOCK_MONOTONIC
 	PID    int32
 	TID    int32
 	Decode uint32 // as in Op, like the following two
 	Graph  uint32
-	Seq    uint64  // of the op that began: it uses the choice, and reads no expert unless it is the first that does
-	Layer  int32   // -1 if the target's tensors do not tell
-	IDs    []int32 // the experts: IDRows rows (tokens) of len(IDs)/IDRows slots, the first with the highest score; whoever gets them may keep, but not change them
+	Seq    uint64 // of the op that began: it uses the choice, and reads no expert unless it is the first that does
+	Layer  int32  // -1 if the target's tensors do not tell
+	// IDs are the experts: IDRows rows (tokens) of len(IDs)/IDRows slots. The first slot has the
+	// highest score. Consumers may keep the slice, but not change it.
+	IDs    []int32
 	IDRows int
 }
 
-// RouterInput is what a layer of a mixture is about to compute with: a row of its router's input, or of what its attention reads (the layer's norm of all that was
-// computed before). It is sent, if the capturer was asked for that, when the op that reads it begins.
+// RouterInput is one token's vector that a layer of a mixture is about to compute with: the input
+// of its router, or that of its attention (the layer's norm of all that was computed before). It is
+// sent when the op that reads it begins, and only if the capturer was asked for it.
 type RouterInput struct {
 	Time   int64 // ns, CLOCK_MONOTONIC
 	PID    int32
@@ -110,9 +133,12 @@ type RouterInput struct {
 	Seq    uint64 // of the op that reads it
 	Layer  int32
 	Point  Point
-	// Row is that of a token among the Rows of the graph. llama.cpp leaves out, in its last layer, rows of which nobody wants the output: there it is the row among the others.
+	// Row is the token's number among the Rows rows that the graph computes here. In its last layer
+	// llama.cpp leaves out tokens whose output nobody wants. Row then counts only the tokens that
+	// are left.
 	Row, Rows int
-	// Values has a value for each dimension of the model. The capturer may overwrite them once the event has been handled.
+	// Values has a value for each dimension of the model. The capturer may overwrite them once the
+	// event has been handled.
 	Values []float32
 }
 
@@ -140,15 +166,17 @@ func ParsePoint(name string) (Point, error) {
 
 func (p Point) String() string { return pointNames[min(p, PointAttention)] }
 
-// Memo holds what a consumer of events has computed from an op. Only one consumer of a stream may use it, in the goroutine that handles the
-// events. Capturers do not look at it. The zero value is empty.
+// Memo holds what a consumer of events has computed from an op. Only one consumer of a stream may
+// use it, in the goroutine that handles the events. Capturers ignore it. The zero value is empty.
 type Memo struct{ Value any }
 
 // Source is one weight that an op reads.
 type Source struct {
-	Name   string // ggml_tensor.name, cut at 63 bytes by ggml
-	Data   uint64 // address in the target
-	InFile bool   // Data lies in a mapping of a file; false: the weight was copied to other memory when the model was loaded
+	Name string // ggml_tensor.name, cut at 63 bytes by ggml
+	Data uint64 // address in the target
+	// Data lies in a mapping of a file; false: the weight was copied to other memory when the model
+	// was loaded
+	InFile bool
 	File   FileID // which file, if InFile
 	Offset int64  // byte offset in that file, if InFile
 	Type   gguf.Type
@@ -156,7 +184,8 @@ type Source struct {
 	NB     [4]int64 // bytes per step in each dimension
 }
 
-// Buffer is a tensor that an op touches and that is no weight: an activation, an input, a part of the KV cache.
+// Buffer is a tensor that an op touches and that is no weight: an activation, an input, a part of
+// the KV cache.
 type Buffer struct {
 	Name  string // ggml_tensor.name
 	Root  string // name of the tensor that it is a view of ("cache_k_l0"); empty if it is no view
@@ -167,7 +196,7 @@ type Buffer struct {
 	Write bool // true: the op writes it (its result); false: the op reads it
 }
 
-// Cause says why a page was read from disk.
+// Cause is why a page was read from disk.
 type Cause uint8
 
 const (
@@ -177,7 +206,7 @@ const (
 	CauseOther                  // another process read it
 )
 
-// PageIn tells that a run of consecutive pages of one file was added to the page cache.
+// PageIn reports that a run of consecutive pages of one file was added to the page cache.
 type PageIn struct {
 	Time   int64 // ns, CLOCK_MONOTONIC, when the first page was added
 	PID    int32 // process that caused it
@@ -190,7 +219,8 @@ type PageIn struct {
 	Cause  Cause
 }
 
-// ProcessBegin tells that a process is traced from now on: the target itself, or a process that it started.
+// ProcessBegin reports that a process is traced from now on: the target itself, or a process that
+// it started.
 type ProcessBegin struct {
 	PID     int32
 	Parent  int32 // 0 for the target itself
@@ -204,10 +234,7 @@ type ProcessEnd struct {
 }
 
 // FileID identifies a mapped file by the kernel's device and inode numbers.
-type FileID struct {
-	Dev uint64 // kernel dev_t of the superblock (major<<20 | minor)
-	Ino uint64
-}
+type FileID = proc.FileID
 
 func (FileSeen) event()     {}
 func (DecodeBegin) event()  {}

@@ -1,12 +1,15 @@
 package event_test
 
+// This file has the examples of the package's documentation.
+
 import (
 	"fmt"
 
 	"tensorcast/event"
 )
 
-// What a capturer could not report is counted: a capture without losses has all that the target did.
+// A capturer counts what it could not report. A capture without losses has everything that the
+// target did.
 func ExampleCounters() {
 	c := event.Counters{Hits: 1000, OtherThreads: 500, NoWeight: 200, OpsSent: 290, Received: 290, OpsLost: 10}
 	fmt.Println(c.Filtered(), "of", c.Hits, "hits read no weight, or were not on thread 0")
@@ -16,7 +19,7 @@ func ExampleCounters() {
 	// 10 lost
 }
 
-// A program whose decodes are not seen has derived steps: one begins with the first op of a pass over the model, and ends with the next.
+// A program whose decodes are not seen has derived steps. A step ends when the next one begins.
 func ExampleDerivedSteps() {
 	print := func(e event.Event) error {
 		switch e := e.(type) {

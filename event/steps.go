@@ -1,13 +1,16 @@
 package event
 
-// This file derives steps where llama_decode is not observed: llama.cpp may be linked into a stripped program, so that only ggml's
-// libraries have symbols, or a program may build its graphs by itself. There a step begins when token embeddings are looked up.
+// This file derives steps where llama_decode is not observed. llama.cpp may be linked into a
+// stripped program, so that only ggml's libraries have symbols. Or a program may build its graphs
+// by itself. There a step begins when token embeddings are looked up.
 
-// TokenEmbeddings is the weight whose rows are the tokens' embeddings, in every architecture that llama.cpp knows.
+// TokenEmbeddings is the weight whose rows are the tokens' embeddings, in every architecture that
+// llama.cpp knows.
 const TokenEmbeddings = "token_embd.weight"
 
-// DerivedSteps numbers the derived steps of one process: one may be open in each thread. Set PID before use; the zero value otherwise has
-// no steps. Not for concurrent use. The handle functions that its methods take receive the DecodeBegin and DecodeEnd events.
+// DerivedSteps numbers the derived steps of one process. Each thread may have one open step. Set
+// PID before use; otherwise the zero value is ready. It is not safe for concurrent use. The handle
+// functions that its methods take receive the DecodeBegin and DecodeEnd events.
 type DerivedSteps struct {
 	PID   int32
 	begun uint32
@@ -18,11 +21,12 @@ type DerivedSteps struct {
 const maxDerived = 4096
 
 type derivedStep struct {
-	decode uint32
-	end    int64
+	decode uint32 // its number, from 1
+	end    int64  // of its last op so far, in ns
 }
 
-// Begin ends the thread's step if one is open, and begins the next.
+// Begin ends the thread's step if one is open, and begins the next at time (ns, CLOCK_MONOTONIC)
+// with a batch of tokens.
 func (d *DerivedSteps) Begin(tid int32, time int64, tokens int, handle func(Event) error) error {
 	if err := d.EndThread(tid, handle); err != nil {
 		return err
@@ -48,7 +52,7 @@ func (d *DerivedSteps) Decode(tid int32) uint32 {
 	return 0
 }
 
-// Open is how many threads have an open step.
+// Open returns how many threads have an open step.
 func (d *DerivedSteps) Open() int { return len(d.open) }
 
 // Extend moves the end of the thread's open step, if there is one, to end (ns, CLOCK_MONOTONIC).

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Shows everything on this machine: it gets a real llama.cpp, makes a model, prints its map, traces a run, draws the heatmap and the
-# pattern, and runs the model in too little memory with and without prefetchd. Run it as `make demo`; it writes to demo/.
+# Shows everything on this machine: it gets a real llama.cpp, makes a model, prints its map, traces a run,
+# draws the heatmap and the pattern, and runs the model in too little memory with and without prefetchd. Run
+# it as `make demo`; it writes to demo/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 size=${DEMO_SIZE:-800MB}
@@ -40,4 +41,5 @@ say "5. What it read, token by token"
 run bin/analyze --heatmap --capture demo/capture --output demo/analysis
 
 say "6. The same model in memory for 85 % of its weights: plain, and with prefetchd attached"
-run bin/lab pressure -m demo/model.gguf --x 0.85 --tokens "$tokens" --repeat 2 --variant plain --variant 'prefetchd=bin/prefetchd --wait --pid {pid}'
+run bin/lab pressure -m demo/model.gguf --x 0.85 --tokens "$tokens" --repeat 2 \
+	--variant plain --variant 'prefetchd=bin/prefetchd --wait --pid {pid}'

@@ -1,7 +1,8 @@
 package fabric
 
-// This file multiplies matrices in bands: five rows whose planes share bytes, see package kernel. They take as much memory as planes in PT-5, and are multiplied faster, but no plane of
-// them can be read or left out alone.
+// This file multiplies matrices in bands, i.e. five rows whose planes share bytes (see package
+// kernel). Bands take as much memory as planes in PT-5 and are multiplied faster. But a single
+// plane of them can neither be read nor be left out.
 
 import (
 	"fmt"
@@ -14,22 +15,25 @@ import (
 // BandRows is the number of rows of a band.
 const BandRows = kernel.BandRows
 
-// TakesBands reports whether m can be packed into bands, and is multiplied faster so here: it has one term, of two or three planes, with a half as factor for each 32 columns. Fitted planes with
-// one factor are so.
+// TakesBands reports whether m can be packed into bands and is multiplied faster that way on this
+// processor. Such a matrix has one term of two or three planes, with a half as factor for each 32
+// columns. Fitted planes with one shared factor have this form.
 func TakesBands(m *Matrix) bool {
 	if len(m.Terms) != 1 || m.Min.Block != 0 || m.Rows < 1 || m.Cols < 1 {
 		return false
 	}
 	t := &m.Terms[0]
-	return kernel.Best().HasBands(len(t.Planes)) && t.Center == 0 && t.Scales.Block == kernel.BandBlock && len(t.Scales.Half) == m.Rows*ceilDiv(m.Cols, kernel.BandBlock)
+	return kernel.Best().HasBands(len(t.Planes)) && t.Center == 0 && t.Scales.Block == kernel.BandBlock &&
+		len(t.Scales.Half) == m.Rows*ceilDiv(m.Cols, kernel.BandBlock)
 }
 
-// BandsBytes is how many bytes bands of rows of cols weights take, of planes 2 or 3.
+// BandsBytes is the size in bytes of the bands of rows of cols weights, with 2 or 3 planes.
 func BandsBytes(rows, cols, planes int) int {
 	return ceilDiv(rows, BandRows) * kernel.BandBytes(cols, planes)
 }
 
-// PackBands writes m, which TakesBands, to dst, of BandsBytes. It uses so many goroutines. m must be one that NewOperand takes, else it panics.
+// PackBands writes m to dst, which has BandsBytes bytes, with the given number of goroutines.
+// TakesBands must be true for m. PackBands panics if NewOperand would refuse m.
 func PackBands(dst []byte, m *Matrix, workers int) {
 	o := Operand{m: m, level: kernel.Best()}
 	if err := o.check(); err != nil {
@@ -52,7 +56,7 @@ func PackBands(dst []byte, m *Matrix, workers int) {
 	wait.Wait()
 }
 
-// packer packs bands, for one goroutine.
+// packer packs bands. It is for one goroutine.
 type packer struct {
 	o       *Operand
 	decoded []byte
@@ -60,6 +64,7 @@ type packer struct {
 	halfs   [BandRows][]uint16
 }
 
+// pack packs one band.
 func (p *packer) pack(dst []byte, band int) {
 	m, t := p.o.m, &p.o.m.Terms[0]
 	planes, blocks, used := len(t.Planes), kernel.BandBlocks(m.Cols), ceilDiv(m.Cols, kernel.BandBlock)
@@ -86,20 +91,23 @@ func (p *packer) pack(dst []byte, band int) {
 	kernel.PackBand(dst[band*size:][:size], &p.weights, &p.halfs, blocks, planes)
 }
 
-// CoarserBands reports whether m, which TakesBands, can lose its lowest plane as bands, see CoarsenBands.
+// CoarserBands reports whether the bands of m can lose their lowest plane, see CoarsenBands.
+// TakesBands must be true for m.
 func CoarserBands(m *Matrix) bool {
 	if len(m.Terms[0].Planes) != 3 {
 		return false
 	}
 	for _, h := range m.Terms[0].Scales.Half {
-		if h > kernel.MostCoarse { // or negative
+		if h > kernel.MaxCoarsenFactor { // or negative
 			return false
 		}
 	}
 	return true
 }
 
-// CoarsenBands takes the lowest plane out of bands of three planes, of a matrix that was CoarserBands, in place, and returns those of two, which are the beginning of b. Nobody may read b meanwhile.
+// CoarsenBands removes the lowest plane from b, bands of three planes, in place. CoarserBands must
+// have been true for their matrix. It returns the bands of two planes, which are the beginning of
+// b. Nobody may read b meanwhile.
 func CoarsenBands(b []byte, rows, cols int) []byte {
 	three, two := kernel.BandBytes(cols, 3), kernel.BandBytes(cols, 2)
 	for band := range ceilDiv(rows, BandRows) {
@@ -108,23 +116,28 @@ func CoarsenBands(b []byte, rows, cols int) []byte {
 	return b[:BandsBytes(rows, cols, 2)]
 }
 
-// NewBands returns an operand of bands that PackBands wrote, which must not change as long as it is used. It can do what other operands can. The error wraps ErrOperand.
+// NewBands returns an operand of bands that PackBands wrote. They must not change as long as the
+// operand is used. It supports the same products as other operands. The error wraps ErrOperand.
 func NewBands(rows, cols, planes int, bands []byte) (*Operand, error) {
 	switch {
 	case rows < 1 || cols < 1 || cols > maxCols || planes != 2 && planes != 3:
 		return nil, fmt.Errorf("%w: bands of %d rows of %d columns, %d planes", ErrOperand, rows, cols, planes)
-	case len(bands)%kernel.BandBytes(cols, planes) != 0 || len(bands)/kernel.BandBytes(cols, planes) != ceilDiv(rows, BandRows):
-		return nil, fmt.Errorf("%w: %d bytes of bands for %d rows of %d columns, %d planes", ErrOperand, len(bands), rows, cols, planes)
+	case len(bands)%kernel.BandBytes(cols, planes) != 0,
+		len(bands)/kernel.BandBytes(cols, planes) != ceilDiv(rows, BandRows):
+		return nil, fmt.Errorf("%w: %d bytes of bands for %d rows of %d columns, %d planes",
+			ErrOperand, len(bands), rows, cols, planes)
 	}
-	return &Operand{m: &Matrix{Rows: rows, Cols: cols}, level: kernel.Best(), bands: bands, bandPlanes: planes}, nil
+	m := &Matrix{Rows: rows, Cols: cols}
+	return &Operand{m: m, level: kernel.Best(), bands: bands, bandPlanes: planes}, nil
 }
 
-// arrangeBlocks fills the panel for products with bands, whose kernels add some number to each weight. Vectors are filled up to one that can be multiplied together.
-func (p *panel) arrangeBlocks(vectors []*Activations, add int32) {
+// fillForBands fills the panel for products with bands, whose kernels add the number add to each
+// weight. The vectors are padded to a number that can be multiplied together.
+func (p *panel) fillForBands(vectors []*Activations, add int32) {
 	quads := kernel.BandSupers(kernel.BandBlocks(vectors[0].Cols)) * kernel.SuperCols / kernel.Quad
 	p.grow(len(vectors)+kernel.BandVectors-1, quads, kernel.Quad/kernel.BandBlock)
 	for i, a := range vectors {
-		x, bias, scale := p.of(i)
+		x, bias, scale := p.vector(i)
 		clear(x)
 		blocks := ceilDiv(a.Cols, kernel.BandBlock)
 		kernel.ArrangeBlocks(x, a.Q[:blocks*kernel.BandBlock])
@@ -138,13 +151,15 @@ func (p *panel) arrangeBlocks(vectors []*Activations, add int32) {
 			bias[b], scale[b] = -add*sum, a.Scale[b*kernel.BandBlock/a.Block]
 		}
 	}
-	// Results of what is behind the last vector are not used, but it must not be what takes long.
+	// The results of the padding are not used. But it is set to 0, as some other values would make
+	// the product slow.
 	clear(p.x[len(vectors)*p.quads*kernel.Quad:])
 	clear(p.bias[len(vectors)*p.quads*p.lanes:])
 	clear(p.scale[len(vectors)*p.quads*p.lanes:])
 }
 
-// multiplyBands computes rows first to end-1; first is a band's first.
+// multiplyBands computes rows first to end-1 of the products with the vectors of p. first is the
+// first row of a band.
 func (o *Operand) multiplyBands(dst [][]float32, first, end int, p *panel, s *Scratch) {
 	size, blocks := kernel.BandBytes(o.m.Cols, o.bandPlanes), kernel.BandBlocks(o.m.Cols)
 	begin, count := first/BandRows, ceilDiv(end-first, BandRows)
@@ -177,27 +192,4 @@ func (o *Operand) multiplyBands(dst [][]float32, first, end int, p *panel, s *Sc
 		}
 	}
 	*b = kernel.Bands{}
-}
-
-// multiplyBandsFloat multiplies by x, which fills whole groups of blocks.
-func (o *Operand) multiplyBandsFloat(dst, x []float32, s *Scratch) {
-	size, blocks := kernel.BandBytes(o.m.Cols, o.bandPlanes), kernel.BandBlocks(o.m.Cols)
-	cols := blocks * kernel.BandBlock
-	all, factors := grow(&s.weights, BandRows*cols), grow(&s.factors, BandRows*blocks+overread)
-	clear(factors)
-	var weights [BandRows][]byte
-	var of [BandRows][]float32
-	for r := range weights {
-		weights[r], of[r] = all[r*cols:(r+1)*cols], factors[r*blocks:(r+1)*blocks]
-	}
-	s.float = kernel.FloatRows{
-		Weights: all, Pitch: cols, Stripes: cols / kernel.Stripe, X: x, Add: -kernel.Offset(o.bandPlanes),
-		Block: kernel.BandBlock, Factors: factors, FactorPitch: blocks,
-	}
-	for r := 0; r < len(dst); r += BandRows {
-		kernel.UnpackBand(&weights, &of, o.bands[r/BandRows*size:][:size], blocks, o.bandPlanes)
-		s.float.Count = min(BandRows, len(dst)-r)
-		s.float.Dst = dst[r : r+s.float.Count]
-		o.level.DotFloat(&s.float)
-	}
 }

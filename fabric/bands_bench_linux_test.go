@@ -1,6 +1,6 @@
 package fabric_test
 
-// This file measures products with bands, in turns with others.
+// This file measures products with bands. They take turns with other products.
 
 import (
 	"fmt"
@@ -13,7 +13,9 @@ import (
 	"tensorcast/internal/stats"
 )
 
-// BenchmarkBands is the speed, with all processors that -cpu gives it, of a token's worth of products with bands, against the same planes in other layouts, and that of several vectors at once against one by one.
+// BenchmarkBands measures the speed of products with bands, as many as a token needs, on all
+// processors that -cpu allows. It compares one vector with the same planes in other layouts, and
+// several vectors at once with the same number one by one.
 func BenchmarkBands(b *testing.B) {
 	for _, size := range []int{0, outOfCache} {
 		for planes := 2; planes <= 3; planes++ {
@@ -52,9 +54,9 @@ func BenchmarkBands(b *testing.B) {
 				b.Run(fmt.Sprintf("%dMB/planes=%d/%s", size>>20, planes, name), func(b *testing.B) {
 					var speed, ratio []float64
 					for b.Loop() {
-						o, t := turn(times, ours), 0.0
+						o, t := timeCalls(times, ours), 0.0
 						for _, f := range other {
-							t += turn(times, f)
+							t += timeCalls(times, f)
 						}
 						speed, ratio = append(speed, float64(times*rows*cols)/1e9/o), append(ratio, t/o)
 					}
@@ -72,7 +74,8 @@ func BenchmarkBands(b *testing.B) {
 	}
 }
 
-// report has medians: G weights (of one vector) a second, and how many times as long the other way takes, with its range.
+// report reports medians: billions of weights (of one vector) per second, and how many times as
+// long the other way takes. It also reports the range of this ratio.
 func report(b *testing.B, speed, ratio []float64) {
 	b.ReportMetric(stats.Median(speed), "Gw/s")
 	b.ReportMetric(stats.Median(ratio), "times")

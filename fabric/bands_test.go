@@ -1,6 +1,6 @@
 package fabric_test
 
-// This file tests products with bands against those with the planes that they were made of.
+// This file compares products with bands to those with the planes that the bands were made of.
 
 import (
 	"errors"
@@ -17,16 +17,19 @@ import (
 	ieee "tensorcast/gguf/half"
 )
 
-// fitted makes planes with one factor for each 32 columns of random weights.
+// fitted makes planes that are fitted to random weights, with one factor for each 32 columns.
 func fitted(t testing.TB, rng *rand.Rand, layout trit.Layout, rows, cols, planes int) *fabric.Matrix {
 	t.Helper()
-	m, _, err := decompose.Lossy(t.Context(), gguf.Q8_0, rows, cols, blocks(rng, gguf.Q8_0, rows*cols), decompose.Fit{Planes: planes, Block: 32, Shared: true}, decompose.Options{Layout: layout})
+	fit := decompose.Fit{Planes: planes, Block: 32, Shared: true}
+	src := blocks(rng, gguf.Q8_0, rows*cols)
+	m, _, err := decompose.Lossy(t.Context(), gguf.Q8_0, rows, cols, src, fit, decompose.Options{Layout: layout})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
+// bandsOf returns an operand of the bands of m.
 func bandsOf(t testing.TB, m *fabric.Matrix) *fabric.Operand {
 	t.Helper()
 	planes := len(m.Terms[0].Planes)
@@ -43,7 +46,8 @@ func TestBands(t *testing.T) {
 	rng := rand.New(rand.NewPCG(111, 112))
 	var s fabric.Scratch
 	for range 40 {
-		rows, cols, planes, block, n := 1+rng.IntN(23), 32*(1+rng.IntN(50)), 2+rng.IntN(2), 32<<(3*rng.IntN(2)), 1+rng.IntN(9)
+		rows, cols, planes := 1+rng.IntN(23), 32*(1+rng.IntN(50)), 2+rng.IntN(2)
+		block, n := 32<<(3*rng.IntN(2)), 1+rng.IntN(9)
 		layout := layouts[rng.IntN(len(layouts))]
 		m := fitted(t, rng, layout, rows, cols, planes)
 		of, err := fabric.NewOperand(m)
@@ -52,43 +56,34 @@ func TestBands(t *testing.T) {
 		}
 		o := bandsOf(t, m)
 		x, want, got := make([]*fabric.Activations, n), make([][]float32, n), make([][]float32, n)
-		x32 := make([]float32, cols)
 		for i := range x {
-			var values []float64
-			x[i], values = smallActivations(t, rng, cols, block)
+			x[i], _ = smallActivations(t, rng, cols, block)
 			want[i], got[i] = make([]float32, rows), make([]float32, rows)
-			for c, v := range values {
-				x32[c] = float32(v)
-			}
 		}
 		of.GEMM(want, x, &s)
-		float, wantFloat := make([]float32, rows), make([]float32, rows)
-		of.GEMVFloat(wantFloat, x32, &s)
 		near := func(a, b float32) bool { return math.Abs(float64(a-b)) <= 2e-5*math.Abs(float64(b))+1e-2 }
 		for _, level := range kernel.Levels() {
 			o.SetLevel(level)
 			for i := range got {
 				for r := range got[i] {
-					got[i][r] = 1e30 // what was there does not matter
+					got[i][r] = 1e30 // old results do not matter
 				}
 			}
 			o.GEMM(got, x, &s)
-			o.GEMVFloat(float, x32, &s)
 			one := make([]float32, rows)
 			o.GEMV(one, x[n-1], &s)
 			for i := range x {
 				if !slices.EqualFunc(got[i], want[i], near) || i == n-1 && !slices.EqualFunc(one, want[i], near) {
-					t.Fatalf("%v, %d rows of %d, %d planes, blocks of %d, vector %d of %d: %v and alone %v, want %v", level, rows, cols, planes, block, i, n, got[i], one, want[i])
+					t.Fatalf("%v, %d rows of %d, %d planes, blocks of %d, vector %d of %d: %v and alone %v, want %v",
+						level, rows, cols, planes, block, i, n, got[i], one, want[i])
 				}
-			}
-			if !slices.EqualFunc(float, wantFloat, near) {
-				t.Fatalf("%v, %d rows of %d, %d planes: in float32 %v, want %v", level, rows, cols, planes, float, wantFloat)
 			}
 		}
 	}
 }
 
-// TestCoarsenBands: bands that lost their lowest plane multiply like planes without it.
+// TestCoarsenBands compares products with bands that lost their lowest plane to those with planes
+// without it.
 func TestCoarsenBands(t *testing.T) {
 	rng := rand.New(rand.NewPCG(119, 120))
 	var s fabric.Scratch
@@ -98,7 +93,7 @@ func TestCoarsenBands(t *testing.T) {
 		b := make([]byte, fabric.BandsBytes(rows, cols, 3))
 		fabric.PackBands(b, m, 1)
 		if !fabric.CoarserBands(m) {
-			t.Fatal("not to be made coarser")
+			t.Fatal("CoarserBands = false, want true")
 		}
 		less := *m
 		less.Terms = []fabric.Term{{Planes: m.Terms[0].Planes[1:], Scales: fabric.Scales{Block: 32}}}
@@ -117,17 +112,19 @@ func TestCoarsenBands(t *testing.T) {
 		want, got := make([]float32, rows), make([]float32, rows)
 		of.GEMV(want, x, &s)
 		o.GEMV(got, x, &s)
-		if !slices.EqualFunc(got, want, func(a, b float32) bool { return math.Abs(float64(a-b)) <= 2e-5*math.Abs(float64(b))+1e-2 }) {
+		near := func(a, b float32) bool { return math.Abs(float64(a-b)) <= 2e-5*math.Abs(float64(b))+1e-2 }
+		if !slices.EqualFunc(got, want, near) {
 			t.Fatalf("%d rows of %d: %v, want %v", rows, cols, got, want)
 		}
-		m.Terms[0].Scales.Half[0] = kernel.MostCoarse + 1
+		m.Terms[0].Scales.Half[0] = kernel.MaxCoarsenFactor + 1
 		if fabric.CoarserBands(m) {
-			t.Error("with a factor that would be infinite")
+			t.Error("CoarserBands = true with a factor that would become infinite, want false")
 		}
 	}
 }
 
-// TestBandsPool has a pool compute what one goroutine does, without allocations.
+// TestBandsPool compares the results of a pool to those of one goroutine, and checks that nothing
+// is allocated.
 func TestBandsPool(t *testing.T) {
 	rng := rand.New(rand.NewPCG(113, 114))
 	const rows, cols = 703, 544
@@ -145,11 +142,11 @@ func TestBandsPool(t *testing.T) {
 		pool.GEMM(o, got, x)
 		for i := range x {
 			if !slices.Equal(got[i], want[i]) {
-				t.Errorf("%d vectors, vector %d: the pool's result differs", n, i)
+				t.Errorf("%d vectors, vector %d: the pool's result is %v, want %v", n, i, got[i], want[i])
 			}
 		}
 		if a := testing.AllocsPerRun(3, func() { o.GEMM(want, x, &s) }); kernel.Best().HasBands(3) && a > 0 {
-			t.Errorf("%d vectors: %v allocations", n, a)
+			t.Errorf("%d vectors: %v allocations, want 0", n, a)
 		}
 	}
 }
@@ -159,20 +156,25 @@ func TestBandsRefused(t *testing.T) {
 	if _, err := fabric.NewBands(7, 64, 3, make([]byte, n)); err != nil {
 		t.Error(err)
 	}
-	for _, bad := range []struct{ rows, cols, planes, bytes int }{{7, 64, 3, n - 1}, {11, 64, 3, n}, {5, 64, 3, n}, {7, 64, 4, n}, {7, 64, 1, n}, {0, 64, 3, 0}, {7, 0, 3, n}, {-1, 64, 3, 0}} {
-		if _, err := fabric.NewBands(bad.rows, bad.cols, bad.planes, make([]byte, bad.bytes)); !errors.Is(err, fabric.ErrOperand) {
-			t.Errorf("%+v: %v", bad, err)
+	for _, bad := range []struct{ rows, cols, planes, bytes int }{
+		{7, 64, 3, n - 1}, {11, 64, 3, n}, {5, 64, 3, n}, {7, 64, 4, n},
+		{7, 64, 1, n}, {0, 64, 3, 0}, {7, 0, 3, n}, {-1, 64, 3, 0},
+	} {
+		_, err := fabric.NewBands(bad.rows, bad.cols, bad.planes, make([]byte, bad.bytes))
+		if !errors.Is(err, fabric.ErrOperand) {
+			t.Errorf("%+v: error %v, want ErrOperand", bad, err)
 		}
 	}
 	rng := rand.New(rand.NewPCG(115, 116))
 	for planes := 1; planes <= 4; planes++ {
 		m := fitted(t, rng, trit.PT5Striped, 3, 64, planes)
-		if is := fabric.TakesBands(m); is != kernel.Best().HasBands(planes) {
-			t.Errorf("%d planes: %v", planes, is)
+		if got, want := fabric.TakesBands(m), kernel.Best().HasBands(planes); got != want {
+			t.Errorf("%d planes: TakesBands = %v, want %v", planes, got, want)
 		}
 	}
-	exact, err := decompose.Exact(t.Context(), gguf.Q4_K, 2, 256, blocks(rng, gguf.Q4_K, 512), decompose.Options{Layout: trit.PT5Striped})
+	src := blocks(rng, gguf.Q4_K, 512)
+	exact, err := decompose.Exact(t.Context(), gguf.Q4_K, 2, 256, src, decompose.Options{Layout: trit.PT5Striped})
 	if err != nil || fabric.TakesBands(exact) {
-		t.Errorf("planes with minima: %v", err)
+		t.Errorf("planes with minima: error %v, or TakesBands = true, want false", err)
 	}
 }

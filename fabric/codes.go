@@ -1,77 +1,60 @@
 package fabric
 
-// This file multiplies ggml's Q2_0 blocks without taking them apart: an Operand that reads them where they lie, which may be a mapped file.
+// This file multiplies ggml's Q2_0 blocks without converting them. The operand reads them in place,
+// for example in a mapped file.
 
 import (
-	"encoding/binary"
 	"fmt"
 
 	"tensorcast/fabric/kernel"
 	"tensorcast/gguf"
-	"tensorcast/gguf/half"
 )
 
-// NewCodes returns an operand of rows of cols weights each, in blocks of type Q2_0 as they are in a GGUF file: blocks, of which nothing is
-// copied, must not change as long as the operand is used. cols is a multiple of 64. All four values of a code are exact. The error wraps
-// ErrOperand.
+// NewCodes returns an operand of rows of cols weights each, in blocks of type Q2_0 as in a GGUF
+// file. The blocks are not copied, and must not change as long as the operand is used. cols is a
+// multiple of 64. All four values of a code are exact. The error wraps ErrOperand.
 //
-// It can do what other operands can; activations are best in blocks of 32, as ggml's are: then products, of one vector or of many, are those of
-// ggml_vec_dot_q2_0_q8_0 bit for bit, as its builds for processors with fused multiply-adds (from AVX2 on) compute it.
+// The operand supports the same products as others. Activations should be in blocks of 32, as
+// ggml's are. Then products, of one vector or of many, are those of ggml_vec_dot_q2_0_q8_0 bit for
+// bit, as ggml's builds for processors with fused multiply-adds (AVX2 and later) compute it.
 func NewCodes(rows, cols int, blocks []byte) (*Operand, error) {
 	switch {
 	case rows < 1 || cols < 1 || cols%kernel.CodeCols != 0 || cols > maxCols:
 		return nil, fmt.Errorf("%w: %d rows of %d columns in blocks of %d", ErrOperand, rows, cols, kernel.CodeCols)
-	case len(blocks)%(cols/kernel.CodeCols*kernel.CodeBlock) != 0 || len(blocks)/(cols/kernel.CodeCols*kernel.CodeBlock) != rows:
+	case len(blocks)%(cols/kernel.CodeCols*kernel.CodeBlock) != 0,
+		len(blocks)/(cols/kernel.CodeCols*kernel.CodeBlock) != rows:
 		return nil, fmt.Errorf("%w: %d bytes of Q2_0 for %d rows of %d columns", ErrOperand, len(blocks), rows, cols)
 	}
-	return &Operand{m: &Matrix{Rows: rows, Cols: cols, Origin: gguf.Q2_0, Exact: true}, level: kernel.Best(), codes: blocks}, nil
+	m := &Matrix{Rows: rows, Cols: cols, Origin: gguf.Q2_0, Exact: true}
+	return &Operand{m: m, level: kernel.Best(), codes: blocks}, nil
 }
 
-// maxCols keeps products of sizes within an int.
+// maxCols is a limit that keeps products of sizes within an int.
 const maxCols = 1 << 31
 
-// multiplyCodes computes rows first to end-1.
+// multiplyCodes computes rows first to end-1 of the products with the vectors of p.
 func (o *Operand) multiplyCodes(dst [][]float32, first, end int, p *panel, s *Scratch) {
 	width := o.m.Cols / kernel.CodeCols
 	row := width * kernel.CodeBlock
 	tiled := 0
-	if o.level.TilesCodes() && len(dst) >= minTiled {
+	if o.level.HasCodeTiles() && len(dst) >= minTiled {
 		tiled = len(dst) &^ 1
 		for _, d := range dst[:tiled] {
 			clear(d[first:end])
 		}
-		s.tiles(p, dst[:tiled], first, end, o.level.MultiplyCodesTile, func(weights []byte, factors []float32, r, rows int) {
+		decode := func(weights []byte, factors []float32, r, rows int) {
 			o.level.DecodeCodes(weights, factors, o.codes[r*row:(r+rows)*row], width, rows)
-		})
+		}
+		s.multiplyTiles(p, dst[:tiled], first, end, o.level.MultiplyCodesTile, decode)
 	}
 	c := &s.codes
 	for i := tiled; i < len(dst); i++ {
-		x, bias, scale := p.of(i)
-		*c = kernel.Codes{Blocks: o.codes[first*row : end*row], Width: width, Count: end - first, X: x, Bias: bias, Scale: scale, Dst: dst[i][first:end]}
+		x, bias, scale := p.vector(i)
+		*c = kernel.Codes{
+			Blocks: o.codes[first*row : end*row], Width: width, Count: end - first,
+			X: x, Bias: bias, Scale: scale, Dst: dst[i][first:end],
+		}
 		o.level.MultiplyCodes(c)
 	}
 	*c = kernel.Codes{}
-}
-
-// multiplyCodesFloat multiplies by x, which fills whole quads.
-func (o *Operand) multiplyCodesFloat(dst, x []float32, s *Scratch) {
-	width := o.m.Cols / kernel.CodeCols
-	weights, factors := grow(&s.weights, width*kernel.CodeCols), grow(&s.factors, width+overread)
-	clear(factors)
-	s.float = kernel.FloatRows{
-		Weights: weights, Pitch: len(weights), Count: 1, Stripes: len(weights) / kernel.Stripe, X: x, Add: -1,
-		Block: kernel.CodeCols, Factors: factors, FactorPitch: width,
-	}
-	for r := range dst {
-		for b := range width {
-			block := o.codes[(r*width+b)*kernel.CodeBlock:][:kernel.CodeBlock]
-			factors[b] = half.Float32(binary.LittleEndian.Uint16(block))
-			w := weights[b*kernel.CodeCols:][:kernel.CodeCols]
-			for i, v := range block[2:] {
-				w[4*i], w[4*i+1], w[4*i+2], w[4*i+3] = v&3, v>>2&3, v>>4&3, v>>6
-			}
-		}
-		s.float.Dst = dst[r : r+1]
-		o.level.DotFloat(&s.float)
-	}
 }

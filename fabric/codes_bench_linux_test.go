@@ -1,6 +1,7 @@
 package fabric_test
 
-// This file compares products with Q2_0 with ggml's, and with planes of the same weights.
+// This file compares the speed of products with Q2_0 to ggml's, and to that of planes of the same
+// weights.
 
 import (
 	"fmt"
@@ -47,7 +48,7 @@ func newNativeCodes(b *testing.B, rival *ggmltest.Rival, rows, cols, size int) *
 	return k
 }
 
-// BenchmarkCodes is a product with Q2_0 by instruction sets, in cache and from memory, against ggml's.
+// BenchmarkCodes compares a product with Q2_0 to ggml's, by instruction sets, in cache and from memory.
 func BenchmarkCodes(b *testing.B) {
 	rival := ggmltest.ForTest(b)
 	for _, where := range []struct {
@@ -66,8 +67,9 @@ func BenchmarkCodes(b *testing.B) {
 	}
 }
 
-// BenchmarkCodesAsPlanes is a product with blocks of Q2_0 against one with exact planes of the same weights: of weights without the value 2 the
-// second plane is an empty list, so that one plane is read.
+// BenchmarkCodesAsPlanes compares a product with blocks of Q2_0 to one with exact planes of the
+// same weights. If no weight has the value 2, the second plane is an empty list, so that only one
+// plane is read.
 func BenchmarkCodesAsPlanes(b *testing.B) {
 	for _, size := range []int{0, outOfCache} {
 		for _, ternary := range []bool{true, false} {
@@ -80,7 +82,8 @@ func BenchmarkCodesAsPlanes(b *testing.B) {
 				if ternary {
 					ternaryCodes(src)
 				}
-				m, err := decompose.Exact(b.Context(), gguf.Q2_0, rows, cols, src, decompose.Options{Layout: trit.TwoBit})
+				m, err := decompose.Exact(b.Context(), gguf.Q2_0, rows, cols, src,
+					decompose.Options{Layout: trit.TwoBit})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -108,8 +111,8 @@ func BenchmarkCodesAsPlanes(b *testing.B) {
 				next := 0
 				for b.Loop() {
 					const times = 8
-					c := turn(times, func() { codes[next].GEMV(dst, a, &s); next = (next + 1) % n })
-					p := turn(times, func() { planes[next].GEMV(dst, a, &s); next = (next + 1) % n })
+					c := timeCalls(times, func() { codes[next].GEMV(dst, a, &s); next = (next + 1) % n })
+					p := timeCalls(times, func() { planes[next].GEMV(dst, a, &s); next = (next + 1) % n })
 					speed, ratio = append(speed, times*rows*cols/1e9/c), append(ratio, p/c)
 				}
 				b.ReportMetric(stats.Median(speed), "Gw/s")
@@ -119,8 +122,9 @@ func BenchmarkCodesAsPlanes(b *testing.B) {
 	}
 }
 
-// BenchmarkPrompt is a product with 256 vectors at once: its speed against ggml's dot products, of which a prompt takes as many as there are
-// tokens, and against as many of our own products of one vector.
+// BenchmarkPrompt measures a product with 256 vectors at once. It compares its speed to ggml's dot
+// products, of which a prompt needs as many as it has tokens, and to our own products of one
+// vector.
 func BenchmarkPrompt(b *testing.B) {
 	rival := ggmltest.ForTest(b)
 	const rows, cols, n = 1024, 4096, 256
@@ -142,11 +146,11 @@ func BenchmarkPrompt(b *testing.B) {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
 				var us, them, ratio, apart []float64
-				const some = 8 // products of one vector, whose speed does not depend on how many there are
+				const some = 8 // the speed of products of one vector does not depend on their number
 				for b.Loop() {
-					o := turn(1, func() { o.GEMM(dst, x, &k.scratch) }) / n
+					o := timeCalls(1, func() { o.GEMM(dst, x, &k.scratch) }) / n
 					t := k.theirs(b, some) / some
-					one := turn(some, k.ours) / some
+					one := timeCalls(some, k.ours) / some
 					us, them = append(us, rows*cols/1e9/o), append(them, rows*cols/1e9/t)
 					ratio, apart = append(ratio, t/o), append(apart, one/o)
 				}

@@ -1,6 +1,7 @@
 package fabric_test
 
-// This file tests products with blocks of Q2_0: against the weights that package gguf decodes, against the real ggml, and against planes.
+// This file tests products with blocks of Q2_0. It compares them to those of the weights that
+// package gguf decodes, of the real ggml, and of planes.
 
 import (
 	"encoding/binary"
@@ -36,7 +37,7 @@ func ternaryCodes(src []byte) {
 	}
 }
 
-// TestCodes compares with the product in float64, at all levels, of one vector and of several.
+// TestCodes compares products of one vector and of several to those in float64, at all levels.
 func TestCodes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(101, 102))
 	var s fabric.Scratch
@@ -53,10 +54,6 @@ func TestCodes(t *testing.T) {
 			x[i], values[i] = smallActivations(t, rng, cols, block)
 			got[i] = make([]float32, rows)
 		}
-		float, x32 := make([]float32, rows), make([]float32, cols)
-		for i, v := range values[0] {
-			x32[i] = float32(v)
-		}
 		one := make([]float32, rows)
 		for _, level := range kernel.Levels() {
 			o.SetLevel(level)
@@ -65,7 +62,6 @@ func TestCodes(t *testing.T) {
 			}
 			o.GEMM(got, x, &s)
 			o.GEMV(one, x[0], &s)
-			o.GEMVFloat(float, x32, &s)
 			for i := range x {
 				for r := range rows {
 					want, size := 0.0, 0.0
@@ -73,9 +69,10 @@ func TestCodes(t *testing.T) {
 						v := float64(w[r*cols+c]) * values[i][c]
 						want, size = want+v, size+math.Abs(v)
 					}
-					if near := func(v float32) bool { return math.Abs(float64(v)-want) <= 1e-6*size }; !near(got[i][r]) || i == 0 && (!near(one[r]) || !near(float[r])) {
-						t.Fatalf("%v, %d x %d, blocks of %d, vector %d of %d, row %d: %v (alone %v, in float32 %v), want %v",
-							level, rows, cols, block, i, n, r, got[i][r], one[r], float[r], want)
+					near := func(v float32) bool { return math.Abs(float64(v)-want) <= 1e-6*size }
+					if !near(got[i][r]) || i == 0 && !near(one[r]) {
+						t.Fatalf("%v, %d x %d, blocks of %d, vector %d of %d, row %d: %v (alone %v), want %v",
+							level, rows, cols, block, i, n, r, got[i][r], one[r], want)
 					}
 				}
 			}
@@ -83,7 +80,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestCodesPool has a pool compute what one goroutine does.
+// TestCodesPool compares the results of a pool to those of one goroutine.
 func TestCodesPool(t *testing.T) {
 	rng := rand.New(rand.NewPCG(103, 104))
 	const rows, cols = 700, 192
@@ -101,13 +98,13 @@ func TestCodesPool(t *testing.T) {
 		pool.GEMM(o, got, x)
 		for i := range x {
 			if !slices.Equal(got[i], want[i]) {
-				t.Errorf("%d vectors, vector %d: the pool's result differs", n, i)
+				t.Errorf("%d vectors, vector %d: the pool's result is %v, want %v", n, i, got[i], want[i])
 			}
 		}
 	}
 }
 
-// TestCodesAgainstGGML compares with the real ggml, bit for bit.
+// TestCodesAgainstGGML compares results to those of the real ggml, bit for bit.
 func TestCodesAgainstGGML(t *testing.T) {
 	rival := ggmltest.ForTest(t)
 	rng := rand.New(rand.NewPCG(105, 106))
@@ -143,7 +140,7 @@ func TestCodesAgainstGGML(t *testing.T) {
 			for _, level := range kernel.Levels() {
 				o.SetLevel(level)
 				if o.GEMV(got, a, &s); !slices.Equal(got, want) {
-					t.Errorf("%v, %d x %d: %v, ggml has %v", level, rows, cols, got, want)
+					t.Errorf("%v, %d x %d: %v, want ggml's %v", level, rows, cols, got, want)
 				}
 				several, x := make([][]float32, 9), make([]*fabric.Activations, 9)
 				for i := range several {
@@ -152,7 +149,7 @@ func TestCodesAgainstGGML(t *testing.T) {
 				o.GEMM(several, x, &s)
 				for i := range several {
 					if !slices.Equal(several[i], want) {
-						t.Errorf("%v, %d x %d, vector %d: %v, ggml has %v", level, rows, cols, i, several[i], want)
+						t.Errorf("%v, %d x %d, vector %d: %v, want ggml's %v", level, rows, cols, i, several[i], want)
 					}
 				}
 			}
@@ -160,7 +157,8 @@ func TestCodesAgainstGGML(t *testing.T) {
 	}
 }
 
-// TestCodesAndPlanes compares with exact planes of the same blocks, with scales of 1, so that both give the integer.
+// TestCodesAndPlanes compares products to those with exact planes of the same blocks. Scales are 1,
+// so that both are the integer.
 func TestCodesAndPlanes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(107, 108))
 	const rows, cols = 9, 640
@@ -196,17 +194,19 @@ func TestCodesAndPlanes(t *testing.T) {
 		want, got := make([]float32, rows), make([]float32, rows)
 		planes.GEMV(want, a, &s)
 		if newCodes(t, rows, cols, src).GEMV(got, a, &s); !slices.Equal(got, want) {
-			t.Errorf("ternary %v: %v, planes give %v", ternary, got, want)
+			t.Errorf("ternary %v: %v, want %v, as of planes", ternary, got, want)
 		}
 	}
 }
 
 func TestNewCodesErrors(t *testing.T) {
 	for _, c := range []struct{ rows, cols, bytes int }{
-		{0, 64, 0}, {-1, 64, -18}, {1, 0, 0}, {1, 32, 9}, {1, 96, 27}, {1, 64, 17}, {1, 64, 19}, {2, 64, 18}, {1, 64, 36}, {1 << 62, 64, 0}, {1, 1 << 62, 0},
+		{0, 64, 0}, {-1, 64, -18}, {1, 0, 0}, {1, 32, 9}, {1, 96, 27}, {1, 64, 17}, {1, 64, 19}, {2, 64, 18},
+		{1, 64, 36}, {1 << 62, 64, 0}, {1, 1 << 62, 0},
 	} {
-		if _, err := fabric.NewCodes(c.rows, c.cols, make([]byte, max(0, c.bytes))); !errors.Is(err, fabric.ErrOperand) {
-			t.Errorf("%d bytes for %d rows of %d columns: %v", c.bytes, c.rows, c.cols, err)
+		if _, err := fabric.NewCodes(c.rows, c.cols, make([]byte, max(0, c.bytes))); !errors.Is(err,
+			fabric.ErrOperand) {
+			t.Errorf("%d bytes for %d rows of %d columns: error %v, want ErrOperand", c.bytes, c.rows, c.cols, err)
 		}
 	}
 }

@@ -1,5 +1,7 @@
 package fabric_test
 
+// This file has the example of the package's documentation.
+
 import (
 	"fmt"
 
@@ -7,7 +9,8 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-// Two rows of weights that are trits, with a factor for each row, times a vector.
+// This example multiplies two rows of weights by a vector. The weights are trits, with a factor for
+// each row.
 func ExampleOperand_GEMV() {
 	const cols = 64
 	rows := [2][cols]int8{}

@@ -1,15 +1,14 @@
 package fabric
 
-// This file writes frames, the format in which matrices are stored and transferred. TFMBS_DEVICE_SPEC.md specifies it. The file defines the
-// header, the order and sizes of the sections, and the writer; frame_read.go has the reader.
+// This file describes frames, the format in which matrices are stored and transferred: the limits
+// of the header, and the order and sizes of the sections. TFMBS_DEVICE_SPEC.md specifies the
+// format. The reader is in frame_read.go. Programs outside this package write frames; package
+// frametest does so for tests.
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash"
 	"hash/crc32"
-	"io"
 	"math"
 	"math/bits"
 	"unicode/utf8"
@@ -32,13 +31,13 @@ var (
 	// ErrChecksum says that bytes of a frame differ from those that were written.
 	ErrChecksum = errors.New("wrong checksum")
 
-	// ErrFrame says that a frame, or a matrix to be written as one, is inconsistent or exceeds the limits.
+	// ErrFrame says that a frame is inconsistent or exceeds the limits.
 	ErrFrame = errors.New("malformed frame")
 )
 
 const (
 	frameMagic   = "\x89TFMBS\r\n"
-	frameMark    = 0x0a0b0c0d
+	frameMark    = 0x0a0b0c0d // shows the byte order
 	frameVersion = 1
 
 	frameAlign   = 64 // alignment of the lengths of the header and of each section
@@ -48,13 +47,15 @@ const (
 
 	flagExact = 1
 
-	// Limits. A header within them is shorter than frameHeaderMax; the sum of a term and its center fits into 32 bits.
+	// Limits. A header within them is at most frameHeaderMax bytes, and the sum of a term and its
+	// center fits into 32 bits.
 	maxFrameName   = 65535
 	maxFrameTerms  = 64
 	maxFramePlanes = 16 // per term
 	maxFrameDim    = math.MaxInt32
 	maxCenter      = 1 << 30
-	frameHeaderMax = (preludeBytes + (maxFrameTerms+1)*recordBytes + maxFrameName + crcBytes + frameAlign - 1) / frameAlign * frameAlign
+	frameHeaderMax = (preludeBytes + (maxFrameTerms+1)*recordBytes + maxFrameName + crcBytes + frameAlign - 1) /
+		frameAlign * frameAlign
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -66,7 +67,8 @@ const (
 	scalesSub
 )
 
-// form returns the form of s. It is an error if s has none of the forms that Scales describes, for rows of cols columns.
+// form returns the form of s. It is an error if s has none of the forms that Scales describes, for
+// rows of cols columns.
 func (s *Scales) form(cols int) (int, error) {
 	switch {
 	case s.Half == nil && s.Sub == nil && s.Super == nil:
@@ -88,7 +90,8 @@ func (s *Scales) form(cols int) (int, error) {
 	return 0, fmt.Errorf("%w: scales in blocks of %d", ErrFrame, s.Block)
 }
 
-// section is a part of a frame's payload: count elements of size bytes. One of the pointers says where they are in memory.
+// section is a part of a frame's payload: count elements of size bytes. One of the pointers half,
+// sub and trits says where the elements are in memory.
 type section struct {
 	term, plane int // -1 if it belongs to none
 	count       int
@@ -109,12 +112,13 @@ func (s *section) String() string {
 	return what
 }
 
-// padding is the number of zeros after n bytes, up to the next multiple of frameAlign.
+// padding is the number of zeros that follow n bytes, up to the next multiple of frameAlign.
 func padding(n int64) int64 { return -n & (frameAlign - 1) }
 
-// sections lists the payload of m, whose shape, layout, forms of scales and numbers of planes must be set. It returns the payload's length,
-// from the end of the header to the checksum. It is an error if anything is too large for an int, in the frame or in memory.
-func sections(m *Matrix, forms []int) (list []section, payload int64, err error) {
+// listSections lists the payload of m. The shape, layout, forms of scales and numbers of planes of
+// m must be set. It also returns the payload's length, from the end of the header to the checksum.
+// It is an error if anything is too large for an int, in the frame or in memory.
+func listSections(m *Matrix, forms []int) (list []section, payload int64, err error) {
 	total := uint64(0)
 	add := func(s section, perRow int) error {
 		hi, count := bits.Mul64(uint64(m.Rows), uint64(perRow))
@@ -131,7 +135,7 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 		list = append(list, s)
 		return nil
 	}
-	scales := func(s *Scales, form, term int) error {
+	addScales := func(s *Scales, form, term int) error {
 		blocks := ceilDiv(m.Cols, max(s.Block, 1))
 		switch form {
 		case scalesHalf:
@@ -145,11 +149,11 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 		return nil
 	}
 	for i := range m.Terms {
-		if err := scales(&m.Terms[i].Scales, forms[i], i); err != nil {
+		if err := addScales(&m.Terms[i].Scales, forms[i], i); err != nil {
 			return nil, 0, err
 		}
 	}
-	if err := scales(&m.Min, forms[len(m.Terms)], -1); err != nil {
+	if err := addScales(&m.Min, forms[len(m.Terms)], -1); err != nil {
 		return nil, 0, err
 	}
 	if hi, lo := bits.Mul64(uint64(m.Rows), uint64(m.Layout.RowBytes(m.Cols))); hi != 0 || lo > math.MaxInt {
@@ -157,7 +161,8 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 	}
 	for i := range m.Terms {
 		for p := range m.Terms[i].Planes {
-			if err := add(section{term: i, plane: p, size: 1, trits: &m.Terms[i].Planes[p]}, trit.PT5.RowBytes(m.Cols)); err != nil {
+			plane := section{term: i, plane: p, size: 1, trits: &m.Terms[i].Planes[p]}
+			if err := add(plane, trit.PT5.RowBytes(m.Cols)); err != nil {
 				return nil, 0, err
 			}
 		}
@@ -169,6 +174,7 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 	return list, int64(total) + frameAlign - crcBytes, nil
 }
 
+// ceilDiv returns a / b, rounded up.
 func ceilDiv(a, b int) int {
 	if a%b != 0 {
 		return a/b + 1
@@ -176,8 +182,8 @@ func ceilDiv(a, b int) int {
 	return a / b
 }
 
-// limits checks what a header says about a matrix, except for its sizes.
-func limits(name string, m *Matrix) error {
+// checkHeader checks what a header says about a matrix, except for its sizes.
+func checkHeader(name string, m *Matrix) error {
 	switch {
 	case name == "" || len(name) > maxFrameName || !utf8.ValidString(name):
 		return fmt.Errorf("%w: the name is not 1 to %d bytes of UTF-8", ErrFrame, maxFrameName)
@@ -199,204 +205,15 @@ func limits(name string, m *Matrix) error {
 	return nil
 }
 
-// header encodes a frame's header, with its checksum.
-func header(name string, m *Matrix, forms []int, payload int64) []byte {
-	size := headerBytes(len(name), len(m.Terms))
-	b := make([]byte, 0, size)
-	put16 := func(v uint16) { b = binary.LittleEndian.AppendUint16(b, v) }
-	put32 := func(v uint32) { b = binary.LittleEndian.AppendUint32(b, v) }
-	put64 := func(v uint64) { b = binary.LittleEndian.AppendUint64(b, v) }
-
-	b = append(b, frameMagic...)
-	put32(frameMark)
-	put16(frameVersion)
-	var flags uint16
-	if m.Exact {
-		flags |= flagExact
-	}
-	put16(flags)
-	put32(uint32(size))
-	put32(0)
-	put64(uint64(payload))
-	put64(uint64(m.Rows))
-	put64(uint64(m.Cols))
-	put32(uint32(m.Origin))
-	b = append(b, byte(m.Layout), byte(trit.PT5))
-	put16(uint16(len(m.Terms)))
-	put16(uint16(len(name)))
-	put16(0)
-	put32(0)
-	record := func(planes int, center int32, form, block int) {
-		put32(uint32(planes))
-		put32(uint32(center))
-		put32(uint32(form))
-		put32(0)
-		put64(uint64(block))
-	}
-	for i := range m.Terms {
-		t := &m.Terms[i]
-		record(len(t.Planes), t.Center, forms[i], t.Scales.Block)
-	}
-	record(0, 0, forms[len(m.Terms)], m.Min.Block)
-	b = append(b, name...)
-	b = b[:size-crcBytes] // the bytes between are zero, because the array is new
-	put32(crc32.Checksum(b, castagnoli))
-	return b
-}
-
+// headerBytes is the length of a header with a name of the given number of bytes and the given
+// number of terms.
 func headerBytes(name, terms int) int {
 	n := preludeBytes + (terms+1)*recordBytes + name + crcBytes
 	return n + int(padding(int64(n)))
 }
 
-// pieceBytes is how much of a row of PT5 is converted at a time: whole groups of every layout.
+// pieceBytes is how many bytes of a row of PT5 are converted at a time: whole groups of every layout.
 const pieceBytes = 64 << 10
-
-// WriteFrame writes m to w as a frame with a name of 1 to 65535 bytes of UTF-8, such as a tensor's name. A stream may hold several frames.
-// Planes are written as trit.PT5 in any case, so the bytes depend only on m and the name; of m's layout, only the number is stored.
-//
-// Errors wrap ErrFrame if m is not a valid Matrix, or trit.ErrInvalid if a plane holds invalid trits, or are w's. After the last two, w may
-// hold a part of a frame.
-func WriteFrame(w io.Writer, name string, m *Matrix) error {
-	if err := writeFrame(w, name, m); err != nil {
-		return fmt.Errorf("write frame %.100q: %w", name, err)
-	}
-	return nil
-}
-
-func writeFrame(w io.Writer, name string, m *Matrix) error {
-	if err := limits(name, m); err != nil {
-		return err
-	}
-	forms := make([]int, 0, len(m.Terms)+1)
-	for i := range len(m.Terms) + 1 {
-		s := &m.Min
-		if i < len(m.Terms) {
-			s = &m.Terms[i].Scales
-		}
-		form, err := s.form(m.Cols)
-		if err != nil {
-			return err
-		}
-		forms = append(forms, form)
-	}
-	list, payload, err := sections(m, forms)
-	if err != nil {
-		return err
-	}
-	for i := range list {
-		s := &list[i]
-		got, want := 0, s.count
-		switch {
-		case s.trits != nil:
-			got, want = len(*s.trits), m.Rows*m.Layout.RowBytes(m.Cols)
-		case s.half != nil:
-			got = len(*s.half)
-		default:
-			got = len(*s.sub)
-		}
-		if got != want {
-			return fmt.Errorf("%w: %v: %d elements of %d", ErrFrame, s, got, want)
-		}
-	}
-	if _, err := w.Write(header(name, m, forms, payload)); err != nil {
-		return err
-	}
-	p := payloadWriter{w: w, crc: crc32.New(castagnoli)}
-	for i := range list {
-		if err := p.section(&list[i], m); err != nil {
-			return fmt.Errorf("%v: %w", &list[i], err)
-		}
-	}
-	if err := p.zeros(payload - p.n); err != nil {
-		return err
-	}
-	_, err = w.Write(binary.LittleEndian.AppendUint32(nil, p.crc.Sum32()))
-	return err
-}
-
-// payloadWriter buffers bytes, writes them and computes their checksum.
-type payloadWriter struct {
-	w   io.Writer
-	crc hash.Hash32
-	n   int64
-	buf [4 * pieceBytes]byte
-	len int
-}
-
-// room returns space for the next n bytes, at most pieceBytes.
-func (p *payloadWriter) room(n int) ([]byte, error) {
-	if n > len(p.buf)-p.len {
-		if err := p.flush(); err != nil {
-			return nil, err
-		}
-	}
-	p.len += n
-	p.n += int64(n)
-	return p.buf[p.len-n : p.len], nil
-}
-
-func (p *payloadWriter) flush() error {
-	p.crc.Write(p.buf[:p.len])
-	_, err := p.w.Write(p.buf[:p.len])
-	p.len = 0
-	return err
-}
-
-// zeros writes n zeros and flushes.
-func (p *payloadWriter) zeros(n int64) error {
-	b, err := p.room(int(n))
-	if err != nil {
-		return err
-	}
-	clear(b)
-	return p.flush()
-}
-
-func (p *payloadWriter) section(s *section, m *Matrix) error {
-	switch {
-	case s.half != nil:
-		for h := *s.half; len(h) > 0; {
-			part := h[:min(len(h), pieceBytes/2)]
-			b, err := p.room(2 * len(part))
-			if err != nil {
-				return err
-			}
-			for i, v := range part {
-				binary.LittleEndian.PutUint16(b[2*i:], v)
-			}
-			h = h[len(part):]
-		}
-	case s.sub != nil:
-		for q := *s.sub; len(q) > 0; {
-			part := q[:min(len(q), pieceBytes)]
-			b, err := p.room(len(part))
-			if err != nil {
-				return err
-			}
-			for i, v := range part {
-				b[i] = byte(v)
-			}
-			q = q[len(part):]
-		}
-	default:
-		rowBytes := m.Layout.RowBytes(m.Cols)
-		for r := range m.Rows {
-			row := (*s.trits)[r*rowBytes:][:rowBytes]
-			for at := 0; at < m.Cols; at += 5 * pieceBytes {
-				n := min(5*pieceBytes, m.Cols-at)
-				b, err := p.room(trit.PT5.RowBytes(n))
-				if err != nil {
-					return err
-				}
-				if err := trit.Convert(b, trit.PT5, row[m.Layout.RowBytes(at):], m.Layout, n); err != nil {
-					return fmt.Errorf("row %d, column %d on: %w", r, at, err)
-				}
-			}
-		}
-	}
-	return p.zeros(padding(p.n))
-}
 
 // FrameInfo is the information in a frame's header.
 type FrameInfo struct {

@@ -1,7 +1,8 @@
 package fabric_test
 
-// This file compares the kernels' speed with ggml's. They alternate every few milliseconds, so that other activity of the machine affects
-// both; a benchmark's metrics are medians over these turns, and the median of their ratios.
+// This file compares the kernels' speed to ggml's. The two take turns of a few milliseconds, so
+// that other activity of the machine affects both. The metrics of a benchmark are medians over
+// these turns, and the median of their ratios.
 
 import (
 	"fmt"
@@ -22,10 +23,11 @@ import (
 	"tensorcast/internal/stats"
 )
 
-// outOfCache is four times the largest last-level cache that the benchmarks have met.
+// outOfCache is four times the largest last-level cache of the machines on which the benchmarks
+// were run.
 const outOfCache = 4 * 105 << 20
 
-// pages are bytes on pages that may be huge, as the rival's are.
+// pages allocates n bytes on pages that may be huge, as the pages of ggml's process are.
 func pages(b testing.TB, n int) []byte {
 	p, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -38,16 +40,17 @@ func pages(b testing.TB, n int) []byte {
 	return p
 }
 
-// copies are operands of n copies of m, each plane's one after the other in memory, which skip what thresholds tell.
+// copies makes operands of n copies of m, which skip what the thresholds say. All copies of a plane
+// follow each other in memory.
 func copies(b testing.TB, m *fabric.Matrix, n int, density, groups float64) []*fabric.Operand {
 	all := make([]fabric.Matrix, n)
 	for i := range all {
 		all[i] = *m
 		all[i].Terms = slices.Clone(m.Terms)
-		all[i].Min = cloned(m.Min)
+		all[i].Min = cloneScales(m.Min)
 		for t := range all[i].Terms {
 			all[i].Terms[t].Planes = slices.Clone(m.Terms[t].Planes)
-			all[i].Terms[t].Scales = cloned(m.Terms[t].Scales)
+			all[i].Terms[t].Scales = cloneScales(m.Terms[t].Scales)
 		}
 	}
 	for t := range m.Terms {
@@ -70,13 +73,13 @@ func copies(b testing.TB, m *fabric.Matrix, n int, density, groups float64) []*f
 	return operands
 }
 
-func cloned(s fabric.Scales) fabric.Scales {
+func cloneScales(s fabric.Scales) fabric.Scales {
 	s.Half, s.Sub, s.Super = slices.Clone(s.Half), slices.Clone(s.Sub), slices.Clone(s.Super)
 	return s
 }
 
-// turn times count calls of f.
-func turn(count int, f func()) float64 {
+// timeCalls returns the seconds that count calls of f take.
+func timeCalls(count int, f func()) float64 {
 	begin := time.Now()
 	for range count {
 		f()
@@ -84,7 +87,8 @@ func turn(count int, f func()) float64 {
 	return time.Since(begin).Seconds()
 }
 
-// native prepares a product with a matrix of a type, here and at the rival's, of as many copies as make size bytes there.
+// native is a product with a matrix of a type, prepared both here and in ggml's process. There are
+// as many copies of the matrix as take size bytes in ggml's process.
 type native struct {
 	typ        gguf.Type
 	rows, cols int
@@ -94,9 +98,10 @@ type native struct {
 	dst        []float32
 	scratch    fabric.Scratch
 	next       int
-	bytes      int // of our planes and scales
+	bytes      int // size of our planes and scales
 }
 
+// newNative makes a matrix of random weights of a type, and prepares its product.
 func newNative(b *testing.B, rival *ggmltest.Rival, typ gguf.Type, layout trit.Layout, rows, cols, size int) *native {
 	rng := rand.New(rand.NewPCG(61, 62))
 	src := blocks(rng, typ, rows*cols)
@@ -105,7 +110,10 @@ func newNative(b *testing.B, rival *ggmltest.Rival, typ gguf.Type, layout trit.L
 		b.Fatal(err)
 	}
 	n := max(1, (size+len(src)-1)/len(src))
-	k := &native{typ: typ, rows: rows, cols: cols, rival: rival, operands: copies(b, m, n, -1, 2), dst: make([]float32, rows)}
+	k := &native{
+		typ: typ, rows: rows, cols: cols, rival: rival,
+		operands: copies(b, m, n, -1, 2), dst: make([]float32, rows),
+	}
 	for _, t := range m.Terms {
 		k.bytes += len(t.Planes)*len(t.Planes[0]) + 2*len(t.Scales.Half) + len(t.Scales.Sub) + 2*len(t.Scales.Super)
 	}
@@ -114,7 +122,7 @@ func newNative(b *testing.B, rival *ggmltest.Rival, typ gguf.Type, layout trit.L
 	for i := range x {
 		x[i] = float32(rng.NormFloat64())
 	}
-	quantised, block := with(typ)
+	quantised, block := activationsFor(typ)
 	if k.x, err = fabric.NewActivations(cols, block); err != nil {
 		b.Fatal(err)
 	}
@@ -128,11 +136,13 @@ func newNative(b *testing.B, rival *ggmltest.Rival, typ gguf.Type, layout trit.L
 	return k
 }
 
+// ours computes our product with the next copy of the matrix.
 func (k *native) ours() {
 	k.operands[k.next].GEMV(k.dst, k.x, &k.scratch)
 	k.next = (k.next + 1) % len(k.operands)
 }
 
+// theirs returns the seconds that count of ggml's products take.
 func (k *native) theirs(b *testing.B, count int) float64 {
 	d, _, err := k.rival.Multiply(k.typ, count)
 	if err != nil {
@@ -141,19 +151,19 @@ func (k *native) theirs(b *testing.B, count int) float64 {
 	return d.Seconds()
 }
 
-// count is how many products take a few milliseconds.
-func (k *native) count() int { return max(1, 100_000_000/(k.rows*k.cols)) }
+// callsPerTurn is how many products take a few milliseconds.
+func (k *native) callsPerTurn() int { return max(1, 100_000_000/(k.rows*k.cols)) }
 
 // compare runs the benchmark.
 func (k *native) compare(b *testing.B) (ours float64) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var us, them, ratio []float64
-	n := k.count()
+	n := k.callsPerTurn()
 	weights := float64(n) * float64(k.rows) * float64(k.cols) / 1e9
 	b.ReportAllocs()
 	for b.Loop() {
-		o := turn(n, k.ours)
+		o := timeCalls(n, k.ours)
 		t := k.theirs(b, n)
 		us, them, ratio = append(us, weights/o), append(them, weights/t), append(ratio, t/o)
 	}
@@ -163,7 +173,7 @@ func (k *native) compare(b *testing.B) (ours float64) {
 	return stats.Median(us)
 }
 
-// BenchmarkTernary is one plane with a scale per 256 weights, by layouts, against ggml's TQ2_0.
+// BenchmarkTernary compares one plane with a scale per 256 weights to ggml's TQ2_0, by layouts.
 func BenchmarkTernary(b *testing.B) {
 	rival := ggmltest.ForTest(b)
 	for _, where := range []struct {
@@ -178,20 +188,21 @@ func BenchmarkTernary(b *testing.B) {
 	}
 }
 
-// BenchmarkBandwidth is how much of what a core can read the kernels read, from memory.
+// BenchmarkBandwidth measures the kernels' memory bandwidth, and its share of what a core can read.
 func BenchmarkBandwidth(b *testing.B) {
 	rival := ggmltest.ForTest(b)
 	for _, layout := range layouts {
 		b.Run(layout.String(), func(b *testing.B) {
-			// PT-5 takes less than TQ2_0: so much more that it, too, is out of the cache.
+			// PT-5 takes less memory than TQ2_0. The size is so much larger that PT-5 does not fit
+			// into the cache, either.
 			k := newNative(b, rival, gguf.TQ2_0, layout, 4096, 4096, outOfCache*5/4)
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			var us, read, part []float64
-			n := k.count()
+			n := k.callsPerTurn()
 			for b.Loop() {
 				gb := float64(n*k.bytes) / 1e9
-				o := gb / turn(n, k.ours)
+				o := gb / timeCalls(n, k.ours)
 				best := 0.0
 				for _, ahead := range []int{0, 8192} {
 					d, err := rival.Read(n, ahead)
@@ -209,7 +220,7 @@ func BenchmarkBandwidth(b *testing.B) {
 	}
 }
 
-// BenchmarkExact is exact planes against the types that they are made of.
+// BenchmarkExact compares exact planes to the types that they are made of.
 func BenchmarkExact(b *testing.B) {
 	rival := ggmltest.ForTest(b)
 	for _, typ := range []gguf.Type{gguf.Q4_K, gguf.Q6_K, gguf.Q8_0, gguf.TQ1_0} {
@@ -223,18 +234,19 @@ func BenchmarkExact(b *testing.B) {
 	}
 }
 
-// BenchmarkOrdered is what ggml's order of sums costs: x-free is how many times as fast products are as without it.
+// BenchmarkOrdered measures what ggml's order of sums costs. x-free is the speed in ggml's order,
+// divided by that in the order that is otherwise used.
 func BenchmarkOrdered(b *testing.B) {
 	rival := ggmltest.ForTest(b)
 	for _, typ := range orderedTypes {
 		for _, level := range kernel.Levels() {
 			b.Run(fmt.Sprintf("%v/%v", typ, level), func(b *testing.B) {
 				k := newNative(b, rival, typ, trit.TwoBit, 1024, 4096, outOfCache)
-				_, block := with(typ)
+				_, block := activationsFor(typ)
 				use := func(order int) {
 					for _, o := range k.operands {
 						o.SetLevel(level)
-						o.Order(order)
+						o.SetOrder(order)
 					}
 				}
 				weights := float64(k.rows) * float64(k.cols) / 1e9
@@ -242,11 +254,12 @@ func BenchmarkOrdered(b *testing.B) {
 				for b.Loop() {
 					n := len(k.operands)
 					use(0)
-					f := turn(n, k.ours)
+					f := timeCalls(n, k.ours)
 					use(block)
-					o, t := turn(n, k.ours), k.theirs(b, n)
+					o, t := timeCalls(n, k.ours), k.theirs(b, n)
 					all := float64(n) * weights
-					us, them, ratio, free = append(us, all/o), append(them, all/t), append(ratio, t/o), append(free, f/o)
+					us, them, ratio = append(us, all/o), append(them, all/t), append(ratio, t/o)
+					free = append(free, f/o)
 				}
 				b.ReportMetric(stats.Median(us), "Gw/s")
 				b.ReportMetric(stats.Median(them), "ggml-Gw/s")
@@ -257,8 +270,8 @@ func BenchmarkOrdered(b *testing.B) {
 	}
 }
 
-// skipping compares products that skip with those that do not.
-func skipping(b *testing.B, m *fabric.Matrix, size int, density, groups float64) {
+// compareSkipping compares products that skip to those that do not.
+func compareSkipping(b *testing.B, m *fabric.Matrix, size int, density, groups float64) {
 	a, err := fabric.NewActivations(m.Cols, 32)
 	if err != nil {
 		b.Fatal(err)
@@ -276,8 +289,8 @@ func skipping(b *testing.B, m *fabric.Matrix, size int, density, groups float64)
 	next := 0
 	for b.Loop() {
 		times := max(1, 20_000_000/(m.Rows*m.Cols))
-		w := turn(times, func() { skip[next].GEMV(dst, a, &s); next = (next + 1) % n })
-		wo := turn(times, func() { all[next].GEMV(dst, a, &s); next = (next + 1) % n })
+		w := timeCalls(times, func() { skip[next].GEMV(dst, a, &s); next = (next + 1) % n })
+		wo := timeCalls(times, func() { all[next].GEMV(dst, a, &s); next = (next + 1) % n })
 		weights := float64(times*m.Rows*m.Cols) / 1e9
 		with, without, ratio = append(with, weights/w), append(without, weights/wo), append(ratio, wo/w)
 	}
@@ -286,26 +299,26 @@ func skipping(b *testing.B, m *fabric.Matrix, size int, density, groups float64)
 	b.ReportMetric(stats.Median(ratio), "x-dense")
 }
 
-// BenchmarkSparse finds the density up to which a last plane is better a list of its trits.
+// BenchmarkSparse shows up to which density a last plane should be a list of its trits.
 func BenchmarkSparse(b *testing.B) {
 	for _, size := range []int{0, outOfCache} {
 		for _, planes := range []int{1, 4} {
 			for _, density := range []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.08} {
 				b.Run(fmt.Sprintf("%dMB/planes=%d/density=%v", size>>20, planes, density), func(b *testing.B) {
-					skipping(b, planesMatrix(trit.PT5Striped, 1024, 4096, planes, density, 0), size, 0.2, 2)
+					compareSkipping(b, planesMatrix(trit.PT5Striped, 1024, 4096, planes, density, 0), size, 0.2, 2)
 				})
 			}
 		}
 	}
 }
 
-// BenchmarkZeroGroups finds the part of groups of zeros from which on skipping them is better.
+// BenchmarkZeroGroups shows from which share of groups of zeros on they should be skipped.
 func BenchmarkZeroGroups(b *testing.B) {
 	for _, size := range []int{0, outOfCache} {
 		for _, planes := range []int{1, 3} {
 			for _, zeros := range []float64{0.1, 0.3, 0.5, 0.7, 0.9} {
 				b.Run(fmt.Sprintf("%dMB/planes=%d/zeros=%v", size>>20, planes, zeros), func(b *testing.B) {
-					skipping(b, planesMatrix(trit.PT5Striped, 1024, 4096, planes, 1, zeros), size, -1, 0)
+					compareSkipping(b, planesMatrix(trit.PT5Striped, 1024, 4096, planes, 1, zeros), size, -1, 0)
 				})
 			}
 		}
@@ -326,7 +339,7 @@ func BenchmarkLevels(b *testing.B) {
 	}
 }
 
-// newOperand prepares a matrix of a type: codes of Q2_0, planes of others.
+// newOperand prepares a matrix of a type: as codes for Q2_0, as planes for others.
 func newOperand(b *testing.B, typ gguf.Type, rows, cols int, src []byte) *fabric.Operand {
 	if typ == gguf.Q2_0 {
 		return newCodes(b, rows, cols, src)
@@ -342,7 +355,7 @@ func newOperand(b *testing.B, typ gguf.Type, rows, cols int, src []byte) *fabric
 	return o
 }
 
-// BenchmarkGEMM is what several vectors cost, against as many products of one.
+// BenchmarkGEMM compares products of several vectors at once to as many products of one.
 func BenchmarkGEMM(b *testing.B) {
 	for _, typ := range []gguf.Type{gguf.TQ2_0, gguf.Q4_K, gguf.Q2_0} {
 		for _, n := range []int{2, 4, 8, 32} {
@@ -351,7 +364,7 @@ func BenchmarkGEMM(b *testing.B) {
 				rng := rand.New(rand.NewPCG(91, 92))
 				src := blocks(rng, typ, rows*cols)
 				o := newOperand(b, typ, rows, cols, src)
-				_, block := with(typ)
+				_, block := activationsFor(typ)
 				x, dst := make([]*fabric.Activations, n), make([][]float32, n)
 				for i := range x {
 					var err error
@@ -368,8 +381,8 @@ func BenchmarkGEMM(b *testing.B) {
 				var s fabric.Scratch
 				var speed, ratio []float64
 				for b.Loop() {
-					together := turn(4, func() { o.GEMM(dst, x, &s) })
-					apart := turn(4, func() {
+					together := timeCalls(4, func() { o.GEMM(dst, x, &s) })
+					apart := timeCalls(4, func() {
 						for i := range x {
 							o.GEMV(dst[i], x[i], &s)
 						}
@@ -383,7 +396,7 @@ func BenchmarkGEMM(b *testing.B) {
 	}
 }
 
-// BenchmarkPool is what a pool of all processors gains over one.
+// BenchmarkPool measures how many times as fast a pool of all processors is as one of them.
 func BenchmarkPool(b *testing.B) {
 	rival := ggmltest.ForTest(b)
 	k := newNative(b, rival, gguf.Q4_K, trit.PT5Striped, 4096, 4096, 0)
@@ -391,32 +404,14 @@ func BenchmarkPool(b *testing.B) {
 	defer pool.Close()
 	var ratio []float64
 	for b.Loop() {
-		one := turn(4, k.ours)
-		all := turn(4, func() { pool.GEMV(k.operands[0], k.dst, k.x) })
+		one := timeCalls(4, k.ours)
+		all := timeCalls(4, func() { pool.GEMV(k.operands[0], k.dst, k.x) })
 		ratio = append(ratio, one/all)
 	}
 	b.ReportMetric(stats.Median(ratio), "x-one")
 }
 
-// BenchmarkFloat is a product of float32 against one of quantised activations.
-func BenchmarkFloat(b *testing.B) {
-	rival := ggmltest.ForTest(b)
-	for _, typ := range []gguf.Type{gguf.TQ2_0, gguf.Q4_K} {
-		b.Run(typ.String(), func(b *testing.B) {
-			k := newNative(b, rival, typ, trit.PT5Striped, 1024, 4096, 0)
-			x := make([]float32, k.cols)
-			var ratio []float64
-			for b.Loop() {
-				quantised := turn(4, k.ours)
-				float := turn(4, func() { k.operands[0].GEMVFloat(k.dst, x, &k.scratch) })
-				ratio = append(ratio, quantised/float)
-			}
-			b.ReportMetric(stats.Median(ratio), "x-int8")
-		})
-	}
-}
-
-// BenchmarkQuantize is what activations cost.
+// BenchmarkQuantize measures the quantising of activations.
 func BenchmarkQuantize(b *testing.B) {
 	rng := rand.New(rand.NewPCG(93, 94))
 	x := make([]float32, 4096)

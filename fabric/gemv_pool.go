@@ -1,6 +1,6 @@
 package fabric
 
-// This file distributes a product's rows over goroutines.
+// This file distributes the rows of a product over goroutines.
 
 import (
 	"runtime"
@@ -9,10 +9,12 @@ import (
 	"time"
 )
 
-// Pool is a group of goroutines that compute products together. It does not allocate after the first product of a kind. Several goroutines
-// may use it; they wait for each other. Close ends its goroutines.
+// Pool is a group of goroutines that compute products together. It does not allocate after the
+// first product of a kind. Several goroutines may use a pool; their products are computed one after
+// the other. Close ends its goroutines.
 //
-// A product does not wait for goroutines, only for rows that one of them has taken: one that gets no processor in time takes none.
+// A product does not wait for goroutines, but only for rows that a goroutine has taken. A goroutine
+// that gets no processor in time takes no rows.
 type Pool struct {
 	mu      sync.Mutex // held during a product
 	workers sync.WaitGroup
@@ -20,18 +22,21 @@ type Pool struct {
 	dst     [1][]float32
 	x       [1]*Activations
 	panel   panel
-	look    time.Duration // before a goroutine sleeps
+	// spinTime is how long a goroutine checks for something to do before it sleeps.
+	spinTime time.Duration
 
-	job   job           // written while nobody has a portion
-	state atomic.Uint64 // the number of the product in the upper half, and how many portions nobody has taken in the lower
-	done  atomic.Uint32 // portions
+	job job // written while nobody has a portion
+	// state has the number of the product in the upper half. The lower half is how many portions
+	// nobody has taken.
+	state atomic.Uint64
+	done  atomic.Uint32 // portions that are done
 
-	sleeping sync.Mutex
-	work     sync.Cond    // there is another product, or the pool is closed
-	finished sync.Cond    // all portions are done
-	sleepers atomic.Int32 // on work
-	waits    atomic.Bool  // on finished
-	closed   atomic.Bool
+	sleeping    sync.Mutex
+	newProduct  sync.Cond    // there is another product, or the pool is closed
+	finished    sync.Cond    // all portions are done
+	sleepers    atomic.Int32 // goroutines that wait for newProduct
+	callerWaits atomic.Bool  // the caller waits for finished
+	closed      atomic.Bool
 }
 
 // job is the current product.
@@ -39,29 +44,31 @@ type job struct {
 	o        *Operand
 	dst      [][]float32
 	x        []*Activations
-	panel    *panel // that x was arranged in, or nil
+	panel    *panel // the panel in which x was arranged, or nil
 	chunk    int    // rows of a portion
-	portions uint32
+	portions uint32 // number of portions
 }
 
-// lookTime is how long a goroutine looks whether there is something to do before it sleeps: being woken takes as long as a small product.
-const lookTime = 30 * time.Microsecond
+// defaultSpinTime is how long a goroutine checks for something to do before it sleeps. Waking it up
+// takes as long as a small product.
+const defaultSpinTime = 30 * time.Microsecond
 
-// NewPool returns a pool of n goroutines. The caller of a product is one of them, so n-1 are started. 0 means GOMAXPROCS.
+// NewPool returns a pool of n goroutines. The caller of a product is one of them, so n-1 are
+// started. If n is 0, it is GOMAXPROCS.
 func NewPool(n int) *Pool {
 	if n <= 0 {
 		n = runtime.GOMAXPROCS(0)
 	}
 	p := &Pool{scratch: make([]Scratch, n)}
 	if n <= runtime.GOMAXPROCS(0) {
-		p.look = lookTime // else it would look while others wait for a processor
+		p.spinTime = defaultSpinTime // with more goroutines, spinning would take processors away from others
 	}
-	p.work.L, p.finished.L = &p.sleeping, &p.sleeping
+	p.newProduct.L, p.finished.L = &p.sleeping, &p.sleeping
 	for i := range n - 1 {
 		p.workers.Go(func() {
-			for seen := uint32(0); p.await(seen); {
+			for seen := uint32(0); p.waitForProduct(seen); {
 				seen = uint32(p.state.Load() >> 32)
-				p.run(seen, &p.scratch[i+1])
+				p.computePortions(seen, &p.scratch[i+1])
 			}
 		})
 	}
@@ -74,33 +81,34 @@ func (p *Pool) Close() {
 	defer p.mu.Unlock()
 	p.closed.Store(true)
 	p.sleeping.Lock()
-	p.work.Broadcast()
+	p.newProduct.Broadcast()
 	p.sleeping.Unlock()
 	p.workers.Wait()
 }
 
-// lookFor reports whether f became true within the time that a goroutine looks.
-func (p *Pool) lookFor(f func() bool) bool {
-	for begun := time.Now(); ; {
+// spinUntil reports whether f became true within the spin time.
+func (p *Pool) spinUntil(f func() bool) bool {
+	for start := time.Now(); ; {
 		for range 64 {
 			if f() {
 				return true
 			}
 		}
-		if time.Since(begun) >= p.look {
+		if time.Since(start) >= p.spinTime {
 			return false
 		}
 	}
 }
 
-// await waits for another product than number seen; false: the pool is closed.
-func (p *Pool) await(seen uint32) bool {
-	other := func() bool { return uint32(p.state.Load()>>32) != seen || p.closed.Load() }
-	if !p.lookFor(other) {
+// waitForProduct waits for a product with another number than seen. It returns false if the pool is
+// closed.
+func (p *Pool) waitForProduct(seen uint32) bool {
+	isNew := func() bool { return uint32(p.state.Load()>>32) != seen || p.closed.Load() }
+	if !p.spinUntil(isNew) {
 		p.sleeping.Lock()
 		p.sleepers.Add(1)
-		for !other() {
-			p.work.Wait()
+		for !isNew() {
+			p.newProduct.Wait()
 		}
 		p.sleepers.Add(-1)
 		p.sleeping.Unlock()
@@ -124,55 +132,59 @@ func (p *Pool) GEMM(o *Operand, dst [][]float32, x []*Activations) {
 	p.multiply(o, dst, x)
 }
 
-// Each goroutine takes several portions of rows, so that one that starts late does less. A portion must have enough weights that the
-// preparation for it (once per vector, with as many steps as columns) is cheap in comparison.
+// Each goroutine takes several portions of rows, so that one that starts late does less. A portion
+// must have enough weights to make its preparation cheap in comparison. This is done once per
+// vector and has as many steps as columns.
 const (
 	chunksPerWorker = 4
 	minChunk        = 64 // rows
 )
 
+// multiply computes a product. p.mu must be locked.
 func (p *Pool) multiply(o *Operand, dst [][]float32, x []*Activations) {
 	o.checkShapes(dst, x)
-	if !o.arranges() {
-		p.share(o, dst, x, nil)
+	if !o.needsArranging() {
+		p.distribute(o, dst, x, nil)
 		return
 	}
 	for len(x) > 0 {
 		n := min(len(x), panelVectors)
 		o.arrange(&p.panel, x[:n])
-		p.share(o, dst[:n], x[:n], &p.panel)
+		p.distribute(o, dst[:n], x[:n], &p.panel)
 		dst, x = dst[n:], x[n:]
 	}
 }
 
-// share has all goroutines compute rows.
-func (p *Pool) share(o *Operand, dst [][]float32, x []*Activations, of *panel) {
-	chunk := ceilDiv(max(minChunk, ceilDiv(o.m.Rows, chunksPerWorker*len(p.scratch))), rowsTogether) * rowsTogether
+// distribute computes a product with all goroutines. of is the panel in which the vectors were
+// arranged, or nil.
+func (p *Pool) distribute(o *Operand, dst [][]float32, x []*Activations, of *panel) {
+	chunk := max(minChunk, ceilDiv(o.m.Rows, chunksPerWorker*len(p.scratch)))
+	chunk = ceilDiv(chunk, rowsTogether) * rowsTogether
 	p.job = job{o, dst, x, of, chunk, uint32(ceilDiv(o.m.Rows, chunk))}
 	p.done.Store(0)
 	number := uint32(p.state.Load()>>32) + 1
 	p.state.Store(uint64(number)<<32 | uint64(p.job.portions))
 	if p.job.portions > 1 && p.sleepers.Load() > 0 {
 		p.sleeping.Lock()
-		p.work.Broadcast()
+		p.newProduct.Broadcast()
 		p.sleeping.Unlock()
 	}
-	p.run(number, &p.scratch[0])
-	all := func() bool { return p.done.Load() == p.job.portions }
-	if !p.lookFor(all) {
+	p.computePortions(number, &p.scratch[0])
+	allDone := func() bool { return p.done.Load() == p.job.portions }
+	if !p.spinUntil(allDone) {
 		p.sleeping.Lock()
-		p.waits.Store(true)
-		for !all() {
+		p.callerWaits.Store(true)
+		for !allDone() {
 			p.finished.Wait()
 		}
-		p.waits.Store(false)
+		p.callerWaits.Store(false)
 		p.sleeping.Unlock()
 	}
 	p.job = job{}
 }
 
-// run computes portions of a product until all are taken.
-func (p *Pool) run(number uint32, s *Scratch) {
+// computePortions computes portions of a product until all are taken.
+func (p *Pool) computePortions(number uint32, s *Scratch) {
 	for {
 		v := p.state.Load()
 		if uint32(v>>32) != number || uint32(v) == 0 {
@@ -181,7 +193,7 @@ func (p *Pool) run(number uint32, s *Scratch) {
 		if !p.state.CompareAndSwap(v, v-1) {
 			continue
 		}
-		j := &p.job // it stays until this portion is done
+		j := &p.job // the job does not change before this portion is done
 		portions := j.portions
 		first := int(portions-uint32(v)) * j.chunk
 		if end := min(first+j.chunk, j.o.m.Rows); j.panel != nil {
@@ -189,7 +201,7 @@ func (p *Pool) run(number uint32, s *Scratch) {
 		} else {
 			j.o.multiply(j.dst, first, end, j.x, s)
 		}
-		if p.done.Add(1) == portions && p.waits.Load() {
+		if p.done.Add(1) == portions && p.callerWaits.Load() {
 			p.sleeping.Lock()
 			p.finished.Signal()
 			p.sleeping.Unlock()

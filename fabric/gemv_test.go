@@ -1,6 +1,10 @@
 package fabric_test
 
+// This file tests products of planes, with one vector and with several, and the quantising of
+// vectors. It has matrices and vectors for other tests.
+
 import (
+	"encoding/binary"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -17,11 +21,12 @@ import (
 
 var layouts = []trit.Layout{trit.PT5Striped, trit.TwoBit}
 
-// halfs that are exact, and whose products with small integers are.
+// halfValues are some halfs and their values. They are exact, and so are their products with small
+// integers.
 var halfValues = map[uint16]float64{0x3c00: 1, 0xc000: -2, 0x3800: 0.5, 0x0000: 0, 0x4200: 3}
 
 func anyHalf(rng *rand.Rand) uint16 {
-	for h := range halfValues { // the order is random, too
+	for h := range halfValues { // the order of a map is random, too
 		if rng.IntN(2) == 0 {
 			return h
 		}
@@ -29,7 +34,7 @@ func anyHalf(rng *rand.Rand) uint16 {
 	return 0x3c00
 }
 
-// randomScales makes scales of a form that fits.
+// randomScales makes scales of a random form.
 func randomScales(rng *rand.Rand, rows, cols int) fabric.Scales {
 	var s fabric.Scales
 	switch rng.IntN(4) {
@@ -54,7 +59,7 @@ func randomScales(rng *rand.Rand, rows, cols int) fabric.Scales {
 
 func ceil(a, b int) int { return (a + b - 1) / b }
 
-// scale is that of row r, column c.
+// scale returns the scale of row r, column c.
 func scale(s *fabric.Scales, cols, r, c int) float64 {
 	switch {
 	case s.Half != nil:
@@ -66,7 +71,8 @@ func scale(s *fabric.Scales, cols, r, c int) float64 {
 }
 
 // randomMatrix returns a matrix and its weights.
-func randomMatrix(t testing.TB, rng *rand.Rand, layout trit.Layout, rows, cols, terms int, planes func() int) (*fabric.Matrix, []float64) {
+func randomMatrix(t testing.TB, rng *rand.Rand, layout trit.Layout, rows, cols, terms int,
+	planes func() int) (*fabric.Matrix, []float64) {
 	m := &fabric.Matrix{Rows: rows, Cols: cols, Layout: layout}
 	w := make([]float64, rows*cols)
 	for range terms {
@@ -75,7 +81,7 @@ func randomMatrix(t testing.TB, rng *rand.Rand, layout trit.Layout, rows, cols, 
 		power := 1
 		n := planes()
 		density := rng.IntN(4)
-		zeros := make([]int, rows) // of a row's first trits, in all planes
+		zeros := make([]int, rows) // how many of a row's first trits are 0 in all planes
 		for r := range zeros {
 			zeros[r] = rng.IntN(2) * rng.IntN(cols+1)
 		}
@@ -88,7 +94,7 @@ func randomMatrix(t testing.TB, rng *rand.Rand, layout trit.Layout, rows, cols, 
 					if c >= zeros[r] && rng.IntN(4) >= density {
 						row[c] = int8(rng.IntN(3) - 1)
 					}
-					if v := ints[r*cols+c]; p == 5 { // the sum of six is a byte's
+					if v := ints[r*cols+c]; p == 5 { // the sum of six planes must fit into a byte
 						row[c] = 0
 						if v <= -116 && rng.IntN(2) == 0 {
 							row[c] = 1
@@ -117,7 +123,8 @@ func randomMatrix(t testing.TB, rng *rand.Rand, layout trit.Layout, rows, cols, 
 	return m, w
 }
 
-// smallActivations are integers times a power of two, so that products are exact in float32.
+// smallActivations makes activations that are integers times a power of two, so that products are
+// exact in float32. It also returns their values.
 func smallActivations(t testing.TB, rng *rand.Rand, cols, block int) (*fabric.Activations, []float64) {
 	t.Helper()
 	a, err := fabric.NewActivations(cols, block)
@@ -126,7 +133,7 @@ func smallActivations(t testing.TB, rng *rand.Rand, cols, block int) (*fabric.Ac
 	}
 	x, want := make([]float32, cols), make([]float64, cols)
 	for b := 0; b < cols; b += block {
-		// 127 is there, so that the scale is the power.
+		// There is a value of 127 times the power, so that the scale is the power.
 		power := math.Ldexp(1, rng.IntN(3))
 		for i := b; i < min(b+block, cols); i++ {
 			v := float64(rng.IntN(5)-2) * power
@@ -140,13 +147,13 @@ func smallActivations(t testing.TB, rng *rand.Rand, cols, block int) (*fabric.Ac
 	for i := range want {
 		want[i] = float64(a.Q[i]) * float64(a.Scale[i/block])
 		if math.Abs(want[i]-float64(x[i])) > 1e-6*math.Abs(float64(x[i])) {
-			t.Fatalf("%v became %v", x[i], want[i])
+			t.Fatalf("%v was quantised to %v", x[i], want[i])
 		}
 	}
 	return a, want
 }
 
-// TestGEMVIntegers compares with the product in float64, for all that a matrix may be, at all levels.
+// TestGEMV compares products to those in float64, for matrices of every form, at all levels.
 func TestGEMV(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
 	var s fabric.Scratch
@@ -155,35 +162,32 @@ func TestGEMV(t *testing.T) {
 		rows, cols, block := 1+rng.IntN(7), 1+rng.IntN(1500), 32<<(3*rng.IntN(2))
 		m, w := randomMatrix(t, rng, layout, rows, cols, 1+rng.IntN(2), func() int { return 1 + rng.IntN(6) })
 		a, x := smallActivations(t, rng, cols, block)
-		// What is skipped may be nothing, much, or all.
+		// Nothing, much, or everything may be skipped.
 		o, err := fabric.NewOperandSkipping(m, []float64{-1, 0.3, 1}[rng.IntN(3)], []float64{2, 0, 0.2}[rng.IntN(3)])
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, float, x32 := make([]float32, rows), make([]float32, rows), make([]float32, cols)
-		for i, v := range x {
-			x32[i] = float32(v)
-		}
+		got := make([]float32, rows)
 		for _, level := range kernel.Levels() {
 			o.SetLevel(level)
 			o.GEMV(got, a, &s)
-			o.GEMVFloat(float, x32, &s)
 			for r, v := range got {
 				want, size := 0.0, 0.0
 				for c := range cols {
 					want += w[r*cols+c] * x[c]
 					size += math.Abs(w[r*cols+c] * x[c])
 				}
-				if math.Abs(float64(v)-want) > 1e-6*size || math.Abs(float64(float[r])-want) > 1e-6*size {
-					t.Fatalf("%v, %v, %d x %d, activations in blocks of %d, scales %+v, min %+v, row %d: %v, in float32 %v, want %v",
-						level, layout, rows, cols, block, m.Terms[0].Scales, m.Min, r, v, float[r], want)
+				if math.Abs(float64(v)-want) > 1e-6*size {
+					t.Fatalf("%v, %v, %d x %d, activations in blocks of %d, scales %+v, min %+v, row %d: %v, want %v",
+						level, layout, rows, cols, block, m.Terms[0].Scales, m.Min, r, v, want)
 				}
 			}
 		}
 	}
 }
 
-// codes are the integers of a type's blocks, as package gguf describes them, without what is added to all.
+// codes returns the integers of a type's blocks as package gguf describes them, without what is
+// added to all of them.
 func codes(t gguf.Type, src []byte) []int {
 	var all []int
 	for ; len(src) > 0; src = src[t.BlockBytes():] {
@@ -205,7 +209,8 @@ func codes(t gguf.Type, src []byte) []int {
 	return all
 }
 
-// TestExactIntegers has all scales 1, so that results are the integers, and all sums below 2^24, so that none is rounded.
+// TestExactIntegers sets all scales to 1, so that results are the integers. All sums are below
+// 2^24, so that none is rounded.
 func TestExactIntegers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(23, 24))
 	var s fabric.Scratch
@@ -233,7 +238,7 @@ func TestExactIntegers(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				_, block := with(typ)
+				_, block := activationsFor(typ)
 				a, err := fabric.NewActivations(cols, block)
 				if err != nil {
 					t.Fatal(err)
@@ -253,7 +258,7 @@ func TestExactIntegers(t *testing.T) {
 					sums[i/cols] += float32(v) * x[i%cols]
 				}
 				if len(seen) != want {
-					t.Errorf("%v: %d codes of %d", typ, len(seen), want)
+					t.Errorf("%v: the test has %d codes, want %d", typ, len(seen), want)
 				}
 				for _, level := range kernel.Levels() {
 					o.SetLevel(level)
@@ -277,7 +282,7 @@ func TestNewOperandErrors(t *testing.T) {
 	if _, err := fabric.NewOperand(good()); err != nil {
 		t.Fatal(err)
 	}
-	for name, spoil := range map[string]func(m *fabric.Matrix){
+	for name, corrupt := range map[string]func(m *fabric.Matrix){
 		"rows":   func(m *fabric.Matrix) { m.Rows = 0 },
 		"more":   func(m *fabric.Matrix) { m.Rows++ },
 		"cols":   func(m *fabric.Matrix) { m.Cols = 700 },
@@ -300,21 +305,22 @@ func TestNewOperandErrors(t *testing.T) {
 		},
 	} {
 		m := good()
-		spoil(m)
+		corrupt(m)
 		if _, err := fabric.NewOperand(m); !errors.Is(err, fabric.ErrOperand) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want ErrOperand", name, err)
 		}
 	}
 }
 
-// blocks makes random codes with scales near those of a real tensor.
+// blocks makes random blocks for n weights, with scales near those of a real tensor.
 func blocks(rng *rand.Rand, t gguf.Type, n int) []byte {
 	b := make([]byte, int64(n)/t.BlockElems()*t.BlockBytes())
 	for i := range b {
 		b[i] = byte(rng.Uint32())
 	}
 	halfs := map[gguf.Type][]int{
-		gguf.Q4_0: {0}, gguf.Q8_0: {0}, gguf.Q4_K: {0, 2}, gguf.Q5_K: {0, 2}, gguf.Q6_K: {208}, gguf.TQ1_0: {52}, gguf.TQ2_0: {64}, gguf.Q2_0: {0},
+		gguf.Q4_0: {0}, gguf.Q8_0: {0}, gguf.Q4_K: {0, 2}, gguf.Q5_K: {0, 2}, gguf.Q6_K: {208},
+		gguf.TQ1_0: {52}, gguf.TQ2_0: {64}, gguf.Q2_0: {0},
 	}[t]
 	for i := 0; i < len(b); i += int(t.BlockBytes()) {
 		block := b[i:][:t.BlockBytes()]
@@ -339,8 +345,8 @@ func blocks(rng *rand.Rand, t gguf.Type, n int) []byte {
 	return b
 }
 
-// with is the type that ggml quantises activations to, and its length of blocks.
-func with(t gguf.Type) (gguf.Type, int) {
+// activationsFor returns the type to which ggml quantises activations, and its length of blocks.
+func activationsFor(t gguf.Type) (gguf.Type, int) {
 	if t == gguf.Q8_0 || t == gguf.Q4_0 || t == gguf.Q2_0 {
 		return gguf.Q8_0, 32
 	}
@@ -370,7 +376,7 @@ func TestAgainstGGML(t *testing.T) {
 				for i := range x {
 					x[i] = float32(rng.NormFloat64())
 				}
-				quantised, block := with(typ)
+				quantised, block := activationsFor(typ)
 				if _, err := rival.Quantize(quantised, x); err != nil {
 					t.Fatal(err)
 				}
@@ -396,7 +402,8 @@ func TestAgainstGGML(t *testing.T) {
 				}
 				t.Logf("%v, %v, %d x %d: %.2g", typ, layout, rows, cols, math.Sqrt(diff/norm))
 				if !(math.Sqrt(diff) <= 1e-6*math.Sqrt(norm)) {
-					t.Errorf("%v, %v, %d x %d: %v from ggml's", typ, layout, rows, cols, math.Sqrt(diff/norm))
+					t.Errorf("%v, %v, %d x %d: relative difference to ggml is %v, want at most 1e-6",
+						typ, layout, rows, cols, math.Sqrt(diff/norm))
 				}
 			}
 		}
@@ -412,7 +419,7 @@ func TestQuantizeAgainstGGML(t *testing.T) {
 			switch i >> 8 & 3 {
 			case 0:
 				x[i] = float32(rng.NormFloat64())
-			case 1: // ties of magnitude and of rounding
+			case 1: // equal magnitudes, and values halfway between integers
 				x[i] = float32(rng.IntN(255)-127) / 2
 			case 2:
 				x[i] = math.Float32frombits(rng.Uint32()&0x807fffff | uint32(80+rng.IntN(100))<<23)
@@ -435,15 +442,15 @@ func TestQuantizeAgainstGGML(t *testing.T) {
 			if typ == gguf.Q8_0 {
 				d[0] = halfFloat(uint16(block[0]) | uint16(block[1])<<8)
 			} else {
-				d[0] = math.Float32frombits(uint32(block[0]) | uint32(block[1])<<8 | uint32(block[2])<<16 | uint32(block[3])<<24)
+				d[0] = math.Float32frombits(binary.LittleEndian.Uint32(block))
 				q = block[4:260]
 			}
 			if math.Float32bits(a.Scale[b]) != math.Float32bits(d[0]) {
-				t.Fatalf("%v, block %d: scale %v, ggml's is %v", typ, b, a.Scale[b], d[0])
+				t.Fatalf("%v, block %d: scale %v, want ggml's %v", typ, b, a.Scale[b], d[0])
 			}
 			for i, v := range q {
 				if a.Q[b*len(q)+i] != int8(v) {
-					t.Fatalf("%v, block %d, value %d: %d, ggml's is %d", typ, b, i, a.Q[b*len(q)+i], int8(v))
+					t.Fatalf("%v, block %d, value %d: %d, want ggml's %d", typ, b, i, a.Q[b*len(q)+i], int8(v))
 				}
 			}
 		}
@@ -473,20 +480,21 @@ func TestGEMVAllocates(t *testing.T) {
 			a, _ := smallActivations(t, rng, 1000, block)
 			dst, x := make([]float32, 70), make([]float32, 1000)
 			var s fabric.Scratch
-			if n := testing.AllocsPerRun(10, func() { a.Quantize(x); o.GEMV(dst, a, &s); o.GEMVFloat(dst, x, &s) }); n != 0 {
-				t.Errorf("%v, blocks of %d: %v allocations", layout, block, n)
+			if n := testing.AllocsPerRun(10, func() { a.Quantize(x); o.GEMV(dst, a, &s) }); n != 0 {
+				t.Errorf("%v, blocks of %d: %v allocations, want 0", layout, block, n)
 			}
 		}
 	}
 }
 
-// TestGEMM compares products of several vectors, on one goroutine and on several, with those of each vector.
+// TestGEMM compares products of several vectors, by one goroutine and by several, to those of each
+// vector.
 func TestGEMM(t *testing.T) {
 	rng := rand.New(rand.NewPCG(71, 72))
 	var s fabric.Scratch
 	pool := fabric.NewPool(3)
 	defer pool.Close()
-	const tiled = 128 // vectors from which on they are multiplied in tiles
+	const tiled = 128 // number of vectors from which on they are multiplied in tiles
 	for i := range 24 {
 		layout := layouts[i%2]
 		rows, cols, block := 1+rng.IntN(200), 1+rng.IntN(700), 32<<(3*rng.IntN(2))
@@ -504,7 +512,8 @@ func TestGEMM(t *testing.T) {
 		for i := range n {
 			a, _ := smallActivations(t, rng, cols, block)
 			x = append(x, a)
-			one, many, pooled = append(one, make([]float32, rows)), append(many, make([]float32, rows)), append(pooled, make([]float32, rows))
+			one, many = append(one, make([]float32, rows)), append(many, make([]float32, rows))
+			pooled = append(pooled, make([]float32, rows))
 			o.GEMV(one[i], a, &s)
 		}
 		o.GEMM(many, x, &s)
@@ -513,12 +522,14 @@ func TestGEMM(t *testing.T) {
 			single := make([]float32, rows)
 			pool.GEMV(o, single, x[i])
 			if !slices.Equal(single, one[i]) {
-				t.Fatalf("GEMV of a pool differs")
+				t.Fatalf("GEMV of a pool: %v, want %v", single, one[i])
 			}
 			for r := range rows {
-				// Products of one vector may sum in another order.
-				if d := math.Abs(float64(many[i][r] - one[i][r])); d > 1e-3*math.Abs(float64(one[i][r]))+1 || pooled[i][r] != many[i][r] {
-					t.Fatalf("%v, %d x %d, %d vectors: %v and %v, alone %v", layout, rows, cols, n, many[i][r], pooled[i][r], one[i][r])
+				// Products of one vector may add in another order.
+				d := math.Abs(float64(many[i][r] - one[i][r]))
+				if d > 1e-3*math.Abs(float64(one[i][r]))+1 || pooled[i][r] != many[i][r] {
+					t.Fatalf("%v, %d x %d, %d vectors: GEMM %v, GEMM of a pool %v, want about %v, as of GEMV",
+						layout, rows, cols, n, many[i][r], pooled[i][r], one[i][r])
 				}
 			}
 		}
@@ -536,12 +547,13 @@ func TestPoolAllocates(t *testing.T) {
 	defer pool.Close()
 	dst := make([]float32, 700)
 	if n := testing.AllocsPerRun(30, func() { pool.GEMV(o, dst, a) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("GEMV of a pool: %v allocations, want 0", n)
 	}
 }
 
-// planesMatrix has planes of random trits, scales per 32 columns, and in the last plane that part of trits that are not 0, or that
-// part of groups that are zeros in all planes.
+// planesMatrix makes planes of random trits with scales per 32 columns. density is the share of
+// trits in the last plane that are not 0. zeroGroups is the share of groups that are zeros in all
+// planes.
 func planesMatrix(layout trit.Layout, rows, cols, planes int, density, zeroGroups float64) *fabric.Matrix {
 	rng := rand.New(rand.NewPCG(81, 82))
 	m := &fabric.Matrix{Rows: rows, Cols: cols, Layout: layout}
@@ -553,7 +565,7 @@ func planesMatrix(layout trit.Layout, rows, cols, planes int, density, zeroGroup
 	row := make([]int8, cols)
 	for p := range planes {
 		plane := make([]byte, rows*layout.RowBytes(cols))
-		zeros := rand.New(rand.NewPCG(85, 86)) // the same groups of each plane
+		zeros := rand.New(rand.NewPCG(85, 86)) // zeros are the same groups in each plane
 		for r := range rows {
 			for c := range row {
 				if c%trits == 0 && zeros.Float64() < zeroGroups {
@@ -580,7 +592,7 @@ func planesMatrix(layout trit.Layout, rows, cols, planes int, density, zeroGroup
 	return m
 }
 
-// TestSkips checks what is chosen, at the thresholds.
+// TestSkips checks what is skipped, on both sides of the thresholds.
 func TestSkips(t *testing.T) {
 	for _, c := range []struct {
 		planes         int
@@ -603,7 +615,7 @@ func TestSkips(t *testing.T) {
 				t.Fatal(err)
 			}
 			if lists, groups := o.Skips(); lists != c.lists || groups != c.groups {
-				t.Errorf("%v, %+v: %d lists, groups skipped: %v", layout, c, lists, groups)
+				t.Errorf("%v, %+v: Skips() = %d, %v, want %d, %v", layout, c, lists, groups, c.lists, c.groups)
 			}
 		}
 	}

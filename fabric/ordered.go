@@ -1,6 +1,6 @@
 package fabric
 
-// This file multiplies planes in the order in which ggml sums.
+// This file multiplies planes in the order in which ggml adds, so that results are ggml's bit for bit.
 
 import (
 	"fmt"
@@ -12,26 +12,31 @@ import (
 // superCols is the number of columns of a super-block.
 const superCols = 256
 
-// HasOrder reports whether NewOrdered takes m: whether it is an exact decomposition of Q8_0, Q4_0, Q6_K or Q4_K.
+// HasOrder reports whether NewOrdered accepts m, i.e. whether m is an exact decomposition of Q8_0,
+// Q4_0, Q6_K or Q4_K.
 func HasOrder(m *Matrix) bool {
 	if !m.Exact || len(m.Terms) != 1 {
 		return false
 	}
 	t := &m.Terms[0]
-	sub := func(s *Scales, block int) bool { return s.Block == block && s.Sub != nil && m.Cols%superCols == 0 }
+	hasSub := func(s *Scales, block int) bool { return s.Block == block && s.Sub != nil && m.Cols%superCols == 0 }
 	switch m.Origin {
 	case gguf.Q8_0, gguf.Q4_0:
-		return t.Scales.Half != nil && t.Scales.Block == kernel.OrderCols && m.Cols%kernel.OrderCols == 0 && m.Min.Block == 0
+		return t.Scales.Half != nil && t.Scales.Block == kernel.OrderCols && m.Cols%kernel.OrderCols == 0 &&
+			m.Min.Block == 0
 	case gguf.Q4_K:
-		return len(t.Planes) <= kernel.SmallPlanes && sub(&t.Scales, 32) && sub(&m.Min, 32)
+		return len(t.Planes) <= kernel.SmallPlanes && hasSub(&t.Scales, 32) && hasSub(&m.Min, 32)
 	case gguf.Q6_K:
-		return len(t.Planes) <= kernel.SmallPlanes && sub(&t.Scales, 16) && m.Min.Block == 0
+		return len(t.Planes) <= kernel.SmallPlanes && hasSub(&t.Scales, 16) && m.Min.Block == 0
 	}
 	return false
 }
 
-// NewOrdered is NewOperand for a matrix that HasOrder. Products with activations in the blocks in which ggml quantises for the type (32 for Q8_0 and Q4_0, else 256) are those of ggml's
-// ggml_vec_dot_q8_0_q8_0, _q4_0_q8_0, _q4_K_q8_K and _q6_K_q8_K, bit for bit, of one vector and of many, as its x86 builds from AVX2 on have them. That takes longer than in another order.
+// NewOrdered does what NewOperand does, for a matrix for which HasOrder is true. Activations should
+// be in the blocks in which ggml quantises for the type: 32 for Q8_0 and Q4_0, otherwise 256. Then
+// products, of one vector or of many, are those of ggml's ggml_vec_dot_q8_0_q8_0, _q4_0_q8_0,
+// _q4_K_q8_K and _q6_K_q8_K bit for bit, as its x86 builds for AVX2 and later compute them. This
+// takes longer than other orders.
 func NewOrdered(m *Matrix) (*Operand, error) {
 	if !HasOrder(m) {
 		return nil, fmt.Errorf("%w: ggml's order is not known for %v", ErrOperand, m.Origin)
@@ -46,13 +51,13 @@ func NewOrdered(m *Matrix) (*Operand, error) {
 	return o, err
 }
 
-// multiplyOrdered computes rows first to end-1. x are in blocks of o.ordered.
+// multiplyOrdered computes rows first to end-1 of the products with x, which is in blocks of o.ordered.
 func (o *Operand) multiplyOrdered(dst [][]float32, first, end int, x []*Activations, s *Scratch) {
 	m, t := o.m, &o.m.Terms[0]
 	add := t.Center - kernel.Offset(len(t.Planes))
-	per := m.Cols / 32 // integers that are scales, in a row
+	per := m.Cols / 32 // scales of a row that are integers
 	if m.Origin == gguf.Q6_K {
-		add, per = add+32, m.Cols/16 // ggml takes 32 off apart
+		add, per = add+32, m.Cols/16 // ggml subtracts 32 separately
 	}
 	blocks := m.Cols / o.ordered
 	grow(&s.vectors, max(len(x), len(s.vectors)))
@@ -62,9 +67,9 @@ func (o *Operand) multiplyOrdered(dst [][]float32, first, end int, x []*Activati
 		if o.ordered == kernel.OrderCols {
 			continue
 		}
-		less := grow(&v.with, blocks)
+		negated := grow(&v.with, blocks)
 		for b, f := range x.Scale[:blocks] {
-			less[b] = -f
+			negated[b] = -f
 		}
 		fours := m.Cols / per / 4
 		for p := range grow(&v.parts, per) {
@@ -81,7 +86,10 @@ func (o *Operand) multiplyOrdered(dst [][]float32, first, end int, x []*Activati
 	grow(&s.weights, batch*pitch)
 	factors, minima := grow(&s.factors, batch*blocks), grow(&s.part, batch*blocks)
 	p := &s.ordered
-	*p = kernel.OrderedSuper{Ordered: kernel.Ordered{Weights: s.weights, Pitch: pitch, Blocks: blocks, Factors: factors}, Sixteen: m.Origin == gguf.Q6_K}
+	*p = kernel.OrderedSuper{
+		Ordered: kernel.Ordered{Weights: s.weights, Pitch: pitch, Blocks: blocks, Factors: factors},
+		Sixteen: m.Origin == gguf.Q6_K,
+	}
 	if m.Min.Block != 0 {
 		p.MinFactors = minima
 	}
@@ -95,14 +103,14 @@ func (o *Operand) multiplyOrdered(dst [][]float32, first, end int, x []*Activati
 			v := &s.vectors[i]
 			p.Count, p.X, p.Bias, p.Dst = n, x.Q, v.bias, dst[i][r:r+n]
 			if o.ordered == kernel.OrderCols {
-				o.expand(factors, blocks, &t.Scales, r, n, x.Scale, s)
+				o.expandScales(factors, blocks, &t.Scales, r, n, x.Scale, s)
 				o.level.MultiplyOrdered(&p.Ordered)
 				continue
 			}
-			o.expand(factors, blocks, &Scales{Block: superCols, Half: t.Scales.Super}, r, n, x.Scale, s)
+			o.expandScales(factors, blocks, &Scales{Block: superCols, Half: t.Scales.Super}, r, n, x.Scale, s)
 			p.Sub, p.Sums = t.Scales.Sub[r*per:(r+n)*per], v.parts
 			if m.Min.Block != 0 {
-				o.expand(minima, blocks, &Scales{Block: superCols, Half: m.Min.Super}, r, n, v.with, s)
+				o.expandScales(minima, blocks, &Scales{Block: superCols, Half: m.Min.Super}, r, n, v.with, s)
 				p.Min = m.Min.Sub[r*per : (r+n)*per]
 			}
 			o.level.MultiplyOrderedSuper(p)

@@ -1,6 +1,6 @@
 package fabric_test
 
-// This file tests products in ggml's order: against the real ggml, bit for bit.
+// This file compares products in ggml's order to those of the real ggml, bit for bit.
 
 import (
 	"errors"
@@ -30,7 +30,8 @@ func newOrdered(t testing.TB, typ gguf.Type, rows, cols int, src []byte, o decom
 	return ordered
 }
 
-// TestOrdered compares results with ggml's, at all levels, of one vector and of several, by one goroutine and by a pool.
+// TestOrdered compares results to ggml's at all levels, of one vector and of several, by one
+// goroutine and by a pool.
 func TestOrdered(t *testing.T) {
 	rival := ggmltest.ForTest(t)
 	rng := rand.New(rand.NewPCG(111, 112))
@@ -38,7 +39,7 @@ func TestOrdered(t *testing.T) {
 	defer pool.Close()
 	var s fabric.Scratch
 	for _, typ := range orderedTypes {
-		quantised, block := with(typ)
+		quantised, block := activationsFor(typ)
 		for _, shape := range [][2]int{{64, 256}, {7, 768}, {300, 512}, {33, 4096}, {5, 11008}} {
 			rows, cols := shape[0], shape[1]
 			if block == 32 {
@@ -78,7 +79,8 @@ func TestOrdered(t *testing.T) {
 					for i := range got {
 						for r, v := range got[i] {
 							if v != want[i][r] {
-								t.Fatalf("%s, %v, %v, %d x %d, vector %d, row %d: %v, ggml has %v", by, typ, layout, rows, cols, i, r, v, want[i][r])
+								t.Fatalf("%s, %v, %v, %d x %d, vector %d, row %d: %v, want ggml's %v",
+									by, typ, layout, rows, cols, i, r, v, want[i][r])
 							}
 						}
 					}
@@ -98,7 +100,8 @@ func TestOrdered(t *testing.T) {
 	}
 }
 
-// TestOrderedBlocks: with activations in other blocks than ggml's, the order is another, and the product the same.
+// TestOrderedBlocks has activations in other blocks than ggml's. Then the order is another, but the
+// product is the same.
 func TestOrderedBlocks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(113, 114))
 	const rows, cols = 9, 512
@@ -130,20 +133,23 @@ func TestOrderedBlocks(t *testing.T) {
 
 func TestNewOrderedErrors(t *testing.T) {
 	rng := rand.New(rand.NewPCG(115, 116))
-	for typ, spoil := range map[gguf.Type]func(*fabric.Matrix){
-		gguf.Q5_K: func(*fabric.Matrix) {}, // not one of them
+	for typ, corrupt := range map[gguf.Type]func(*fabric.Matrix){
+		gguf.Q5_K: func(*fabric.Matrix) {}, // not a type with an order
 		gguf.Q8_0: func(m *fabric.Matrix) { m.Exact = false },
 		gguf.Q4_0: func(m *fabric.Matrix) { m.Terms[0].Scales = fabric.Scales{} },
 		gguf.Q4_K: func(m *fabric.Matrix) { m.Min = fabric.Scales{} },
-		gguf.Q6_K: func(m *fabric.Matrix) { m.Terms[0].Planes = append(m.Terms[0].Planes, m.Terms[0].Planes[0]) },
+		gguf.Q6_K: func(m *fabric.Matrix) {
+			m.Terms[0].Planes = append(m.Terms[0].Planes, m.Terms[0].Planes[0])
+		},
 	} {
-		m, err := decompose.Exact(t.Context(), typ, 2, 256, blocks(rng, typ, 512), decompose.Options{Layout: layouts[0]})
+		m, err := decompose.Exact(t.Context(), typ, 2, 256, blocks(rng, typ, 512),
+			decompose.Options{Layout: layouts[0]})
 		if err != nil {
 			t.Fatal(err)
 		}
-		spoil(m)
+		corrupt(m)
 		if _, err := fabric.NewOrdered(m); !errors.Is(err, fabric.ErrOperand) {
-			t.Errorf("%v: %v", typ, err)
+			t.Errorf("%v: error %v, want ErrOperand", typ, err)
 		}
 	}
 }

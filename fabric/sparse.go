@@ -9,14 +9,19 @@ import (
 	"tensorcast/fabric/kernel"
 )
 
-// thresholds decide what is skipped.
+// thresholds decide which zeros are skipped. All are shares between 0 and 1.
 type thresholds struct {
-	one, last         float64 // share of trits that are not 0 up to which a plane is stored as a list: one for a term's only plane, last for the last of several
-	group, groupPlane float64 // share of groups that are zero in all planes from which on they are skipped: group for several planes, groupPlane for one
+	// The share of trits that are not 0, up to which a plane is stored as a list: for the only
+	// plane of a term, and for the last of several planes.
+	onlyPlane, lastPlane float64
+	// The share of groups that are zero in all planes, from which on they are skipped: if there are
+	// several planes, and if there is one.
+	groups, groupsOfOne float64
 }
 
-// measured are the thresholds at which skipping becomes faster, in cache and out of it: see BenchmarkSparse and BenchmarkZeroGroups.
-var measured = thresholds{one: 0.025, last: 0.01, group: 0.3, groupPlane: 0.65}
+// measuredThresholds are the thresholds at which skipping becomes faster, in cache and out of it
+// (see BenchmarkSparse and BenchmarkZeroGroups).
+var measuredThresholds = thresholds{onlyPlane: 0.025, lastPlane: 0.01, groups: 0.3, groupsOfOne: 0.65}
 
 // term describes how a term of the matrix is multiplied.
 type term struct {
@@ -33,14 +38,15 @@ type sparsePlane struct {
 	weight  float32
 }
 
-// plan decides how t is multiplied. Planes become lists from the last on, because in exact decompositions that is the sparsest.
-func (o *Operand) plan(t *Term, when thresholds) term {
+// planTerm decides how t is multiplied. It turns planes into lists from the last plane on, because
+// the last is the sparsest in exact decompositions.
+func (o *Operand) planTerm(t *Term, limits thresholds) term {
 	p := term{Term: t, dense: t.Planes}
 	weight := float32(math.Pow(3, float64(len(t.Planes)-1)))
 	for len(p.dense) > 0 && (len(p.dense) > 1 || t.Center == 0) && o.m.Cols <= kernel.MaxSparseCols {
-		last, density := len(p.dense)-1, when.last
+		last, density := len(p.dense)-1, limits.lastPlane
 		if len(t.Planes) == 1 {
-			density = when.one
+			density = limits.onlyPlane
 		}
 		s, ok := o.listTrits(p.dense[last], density)
 		if !ok {
@@ -52,21 +58,23 @@ func (o *Operand) plan(t *Term, when thresholds) term {
 		p.dense = p.dense[:last]
 	}
 	if len(p.dense) > 0 && t.Center == 0 {
-		part := when.group
+		part := limits.groups
 		if len(p.dense) == 1 {
-			part = when.groupPlane
+			part = limits.groupsOfOne
 		}
-		p.skip = o.listGroups(p.dense, part)
+		p.skip = o.findZeroGroups(p.dense, part)
 	}
 	return p
 }
 
-// listTrits lists a plane's trits that are not 0. It returns false if their share exceeds density, or if there are too many for a list.
+// listTrits lists the trits of a plane that are not 0. It returns false if their share exceeds
+// density, or if there are too many for a list.
 func (o *Operand) listTrits(plane []byte, density float64) (sparsePlane, bool) {
 	trits, _ := o.m.Layout.Group()
 	row := make([]byte, o.groups*trits)
 	limit := density * float64(o.m.Rows) * float64(o.m.Cols)
-	each := func(do func(row []byte) bool) bool {
+	// forEachRow decodes rows until do returns false, and reports whether all were decoded.
+	forEachRow := func(do func(row []byte) bool) bool {
 		for r := range o.m.Rows {
 			o.level.Decode(o.m.Layout, row, [][]byte{plane[r*o.rowBytes:]}, o.rowBytes)
 			if !do(row) {
@@ -76,14 +84,15 @@ func (o *Operand) listTrits(plane []byte, density float64) (sparsePlane, bool) {
 		return true
 	}
 	count := 0
-	if !each(func(row []byte) bool {
+	few := forEachRow(func(row []byte) bool {
 		count += len(row) - bytes.Count(row, []byte{1})
 		return float64(count) <= limit && int64(count) <= math.MaxUint32
-	}) {
+	})
+	if !few {
 		return sparsePlane{}, false
 	}
 	s := sparsePlane{begin: make([]uint32, 1, o.m.Rows+1), entries: make([]uint16, 0, count)}
-	each(func(row []byte) bool {
+	forEachRow(func(row []byte) bool {
 		for c, digit := range row[:o.m.Cols] {
 			switch digit {
 			case 0:
@@ -98,8 +107,9 @@ func (o *Operand) listTrits(plane []byte, density float64) (sparsePlane, bool) {
 	return s, true
 }
 
-// listGroups marks the groups that are zero in all planes; it returns nil if their share is below part.
-func (o *Operand) listGroups(planes [][]byte, part float64) []byte {
+// findZeroGroups marks the groups that are zero in all planes. It returns nil if their share is
+// below part.
+func (o *Operand) findZeroGroups(planes [][]byte, part float64) []byte {
 	var zero [groupBytes]byte
 	trits, _ := o.m.Layout.Group()
 	o.m.Layout.Pack(zero[:], make([]int8, trits))

@@ -1,17 +1,23 @@
 package fabric
 
-// This file multiplies by many vectors at once, as a prompt has: some rows are decoded, then multiplied by a panel of vectors that stays in the
-// second-level cache, in tiles of rows and vectors.
+// This file multiplies by many vectors at once, such as those of a prompt. It decodes some rows and
+// multiplies them by a panel of vectors, in tiles of rows and vectors. The panel stays in the
+// second-level cache.
 
 import "tensorcast/fabric/kernel"
 
 const (
-	minTiled       = 4   // vectors from which on tiles of codes are faster than products one by one
-	minTiledPlanes = 128 // the same of planes, whose own loops are faster, and decoding slower: see BenchmarkGEMM and BenchmarkPrompt
-	panelVectors   = 64  // vectors in a panel: 6 KB each for 4096 columns
+	// minTiled is the number of vectors from which on tiles of codes are faster than products one
+	// by one.
+	minTiled = 4
+	// minTiledPlanes is this number for planes. They have faster loops for one vector and decode
+	// more slowly (see BenchmarkGEMM and BenchmarkPrompt).
+	minTiledPlanes = 128
+	// panelVectors is the number of vectors in a panel. A vector of 4096 columns takes 6 KB.
+	panelVectors = 64
 )
 
-// panel is some vectors in the form that tiles take, one after the other.
+// panel is some vectors in the form that tiles and bands need, one after the other.
 type panel struct {
 	quads int // per vector
 	lanes int // of biases and scales per quad
@@ -20,7 +26,7 @@ type panel struct {
 	scale []float32
 }
 
-// grow makes room for n vectors of so many quads.
+// grow makes room for n vectors of the given number of quads.
 func (p *panel) grow(n, quads, lanes int) {
 	p.quads, p.lanes = quads, lanes
 	grow(&p.x, n*quads*kernel.Quad)
@@ -28,17 +34,18 @@ func (p *panel) grow(n, quads, lanes int) {
 	grow(&p.scale, n*quads*lanes)
 }
 
-// of is the part of vector i.
-func (p *panel) of(i int) (x []int8, bias []int32, scale []float32) {
+// vector returns the part of the panel that belongs to vector i.
+func (p *panel) vector(i int) (x []int8, bias []int32, scale []float32) {
 	cols, lanes := p.quads*kernel.Quad, p.quads*p.lanes
 	return p.x[i*cols : (i+1)*cols], p.bias[i*lanes : (i+1)*lanes], p.scale[i*lanes : (i+1)*lanes]
 }
 
-// arrange fills the panel for products with codes, where a lane has 16 neighbouring columns, and 1 is taken off each code.
+// arrange fills the panel for products with codes, where a lane has 16 neighbouring columns, and 1
+// is subtracted from each code.
 func (p *panel) arrange(level kernel.Level, vectors []*Activations) {
 	p.grow(len(vectors), ceilDiv(vectors[0].Cols, kernel.Quad), kernel.QuadLanes)
 	for i, a := range vectors {
-		x, bias, scale := p.of(i)
+		x, bias, scale := p.vector(i)
 		level.Arrange(x, a.Q[:len(x)])
 		const per = kernel.Quad / kernel.QuadLanes
 		sums := a.sums[:len(bias)*per/4]
@@ -56,11 +63,12 @@ func (p *panel) arrange(level kernel.Level, vectors []*Activations) {
 	}
 }
 
-// inOrder fills it for products with decoded planes, to whose weights some number is added. Vectors are in blocks of 256.
-func (p *panel) inOrder(vectors []*Activations, add int32) {
+// fillForPlanes fills the panel for products with decoded planes, where the number add has to be
+// added to each weight. Vectors are in blocks of 256.
+func (p *panel) fillForPlanes(vectors []*Activations, add int32) {
 	p.grow(len(vectors), ceilDiv(vectors[0].Cols, kernel.Quad), kernel.QuadLanes)
 	for i, a := range vectors {
-		x, bias, scale := p.of(i)
+		x, bias, scale := p.vector(i)
 		copy(x, a.Q)
 		setBias(bias, a.sums[:len(x)/4], kernel.Quad, add)
 		for l := range scale {
@@ -69,14 +77,18 @@ func (p *panel) inOrder(vectors []*Activations, add int32) {
 	}
 }
 
-// tiles computes rows first to end-1 of products with the panel, and adds them to dst. It has decode write the weights and factors of a few
-// rows; weights has room for another group behind the last row.
-func (s *Scratch) tiles(p *panel, dst [][]float32, first, end int, multiply func(*kernel.Tile), decode func(weights []byte, factors []float32, r, rows int)) {
+// multiplyTiles computes rows first to end-1 of products with the panel, and adds them to dst. It
+// calls decode for the weights and factors of a few rows at a time. weights has room for one more
+// group behind the last row.
+func (s *Scratch) multiplyTiles(p *panel, dst [][]float32, first, end int, multiply func(*kernel.Tile),
+	decode func(weights []byte, factors []float32, r, rows int)) {
 	t := &s.tile
 	const slack = 320 // trits of a group, in any layout
 	*t = kernel.Tile{
-		Weights: grow(&s.weights, kernel.TileRows*p.quads*kernel.Quad+slack), Factors: grow(&s.factors, kernel.TileRows*p.quads*kernel.QuadLanes),
-		Quads: p.quads, X: p.x, Bias: p.bias, Scale: p.scale, Vectors: len(dst), Dst: grow(&s.results, kernel.TileRows*len(dst)),
+		Weights: grow(&s.weights, kernel.TileRows*p.quads*kernel.Quad+slack),
+		Factors: grow(&s.factors, kernel.TileRows*p.quads*kernel.QuadLanes),
+		Quads:   p.quads, X: p.x, Bias: p.bias, Scale: p.scale, Vectors: len(dst),
+		Dst: grow(&s.results, kernel.TileRows*len(dst)),
 	}
 	for r := first; r < end; r += kernel.TileRows {
 		t.Rows = min(kernel.TileRows, end-r)
@@ -98,13 +110,16 @@ func (s *Scratch) tiles(p *panel, dst [][]float32, first, end int, multiply func
 	*t = kernel.Tile{}
 }
 
-// tiled tells whether a term's product with n vectors is computed in tiles: it has dense planes only, and a scale's block is whole quads.
-func (o *Operand) tiled(t *term, block, ratio, n int) bool {
+// usesTiles reports whether the product of a term with n vectors is computed in tiles. This needs
+// dense planes only, and whole quads as blocks of scales.
+func (o *Operand) usesTiles(t *term, block, ratio, n int) bool {
 	planes := len(t.dense)
-	return n >= minTiledPlanes && planes > 0 && planes <= o.level.MaxTilePlanes() && len(t.sparse) == 0 && block == kernel.Quad && ratio > 0
+	return n >= minTiledPlanes && planes > 0 && planes <= o.level.MaxTilePlanes() && len(t.sparse) == 0 &&
+		block == kernel.Quad && ratio > 0
 }
 
-// multiplyTiled adds rows first to end-1 of the product with an even number of vectors to dst.
+// multiplyTiled adds rows first to end-1 of the product of a term with an even number of vectors to
+// dst.
 func (o *Operand) multiplyTiled(dst [][]float32, first, end int, t *term, x []*Activations, s *Scratch) {
 	m := o.m
 	blocks := ceilDiv(m.Cols, t.Scales.Block)
@@ -116,16 +131,16 @@ func (o *Operand) multiplyTiled(dst [][]float32, first, end int, t *term, x []*A
 	}
 	for len(x) > 0 {
 		n := min(len(x), panelVectors)
-		s.panel.inOrder(x[:n], t.Center-kernel.Offset(len(t.dense)))
+		s.panel.fillForPlanes(x[:n], t.Center-kernel.Offset(len(t.dense)))
 		quads := s.panel.quads
-		s.tiles(&s.panel, dst[:n], first, end, o.level.MultiplyTile, func(weights []byte, factors []float32, r, rows int) {
-			// In order, as a row's last group may reach into the next one.
+		decode := func(weights []byte, factors []float32, r, rows int) {
+			// Rows are decoded in order, as the last group of a row may reach into the next row.
 			for i := range rows {
 				for j, b := range t.dense {
 					s.planes[j] = b[(r+i)*o.rowBytes : (r+i+1)*o.rowBytes]
 				}
 				o.level.Decode(m.Layout, weights[i*quads*kernel.Quad:], s.planes[:len(t.dense)], o.rowBytes)
-				o.expand(scales[:blocks], blocks, &t.Scales, r+i, 1, ones, s)
+				o.expandScales(scales[:blocks], blocks, &t.Scales, r+i, 1, ones, s)
 				for q := range quads {
 					f, v := (*[kernel.QuadLanes]float32)(factors[(i*quads+q)*kernel.QuadLanes:]), scales[q/ratio]
 					for l := range f {
@@ -133,7 +148,8 @@ func (o *Operand) multiplyTiled(dst [][]float32, first, end int, t *term, x []*A
 					}
 				}
 			}
-		})
+		}
+		s.multiplyTiles(&s.panel, dst[:n], first, end, o.level.MultiplyTile, decode)
 		dst, x = dst[n:], x[n:]
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"fmt"
 )
 
-// dwarfLayout looks for struct ggml_tensor and, which not every file describes, struct ggml_cgraph. It returns nil if there is no complete
-// ggml_tensor.
+// dwarfLayout looks for struct ggml_tensor, and for struct ggml_cgraph, which not every file
+// describes. It returns nil if there is no complete ggml_tensor.
 func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
-	r := &entries{Reader: d.Reader()}
+	r := &boundedEntries{Reader: d.Reader()}
 	tensor, graph := map[string]member{}, map[string]member{}
 	for tensor["name"].size == 0 || len(graph) == 0 {
 		e, err := r.Next()
@@ -42,6 +42,11 @@ func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
 	if len(tensor) == 0 {
 		return nil, nil
 	}
+	return layoutOfMembers(tensor, graph, path)
+}
+
+// layoutOfMembers makes a layout of the fields of both structs; graph may be empty.
+func layoutOfMembers(tensor, graph map[string]member, path string) (*Layout, error) {
 	today := Candidates()[0]
 	l := Layout{NNodes: today.NNodes, Nodes: today.Nodes, Origin: "DWARF of " + path}
 	for _, f := range []struct {
@@ -49,11 +54,19 @@ func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
 		to   *uint32
 		from map[string]member
 		need bool
-		size int64
+		size int64 // 0: any
 	}{
-		{"type", &l.Type, tensor, true, 4}, {"ne", &l.NE, tensor, true, 32}, {"nb", &l.NB, tensor, true, 32}, {"op", &l.Op, tensor, true, 4},
-		{"flags", &l.Flags, tensor, false, 4}, {"src", &l.Src, tensor, true, 0}, {"view_src", &l.ViewSrc, tensor, true, 8}, {"data", &l.Data, tensor, true, 8},
-		{"name", &l.Name, tensor, true, 0}, {"n_nodes", &l.NNodes, graph, false, 4}, {"nodes", &l.Nodes, graph, false, 8},
+		{"type", &l.Type, tensor, true, 4},
+		{"ne", &l.NE, tensor, true, 32},
+		{"nb", &l.NB, tensor, true, 32},
+		{"op", &l.Op, tensor, true, 4},
+		{"flags", &l.Flags, tensor, false, 4},
+		{"src", &l.Src, tensor, true, 0},
+		{"view_src", &l.ViewSrc, tensor, true, 8},
+		{"data", &l.Data, tensor, true, 8},
+		{"name", &l.Name, tensor, true, 0},
+		{"n_nodes", &l.NNodes, graph, false, 4},
+		{"nodes", &l.Nodes, graph, false, 8},
 	} {
 		m, ok := f.from[f.name]
 		switch {
@@ -62,12 +75,13 @@ func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
 		case !ok:
 			continue
 		case m.offset < 0 || m.offset >= TensorBytes || f.size != 0 && m.size != f.size:
-			return nil, fmt.Errorf("struct ggml_tensor in the debug information of %s has %d bytes of %s at %d", path, m.size, f.name, m.offset)
+			return nil, fmt.Errorf("struct ggml_tensor in the debug information of %s has %d bytes of %s at %d", path,
+				m.size, f.name, m.offset)
 		}
 		*f.to = uint32(m.offset)
 	}
 	l.MaxSrc = uint32(min(tensor["src"].size/8, maxSrc))
-	if err := l.valid(); err != nil {
+	if err := l.check(); err != nil {
 		return nil, fmt.Errorf("%s: %w", l.Origin, err)
 	}
 	return &l, nil
@@ -77,7 +91,7 @@ func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
 type member struct{ offset, size int64 }
 
 // membersOf reads the fields of the struct whose entry r has just returned.
-func membersOf(d *dwarf.Data, r *entries) (map[string]member, error) {
+func membersOf(d *dwarf.Data, r *boundedEntries) (map[string]member, error) {
 	members := map[string]member{}
 	for {
 		e, err := r.Next()
@@ -101,13 +115,15 @@ func membersOf(d *dwarf.Data, r *entries) (map[string]member, error) {
 	}
 }
 
-// entries is a dwarf.Reader that stops when the entries' strings have become too much: an entry is small, and a string that it names may be long.
-type entries struct {
+// boundedEntries is a dwarf.Reader that fails when the strings of its entries are more than
+// maxDebugText in total. An entry is small, but a string that it names may be long.
+type boundedEntries struct {
 	*dwarf.Reader
 	text int
 }
 
-func (r *entries) Next() (*dwarf.Entry, error) {
+// Next returns the next entry, nil at the end.
+func (r *boundedEntries) Next() (*dwarf.Entry, error) {
 	e, err := r.Reader.Next()
 	if err != nil || e == nil {
 		return e, err
@@ -123,10 +139,12 @@ func (r *entries) Next() (*dwarf.Entry, error) {
 	return e, nil
 }
 
-// maxNesting is how many types a member's type may be made of: an array of a typedef of a pointer is two.
+// maxNesting is how many types a member's type may consist of. An array of a typedef of a pointer
+// has three.
 const maxNesting = 16
 
-// sizeOf is the size of a type in bytes; 0 if it has none. (dwarf.Type.Size does not end for a typedef of itself.)
+// sizeOf is the size of a type in bytes; 0 if it has none. (dwarf.Type.Size does not return for a
+// typedef of itself.)
 func sizeOf(d *dwarf.Data, at dwarf.Offset, nesting int) (int64, error) {
 	if nesting == 0 {
 		return 0, errNoLayout

@@ -1,7 +1,8 @@
 package ggml
 
-// This file opens ELF files and reads their symbol tables. It bounds what that takes: package debug/elf believes the sizes in a file, which may have holes or be
-// compressed, and copies the name of each symbol, which may be as long as the file and the same for all.
+// This file opens ELF files and reads their symbol tables. It bounds the memory that this takes.
+// Package debug/elf trusts the sizes in a file, which may have holes or be compressed. It also
+// copies the name of each symbol, and that may be as long as the file and the same for all symbols.
 
 import (
 	"bufio"
@@ -14,11 +15,12 @@ import (
 	"strings"
 )
 
-// Limits on what is read from an untrusted file, in bytes. The largest files are those of builds for many GPUs.
+// Limits on what is read from an untrusted file, in bytes. The largest files are those of builds
+// for many GPUs.
 const (
 	maxSection     = 128 << 20 // a section of symbols, strings or relocations
 	maxDebug       = 256 << 20 // all sections of debug information together
-	maxAbbrev      = 4 << 20   // of which tables of abbreviations
+	maxAbbrev      = 4 << 20   // tables of abbreviations in it
 	maxDebugString = 16 << 10  // a string of debug information
 	maxDebugText   = 1 << 30   // all strings that its entries name
 	maxDebugFile   = 1 << 30   // a separate file with debug information
@@ -27,8 +29,10 @@ const (
 
 var errTooLarge = errors.New("larger than any llama.cpp needs")
 
-// OpenELF is elf.NewFile for a file that nobody vouches for: it refuses one whose tables of symbols, strings, relocations or the dynamic linker are larger than any
-// program's, as package debug/elf would read them whole. It refuses nothing else; symbols must not be read by its File.Symbols.
+// OpenELF is elf.NewFile for an untrusted file. It refuses a file whose tables of symbols, strings,
+// relocations or of the dynamic linker are larger than any program's, because package debug/elf
+// would read them as a whole. It refuses nothing else. Do not read symbols by File.Symbols, which
+// copies their names.
 func OpenELF(r io.ReaderAt) (*elf.File, error) {
 	f, err := elf.NewFile(r)
 	if err != nil {
@@ -36,7 +40,8 @@ func OpenELF(r io.ReaderAt) (*elf.File, error) {
 	}
 	for _, s := range f.Sections {
 		switch s.Type {
-		case elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_STRTAB, elf.SHT_DYNAMIC, elf.SHT_RELA, elf.SHT_REL, elf.SHT_GNU_VERSYM, elf.SHT_GNU_VERDEF, elf.SHT_GNU_VERNEED:
+		case elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_STRTAB, elf.SHT_DYNAMIC, elf.SHT_RELA, elf.SHT_REL,
+			elf.SHT_GNU_VERSYM, elf.SHT_GNU_VERDEF, elf.SHT_GNU_VERNEED:
 			if s.Size > maxSection || s.Flags&elf.SHF_COMPRESSED != 0 {
 				return nil, fmt.Errorf("section %.64q: %w", s.Name, errTooLarge)
 			}
@@ -45,21 +50,22 @@ func OpenELF(r io.ReaderAt) (*elf.File, error) {
 	return f, nil
 }
 
-// collect adds the symbols of .dynsym and .symtab.
-func (s *symbols) collect(f *elf.File) error {
+// addTables adds the symbols of .dynsym and .symtab.
+func (s *symbols) addTables(f *elf.File) error {
 	for _, kind := range []elf.SectionType{elf.SHT_DYNSYM, elf.SHT_SYMTAB} {
 		table := f.SectionByType(kind)
 		if table == nil {
 			continue
 		}
-		if err := s.collectTable(f, table); err != nil {
+		if err := s.addTable(f, table); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *symbols) collectTable(f *elf.File, table *elf.Section) error {
+// addTable adds the symbols of one table.
+func (s *symbols) addTable(f *elf.File, table *elf.Section) error {
 	if table.Link == 0 || int64(table.Link) >= int64(len(f.Sections)) {
 		return fmt.Errorf("section %.64q: its names are in section %d of %d", table.Name, table.Link, len(f.Sections))
 	}
@@ -75,7 +81,10 @@ func (s *symbols) collectTable(f *elf.File, table *elf.Section) error {
 		} else if err != nil {
 			return fmt.Errorf("read symbols: %w", err)
 		}
-		sym := elf.Sym64{Name: f.ByteOrder.Uint32(raw[:]), Info: raw[4], Shndx: f.ByteOrder.Uint16(raw[6:]), Value: f.ByteOrder.Uint64(raw[8:]), Size: f.ByteOrder.Uint64(raw[16:])}
+		sym := elf.Sym64{
+			Name: f.ByteOrder.Uint32(raw[:]), Info: raw[4], Shndx: f.ByteOrder.Uint16(raw[6:]),
+			Value: f.ByteOrder.Uint64(raw[8:]), Size: f.ByteOrder.Uint64(raw[16:]),
+		}
 		if elf.SectionIndex(sym.Shndx) == elf.SHN_UNDEF || int64(sym.Name) >= int64(len(names)) {
 			continue
 		}
@@ -84,7 +93,9 @@ func (s *symbols) collectTable(f *elf.File, table *elf.Section) error {
 		if end < 0 {
 			continue
 		}
-		kind := elf.STT_FUNC // a program that loads llama.cpp at run time may have pointer variables with the functions' names
+		// A program that loads llama.cpp at run time may have pointer variables with the functions'
+		// names.
+		kind := elf.STT_FUNC
 		if bytes.HasPrefix(text, []byte("LLAMA_")) {
 			kind = elf.STT_OBJECT
 		}
@@ -94,17 +105,19 @@ func (s *symbols) collectTable(f *elf.File, table *elf.Section) error {
 	}
 }
 
-// checkDebug refuses debug information that takes too much to read: package debug/dwarf copies each string that an entry names.
+// checkDebug refuses debug information that takes too much to read: package debug/dwarf copies each
+// string that an entry names.
 func checkDebug(f *elf.File) error {
 	var total uint64
 	for _, s := range f.Sections {
 		if !strings.HasPrefix(s.Name, ".debug_") && !strings.HasPrefix(s.Name, ".zdebug_") {
 			continue
 		}
-		if total += s.Size; s.Size > maxDebug || total > maxDebug || strings.HasSuffix(s.Name, "_abbrev") && s.Size > maxAbbrev {
+		total += s.Size
+		if s.Size > maxDebug || total > maxDebug || strings.HasSuffix(s.Name, "_abbrev") && s.Size > maxAbbrev {
 			return fmt.Errorf("debug information: %w", errTooLarge)
 		}
-		if s.FileSize >= 12 && strings.HasPrefix(s.Name, ".zdebug_") { // the size is in the section
+		if s.FileSize >= 12 && strings.HasPrefix(s.Name, ".zdebug_") { // the uncompressed size is in the section
 			var head [12]byte
 			if _, err := s.ReadAt(head[:], 0); err != nil {
 				return fmt.Errorf("read %.64q: %w", s.Name, err)
@@ -119,8 +132,8 @@ func checkDebug(f *elf.File) error {
 	return nil
 }
 
-// stringsOf looks through a section of strings for a text, and refuses strings that are too long.
-func stringsOf(s *elf.Section, text string) (found bool, err error) {
+// mentions reports whether a section of strings has a text, and refuses strings that are too long.
+func mentions(s *elf.Section, text string) (found bool, err error) {
 	in := bufio.NewReaderSize(s.Open(), maxDebugString)
 	for {
 		line, err := in.ReadSlice(0)

@@ -1,14 +1,16 @@
 package ggml
 
+// This file exports what tests in package ggml_test need.
+
 import (
 	"debug/elf"
 	"testing"
 )
 
-// Same exports same for tests outside the package.
-func (l Layout) Same(o Layout) bool { return l.same(o) }
+// Same exports equalOffsets for tests outside the package.
+func (l Layout) Same(o Layout) bool { return l.equalOffsets(o) }
 
-// SourcesOf is where ggml_mul_mat of a library puts its operands in a tensor.
+// SourcesOf returns the offset in a tensor at which the ggml_mul_mat of a library stores its operands.
 func SourcesOf(t *testing.T, path string, l *Layout) (uint32, bool) {
 	t.Helper()
 	f, err := elf.Open(path)
@@ -17,8 +19,8 @@ func SourcesOf(t *testing.T, path string, l *Layout) (uint32, bool) {
 	}
 	defer f.Close()
 	all := &symbols{byName: map[string]symbol{}}
-	if err := all.collect(f); err != nil {
+	if err := all.addTables(f); err != nil {
 		t.Fatal(err)
 	}
-	return sourcesOf(f, all, l)
+	return findSources(f, all, l)
 }

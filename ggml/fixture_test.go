@@ -1,5 +1,8 @@
 package ggml
 
+// These tests scan compiled variants of testdata/ggml.c: layouts, optimisation levels, debug
+// information, stripped files.
+
 import (
 	"debug/elf"
 	"encoding/hex"
@@ -13,15 +16,16 @@ import (
 	"testing"
 )
 
-// build compiles testdata/ggml.c.
-func build(t testing.TB, flags ...string) string {
+// compile compiles testdata/ggml.c and returns the path of the result.
+func compile(t testing.TB, flags ...string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "libggml.so")
-	command(t, "gcc", append(append([]string{"-w", "-o", out}, flags...), filepath.Join("testdata", "ggml.c"))...)
+	runCommand(t, "gcc", append(append([]string{"-w", "-o", out}, flags...), filepath.Join("testdata", "ggml.c"))...)
 	return out
 }
 
-func command(t testing.TB, name string, args ...string) string {
+// runCommand runs a command that must succeed and returns its output.
+func runCommand(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
@@ -30,12 +34,12 @@ func command(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// truth is the layout as the compiler sees it.
-func truth(t *testing.T, layout string) Layout {
+// compiledLayout is the layout that the compiler gives the structs.
+func compiledLayout(t *testing.T, layout string) Layout {
 	t.Helper()
-	program := build(t, "-DOFFSETS", "-DLAYOUT="+layout)
+	program := compile(t, "-DOFFSETS", "-DLAYOUT="+layout)
 	var l Layout
-	if err := json.Unmarshal([]byte(command(t, program)), &l); err != nil {
+	if err := json.Unmarshal([]byte(runCommand(t, program)), &l); err != nil {
 		t.Fatal(err)
 	}
 	return l
@@ -63,18 +67,21 @@ func symbolsOf(im *Image) []string {
 	return names
 }
 
+// checkFixture checks what was read from testdata/ggml.c. origin is how the layout's Origin begins.
 func checkFixture(t *testing.T, im *Image, want Layout, origin string) {
 	t.Helper()
 	if !slices.Equal(symbolsOf(im), fixtureSymbols) {
-		t.Errorf("sites %q", symbolsOf(im))
+		t.Errorf("sites %q, want %q", symbolsOf(im), fixtureSymbols)
 	}
-	if im.OpsErr != nil || !slices.Equal(im.Ops, []string{"NONE", "ADD", "MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "UNARY"}) {
+	if im.OpsErr != nil || !slices.Equal(im.Ops, []string{
+		"NONE", "ADD", "MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "UNARY",
+	}) {
 		t.Errorf("ops %q, %v", im.Ops, im.OpsErr)
 	}
 	if im.GGMLVersion != "0.9.4" || im.GGMLCommit != "0123abc" || im.LlamaBuild != "b6700 (4567def)" {
 		t.Errorf("versions %q, %q, %q", im.GGMLVersion, im.GGMLCommit, im.LlamaBuild)
 	}
-	if im.Layout == nil || !im.Layout.same(want) || im.LayoutErr != nil {
+	if im.Layout == nil || !im.Layout.equalOffsets(want) || im.LayoutErr != nil {
 		t.Fatalf("layout %v, %v\nwant   %v", im.Layout, im.LayoutErr, want)
 	}
 	if !strings.HasPrefix(im.Layout.Origin, origin) {
@@ -90,12 +97,13 @@ func TestScanFixtures(t *testing.T) {
 		"static": {"-DPROGRAM", "-static"},
 	}
 	for _, layout := range []string{"NOW", "GRAD", "IK", "PERF", "OTHER"} {
-		want := truth(t, layout)
+		want := compiledLayout(t, layout)
 		for kind, flags := range kinds {
 			for _, opt := range []string{"-O0", "-O2", "-O2 -mavx", "-O3 -mavx2", "-Os", "-Og"} {
 				for _, debug := range []string{"", "-g", "-gdwarf-4"} {
 					plain := opt == "-O2" && debug == ""
-					if !plain && (kind != "shared" && (layout != "NOW" || opt != "-O0" && debug != "-g") || debug != "" && opt != "-O2") {
+					if !plain && (kind != "shared" && (layout != "NOW" || opt != "-O0" && debug != "-g") ||
+						debug != "" && opt != "-O2") {
 						continue
 					}
 					t.Run(strings.Join([]string{layout, kind, opt, debug}, " "), func(t *testing.T) {
@@ -104,12 +112,12 @@ func TestScanFixtures(t *testing.T) {
 						if debug != "" {
 							all = append(all, debug)
 						}
-						im := mustScan(t, build(t, all...))
+						im := mustScan(t, compile(t, all...))
 						origin := "code of "
 						if debug != "" {
 							origin = "DWARF of "
-							if im.code == nil || !im.code.same(want) {
-								t.Errorf("the code says %v", im.code)
+							if im.code == nil || !im.code.equalOffsets(want) {
+								t.Errorf("the layout from the code is %v, want %v", im.code, want)
 							}
 						}
 						checkFixture(t, im, want, origin)
@@ -123,32 +131,33 @@ func TestScanFixtures(t *testing.T) {
 	}
 }
 
-// The table holds what the compiler makes of the structs that it names.
+// The table of known layouts agrees with what the compiler makes of these structs.
 func TestCandidates(t *testing.T) {
 	for i, layout := range []string{"NOW", "GRAD", "IK", "PERF"} {
-		if want := truth(t, layout); !Candidates()[i].same(want) {
-			t.Errorf("%v, want %v", Candidates()[i], want)
+		if want := compiledLayout(t, layout); !Candidates()[i].equalOffsets(want) {
+			t.Errorf("%s: %v, want %v", layout, Candidates()[i], want)
 		}
 	}
 }
 
-// What strip leaves, and what a distribution keeps apart.
+// Stripped files are read as far as possible, with the debug information that a distribution keeps
+// in separate files.
 func TestStripped(t *testing.T) {
-	want := truth(t, "OTHER")
+	want := compiledLayout(t, "OTHER")
 	program := func(t *testing.T, extra ...string) string {
-		return build(t, append([]string{"-DLAYOUT=OTHER", "-DPROGRAM", "-static", "-O2", "-g"}, extra...)...)
+		return compile(t, append([]string{"-DLAYOUT=OTHER", "-DPROGRAM", "-static", "-O2", "-g"}, extra...)...)
 	}
 	t.Run("program", func(t *testing.T) {
 		path := program(t)
-		command(t, "strip", path)
+		runCommand(t, "strip", path)
 		im := mustScan(t, path)
 		if len(im.Sites) != 0 || im.Layout != nil || im.Ops != nil || !im.Stripped || im.Dynamic {
-			t.Errorf("%+v", im)
+			t.Errorf("a stripped static program gives %+v, want nothing", im)
 		}
 	})
 	t.Run("library", func(t *testing.T) { // .dynsym stays
-		path := build(t, "-DLAYOUT=OTHER", "-shared", "-fPIC", "-O2", "-g")
-		command(t, "strip", path)
+		path := compile(t, "-DLAYOUT=OTHER", "-shared", "-fPIC", "-O2", "-g")
+		runCommand(t, "strip", path)
 		im := mustScan(t, path)
 		checkFixture(t, im, want, "code of ")
 		if !im.Stripped || !im.Dynamic {
@@ -158,23 +167,24 @@ func TestStripped(t *testing.T) {
 	t.Run("debug link", func(t *testing.T) {
 		path := program(t)
 		apart := path + ".debug"
-		command(t, "objcopy", "--only-keep-debug", path, apart)
-		command(t, "strip", path)
-		command(t, "objcopy", "--add-gnu-debuglink="+apart, path)
+		runCommand(t, "objcopy", "--only-keep-debug", path, apart)
+		runCommand(t, "strip", path)
+		runCommand(t, "objcopy", "--add-gnu-debuglink="+apart, path)
 		checkFixture(t, mustScan(t, path), want, "DWARF of "+apart)
 
-		// Not in the table of symbols, only in DWARF. Neither are the objects that hold the build.
-		command(t, "objcopy", "--strip-all", "--keep-section=.debug_*", apart)
-		command(t, "objcopy", "--remove-section=.gnu_debuglink", path)
-		command(t, "objcopy", "--add-gnu-debuglink="+apart, path)
+		// Now the functions are not in the table of symbols, only in DWARF. The variables that hold
+		// the build are in neither.
+		runCommand(t, "objcopy", "--strip-all", "--keep-section=.debug_*", apart)
+		runCommand(t, "objcopy", "--remove-section=.gnu_debuglink", path)
+		runCommand(t, "objcopy", "--add-gnu-debuglink="+apart, path)
 		im := mustScan(t, path)
 		if im.LlamaBuild != "" {
-			t.Errorf("build %q", im.LlamaBuild)
+			t.Errorf("build %q, want none", im.LlamaBuild)
 		}
 		im.LlamaBuild = "b6700 (4567def)"
 		checkFixture(t, im, want, "DWARF of "+apart)
 
-		// Whoever may write beside a library of root's must not say where probes are set in it.
+		// A user who may write beside a library of root's must not decide where probes are set in it.
 		if os.Getuid() == 0 {
 			for _, owner := range []struct {
 				library, debug int
@@ -184,12 +194,13 @@ func TestStripped(t *testing.T) {
 					t.Fatal(err)
 				}
 				if im := mustScan(t, path); (len(im.Sites) > 0) != owner.taken {
-					t.Errorf("a debug file of user %d beside a library of user %d: %q, taken should be %v", owner.debug, owner.library, symbolsOf(im), owner.taken)
+					t.Errorf("a debug file of user %d beside a library of user %d: %q, taken should be %v",
+						owner.debug, owner.library, symbolsOf(im), owner.taken)
 				}
 			}
 		}
 
-		// A debug file of another build would put probes at wrong places.
+		// The debug file of another build would put probes at wrong offsets.
 		f, err := os.OpenFile(apart, os.O_APPEND|os.O_WRONLY, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -217,8 +228,8 @@ func TestStripped(t *testing.T) {
 		if err := os.MkdirAll(filepath.Dir(apart), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		command(t, "objcopy", "--only-keep-debug", path, apart)
-		command(t, "strip", path)
+		runCommand(t, "objcopy", "--only-keep-debug", path, apart)
+		runCommand(t, "strip", path)
 		r, err := os.Open(path)
 		if err != nil {
 			t.Fatal(err)
@@ -230,14 +241,17 @@ func TestStripped(t *testing.T) {
 		}
 		checkFixture(t, im, want, "DWARF of "+apart)
 	})
-	for name, flag := range map[string]string{"compressed": "-gz=zlib", "split": "-gsplit-dwarf", "type units": "-fdebug-types-section"} {
-		t.Run(name, func(t *testing.T) { // read, or passed over for the code
+	for name, flag := range map[string]string{
+		"compressed": "-gz=zlib", "split": "-gsplit-dwarf", "type units": "-fdebug-types-section",
+	} {
+		t.Run(name, func(t *testing.T) { // the debug information is read, or passed over and the code read instead
 			t.Chdir(t.TempDir()) // split debug information goes to the working directory
 			source := filepath.Join(t.TempDir(), "ggml.c")
 			if err := os.WriteFile(source, fixture, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			command(t, "gcc", "-w", "-DLAYOUT=OTHER", "-shared", "-fPIC", "-O2", "-g", flag, "-o", "libggml.so", source)
+			runCommand(t, "gcc", "-w", "-DLAYOUT=OTHER", "-shared", "-fPIC", "-O2", "-g", flag, "-o", "libggml.so",
+				source)
 			path, err := filepath.Abs("libggml.so")
 			if err != nil {
 				t.Fatal(err)
@@ -251,10 +265,11 @@ func TestStripped(t *testing.T) {
 	}
 }
 
-// Relocations that are packed leave the addresses in place.
+// Packed relocations leave the addresses in the file.
 func TestPackedRelocations(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libggml.so")
-	out, err := exec.Command("gcc", "-w", "-DLAYOUT=NOW", "-shared", "-fPIC", "-O2", "-Wl,-z,pack-relative-relocs", "-o", path, "testdata/ggml.c").CombinedOutput()
+	out, err := exec.Command("gcc", "-w", "-DLAYOUT=NOW", "-shared", "-fPIC", "-O2", "-Wl,-z,pack-relative-relocs",
+		"-o", path, "testdata/ggml.c").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "ignored") {
 		t.Skipf("this linker does not pack relocations: %v %s", err, out)
 	}
@@ -265,20 +280,22 @@ func TestPackedRelocations(t *testing.T) {
 func TestPointersOfTheSameName(t *testing.T) {
 	dir := t.TempDir()
 	source := filepath.Join(dir, "host.c")
-	code := "int (*llama_decode)(void *), (*ggml_graph_compute)(void *) = (void *)1; const char *(*ggml_op_name)(int);\nint main(void) { return !llama_decode; }\n"
+	code := "int (*llama_decode)(void *), (*ggml_graph_compute)(void *) = (void *)1;\n" +
+		"const char *(*ggml_op_name)(int);\n" +
+		"int main(void) { return !llama_decode; }\n"
 	if err := os.WriteFile(source, []byte(code), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	command(t, "gcc", "-rdynamic", "-o", filepath.Join(dir, "host"), source)
+	runCommand(t, "gcc", "-rdynamic", "-o", filepath.Join(dir, "host"), source)
 	if im := mustScan(t, filepath.Join(dir, "host")); len(im.Sites) != 0 || im.OpsErr != nil {
-		t.Errorf("%+v", im)
+		t.Errorf("sites %q, ops %v, want neither", symbolsOf(im), im.OpsErr)
 	}
 }
 
 func TestInfer(t *testing.T) {
-	now := mustScan(t, build(t, "-DLAYOUT=NOW", "-shared", "-fPIC", "-O2"))
-	grad := mustScan(t, build(t, "-DLAYOUT=GRAD", "-shared", "-fPIC", "-O2"))
-	other := mustScan(t, build(t, "-DLAYOUT=OTHER", "-shared", "-fPIC", "-O2", "-g"))
+	now := mustScan(t, compile(t, "-DLAYOUT=NOW", "-shared", "-fPIC", "-O2"))
+	grad := mustScan(t, compile(t, "-DLAYOUT=GRAD", "-shared", "-fPIC", "-O2"))
+	other := mustScan(t, compile(t, "-DLAYOUT=OTHER", "-shared", "-fPIC", "-O2", "-g"))
 	plain := mustScan(t, "/bin/true")
 	for name, tc := range map[string]struct {
 		images []*Image
@@ -292,14 +309,14 @@ func TestInfer(t *testing.T) {
 		"DWARF":   {[]*Image{now, other}, *other.Layout, "DWARF of "},
 	} {
 		l, err := Infer(tc.images)
-		if err != nil || !l.same(tc.want) || !strings.HasPrefix(l.Origin, tc.origin) {
-			t.Errorf("%s: %v, %v", name, l, err)
+		if err != nil || !l.equalOffsets(tc.want) || !strings.HasPrefix(l.Origin, tc.origin) {
+			t.Errorf("%s: %v, %v, want %v from %q", name, l, err, tc.want, tc.origin)
 		}
 	}
 	if l, err := Infer([]*Image{now, grad}); !errors.Is(err, ErrTwoLayouts) {
 		t.Errorf("two layouts: %v, %v", l, err)
 	}
-	lying := mustScan(t, build(t, "-DLAYOUT=NOW", "-DLYING", "-shared", "-fPIC", "-O2"))
+	lying := mustScan(t, compile(t, "-DLAYOUT=NOW", "-DLYING", "-shared", "-fPIC", "-O2"))
 	if lying.Layout != nil || !errors.Is(lying.LayoutErr, errContradiction) {
 		t.Errorf("accessors that contradict each other: %v, %v", lying.Layout, lying.LayoutErr)
 	}

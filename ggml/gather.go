@@ -1,6 +1,7 @@
 package ggml
 
-// This file holds the one table of ggml's gathering ops: ops that read only those slices of a weight whose numbers another tensor holds.
+// This file holds the one table of ggml's gathering ops: ops that read only those slices of a
+// weight whose numbers another tensor holds.
 
 import (
 	"fmt"
@@ -17,8 +18,9 @@ type Gather struct {
 	Experts bool   // true: the numbers are experts, chosen by a router; false: rows
 }
 
-// gathers: to support a new gathering op, add a line. C programs that are compiled at run time include the table ([IncludeGathers]); the
-// BPF programs of package ebpf receive it with the target's configuration.
+// gathers is the table. To support a new gathering op, add a line. C programs that are compiled at
+// run time include the table ([IncludeGathers]). The BPF programs of package ebpf receive it with
+// the target's configuration.
 var gathers = []Gather{
 	{Op: "GET_ROWS", Source: 0, IDs: 1, Dim: 1},                  // token embeddings
 	{Op: "MUL_MAT_ID", Source: 0, IDs: 2, Dim: 2, Experts: true}, // experts' matrices
@@ -28,7 +30,8 @@ var gathers = []Gather{
 // Gathers returns a copy of the table. C code has it in the same order.
 func Gathers() []Gather { return slices.Clone(gathers) }
 
-// GatherOf returns the table's entry for an op; ok is false if the op does not gather. For a fused op, pass the name of its first part.
+// GatherOf returns the table's entry for an op; ok is false if the op does not gather. For a fused
+// op, pass the name of its first part.
 func GatherOf(op string) (g Gather, ok bool) {
 	for _, g := range gathers {
 		if g.Op == op {
@@ -42,11 +45,12 @@ func GatherOf(op string) (g Gather, ok bool) {
 //
 //	#include "gathers.h"
 //
-// The table is declared as struct gather (the members of [Gather]), the array gathers, and its length GATHERS. It takes a single line, so
-// that the line numbers in a compiler's messages stay right.
+// It declares struct gather (the members of [Gather]), the array gathers, and its length GATHERS.
+// It takes a single line, so that the line numbers in a compiler's messages stay right.
 func IncludeGathers(source string) string {
 	var b strings.Builder
-	b.WriteString("struct gather { const char *op; int source, ids, dim, experts; }; static const struct gather gathers[] = {")
+	b.WriteString("struct gather { const char *op; int source, ids, dim, experts; }; ")
+	b.WriteString("static const struct gather gathers[] = {")
 	for _, g := range gathers {
 		experts := 0
 		if g.Experts {

@@ -1,5 +1,7 @@
 package ggml
 
+// These tests compare the table of gathering ops in Go and C.
+
 import (
 	"fmt"
 	"os/exec"
@@ -8,7 +10,7 @@ import (
 	"testing"
 )
 
-// A C program has the table that Go has, and messages of its compiler the line numbers of its source.
+// A C program gets the same table as Go, and its line numbers stay as they were.
 func TestIncludeGathers(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
@@ -17,8 +19,8 @@ func TestIncludeGathers(t *testing.T) {
 	source := IncludeGathers(`#include <stdio.h>
 #include "gathers.h" // as a comment may follow
 int main(void) {
-	for (int i = 0; i < GATHERS; i++)
-		printf("{%s %d %d %d %s}", gathers[i].op, gathers[i].source, gathers[i].ids, gathers[i].dim, gathers[i].experts ? "true" : "false");
+	for (const struct gather *g = gathers; g < gathers + GATHERS; g++)
+		printf("{%s %d %d %d %s}", g->op, g->source, g->ids, g->dim, g->experts ? "true" : "false");
 	printf(" %d", __LINE__);
 }
 `)
@@ -45,9 +47,9 @@ int main(void) {
 func TestGathersAreCopied(t *testing.T) {
 	Gathers()[0].Op = "NOTHING"
 	if g, ok := GatherOf("GET_ROWS"); !ok || g.Dim != 1 || g.Experts {
-		t.Errorf("%+v, %v", g, ok)
+		t.Errorf("GatherOf(GET_ROWS) = %+v, %v, want dimension 1 and no experts", g, ok)
 	}
 	if g, ok := GatherOf("MUL_MAT"); ok {
-		t.Errorf("%+v", g)
+		t.Errorf("GatherOf(MUL_MAT) = %+v, want none", g)
 	}
 }

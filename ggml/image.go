@@ -1,12 +1,14 @@
-// Package ggml reads from an ELF file what a tracer of llama.cpp needs to know: which functions to probe ([Site]), where in them a probe is
-// cheap ([Cost]), the names of ggml's ops, the layout of its structs ([Layout]), its version. [Scan] returns all of it as an [Image]. The
-// package also has the one table of ggml's gathering ops ([Gather]). Package ebpf uses it to place probes, capture/preload and pattern use
-// the table.
+// Package ggml reads from an ELF file what a tracer of llama.cpp needs to know: which functions to
+// probe ([Site]), where in them a probe is cheap ([Cost]), the names of ggml's ops, the layout of
+// its structs ([Layout]), and its version. [Scan] returns all of it as an [Image]. The package also
+// has the one table of ggml's gathering ops ([Gather]). Package ebpf uses the package to place
+// probes; capture/preload and pattern use the table.
 //
-// It executes no code of the file, trusts nothing in it, and knows nothing of processes or of the kernel.
+// It executes no code of the file, trusts nothing in it, and knows nothing of processes or of the
+// kernel.
 //
-// A ggml older than December 2024 has no ggml_cpu_extra_compute_forward (RoleOp), but it has ggml_graph_compute (RoleGraph): there, whole
-// graphs can be traced, single ops cannot.
+// A ggml older than December 2024 has no ggml_cpu_extra_compute_forward (RoleOp), but it has
+// ggml_graph_compute (RoleGraph): there, whole graphs can be traced, single ops cannot.
 package ggml
 
 import (
@@ -74,7 +76,9 @@ type Site struct {
 	Symbol string
 	Role   Role
 	Entry  uint64 // file offset of the function's start; a return probe goes here
-	Probe  uint64 // file offset of the instruction that the entry probe replaces; the arguments are still in their registers there
+	// Probe is the file offset of the instruction that the entry probe replaces. The arguments are
+	// still in their registers there.
+	Probe  uint64
 	Pushed uint64 // bytes that the prologue has pushed on the stack before Probe
 	Cost   Cost   // of a hit on Probe
 }
@@ -83,12 +87,12 @@ type Site struct {
 type Image struct {
 	Path  string
 	Sites []Site // sorted by symbol
-	// Ops are the names of ggml's ops, indexed by number. If nil, the file does not hold the table, or OpsErr says why it could not be
-	// read.
+	// Ops are the names of ggml's ops, indexed by number. If nil, the file does not hold the table,
+	// or OpsErr says why it could not be read.
 	Ops    []string
 	OpsErr error
-	// Layout is the best description of ggml's structs that the file gives. If nil, it gives none, or LayoutErr says why it could not be
-	// used.
+	// Layout is the best description of ggml's structs that the file gives. If nil, it gives none,
+	// or LayoutErr says why it could not be used.
 	Layout    *Layout
 	LayoutErr error
 
@@ -108,8 +112,9 @@ func (im *Image) Has(r Role) bool {
 	return slices.ContainsFunc(im.Sites, func(s Site) bool { return s.Role == r })
 }
 
-// Scan reads an ELF file and, if kept in a separate file, its debug information. A file that is not ELF has no sites; that is no error. An
-// error means that the file could not be read or that its ELF structures are contradictory. Scan may be called concurrently.
+// Scan reads an ELF file. It also reads its debug information if that is in a separate file. A file
+// that is not ELF has no sites; that is no error. An error means that the file could not be read or
+// that its ELF structures contradict each other. Scan may be called concurrently.
 func Scan(path string) (*Image, error) {
 	f, err := regular.Open(path)
 	if err != nil {
@@ -119,17 +124,18 @@ func Scan(path string) (*Image, error) {
 	return ScanFile(f)
 }
 
-// ScanFile is Scan for a file that is open already; its name is the path beside which separate debug information is looked for. It does not
-// close the file, nor move its offset.
+// ScanFile is Scan for a file that is open already. Separate debug information is looked for beside
+// the file's name. ScanFile neither closes the file nor moves its offset.
 func ScanFile(f *os.File) (*Image, error) {
-	owner, err := ownerOf(f)
+	owner, err := fileOwner(f)
 	if err != nil {
 		return nil, fmt.Errorf("read symbols of %s: %w", f.Name(), err)
 	}
 	return scan(f, f.Name(), "/usr/lib/debug", owner)
 }
 
-// scan is Scan for r, whose path is path and which belongs to the user owner. debugDir is where distributions keep separate debug information.
+// scan is Scan for r, which is the file path and belongs to the user owner. debugDir is where
+// distributions keep separate debug information.
 func scan(r io.ReaderAt, path, debugDir string, owner uint32) (*Image, error) {
 	im := &Image{Path: path}
 	f, err := OpenELF(r)
@@ -145,46 +151,67 @@ func scan(r io.ReaderAt, path, debugDir string, owner uint32) (*Image, error) {
 		return im, nil // a target that ebpf does not trace
 	}
 	im.Machine = f.Machine
-	im.Dynamic = dynamic(f)
+	im.Dynamic = isDynamic(f)
 	im.Stripped = f.Section(".symtab") == nil && !hasDebug(f)
 
 	all := &symbols{byName: map[string]symbol{}}
-	if err := all.collect(f); err != nil {
+	if err := all.addTables(f); err != nil {
 		return nil, fmt.Errorf("read symbols of %s: %w", path, err)
 	}
-	im.fromDebug(f, all, debugDir, owner)
+	im.addDebugInfo(f, all, debugDir, owner)
+	if err := im.addSites(f, all); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	im.addNames(f, all)
+	im.addCodeLayout(f, all)
+	return im, nil
+}
+
+// addSites adds the functions that can carry a probe.
+func (im *Image) addSites(f *elf.File, all *symbols) error {
 	for _, s := range all.list {
 		r, ok := roleOf(s.name)
 		if !ok {
 			continue
 		}
-		site, err := locate(f, s.name, r, s.address)
+		site, err := findSite(f, s.name, r, s.address)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return err
 		}
 		im.Sites = append(im.Sites, site)
 	}
 	slices.SortFunc(im.Sites, func(a, b Site) int {
 		return cmp.Or(strings.Compare(a.Symbol, b.Symbol), cmp.Compare(a.Entry, b.Entry))
 	})
+	return nil
+}
+
+// addNames adds the names of ggml's ops and the versions of ggml and llama.cpp.
+func (im *Image) addNames(f *elf.File, all *symbols) {
 	if s, ok := all.byName["ggml_op_name"]; ok {
-		if im.Ops, im.OpsErr = opNames(f, s); im.OpsErr != nil {
-			im.OpsErr = fmt.Errorf("read ggml's op names from %s: %w", path, im.OpsErr)
+		if im.Ops, im.OpsErr = readOpNames(f, s); im.OpsErr != nil {
+			im.OpsErr = fmt.Errorf("read ggml's op names from %s: %w", im.Path, im.OpsErr)
 		}
 	}
 	if s, ok := all.byName["ggml_version"]; ok {
-		im.GGMLVersion = constantText(f, s)
+		im.GGMLVersion = returnedText(f, s)
 	}
 	if s, ok := all.byName["ggml_commit"]; ok {
-		if im.GGMLCommit = constantText(f, s); im.GGMLCommit == "unknown" { // built outside git
+		if im.GGMLCommit = returnedText(f, s); im.GGMLCommit == "unknown" { // built outside git
 			im.GGMLCommit = ""
 		}
 	}
-	im.LlamaBuild = llamaBuild(f, all)
+	im.LlamaBuild = readLlamaBuild(f, all)
+}
 
-	im.code, err = codeLayout(f, path, all)
+// addCodeLayout adds the layout that the code shows, and chooses the image's layout: that of the
+// debug information goes first.
+func (im *Image) addCodeLayout(f *elf.File, all *symbols) {
+	var err error
+	im.code, err = codeLayout(f, im.Path, all)
 	if err != nil {
-		im.LayoutErr = errors.Join(im.LayoutErr, fmt.Errorf("read the layout of ggml's structs from the code of %s: %w", path, err))
+		im.LayoutErr = errors.Join(im.LayoutErr,
+			fmt.Errorf("read the layout of ggml's structs from the code of %s: %w", im.Path, err))
 	}
 	if im.Layout = im.dwarf; im.Layout == nil {
 		im.Layout = im.code
@@ -192,21 +219,20 @@ func scan(r io.ReaderAt, path, debugDir string, owner uint32) (*Image, error) {
 	if im.Layout != nil {
 		im.LayoutErr = nil
 	}
-	return im, nil
 }
 
-// fromDebug adds what debug information has: stripped symbols, and the layout. Debug information is optional, so errors are only recorded
-// in LayoutErr.
-func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string, owner uint32) {
+// addDebugInfo adds what debug information has: stripped symbols, and the layout. Debug information
+// is optional, so errors are only recorded in LayoutErr.
+func (im *Image) addDebugInfo(f *elf.File, all *symbols, debugDir string, owner uint32) {
 	path, foreign := im.Path, false
 	if !hasDebug(f) {
-		apart := debugFile(f, path, debugDir, owner)
+		apart := findDebugFile(f, path, debugDir, owner)
 		if apart == nil {
 			return
 		}
 		defer apart.file.Close()
 		f, path = apart.File, apart.file.Name()
-		if err := all.collect(f); err != nil {
+		if err := all.addTables(f); err != nil {
 			im.LayoutErr = fmt.Errorf("read symbols of %s: %w", path, err)
 		}
 		foreign = f.Section(".symtab") != nil && len(all.list) == 0
@@ -214,7 +240,7 @@ func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string, owner uin
 	d, err := debugData(f, foreign)
 	if err == nil && d != nil {
 		if f.Section(".symtab") == nil {
-			err = all.collectDWARF(d)
+			err = all.addDWARF(d)
 		}
 		if err == nil {
 			im.dwarf, err = dwarfLayout(d, path)
@@ -225,8 +251,8 @@ func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string, owner uin
 	}
 }
 
-// dynamic reports whether a file is a shared library or loads any.
-func dynamic(f *elf.File) bool {
+// isDynamic reports whether a file is a shared library or loads any.
+func isDynamic(f *elf.File) bool {
 	flags, err := f.DynValue(elf.DT_FLAGS_1)
 	if f.Type == elf.ET_DYN && err == nil && (len(flags) == 0 || elf.DynFlag1(flags[0])&elf.DF_1_PIE == 0) {
 		return true

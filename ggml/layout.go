@@ -1,6 +1,7 @@
 package ggml
 
-// This file defines the layout of ggml's structs: the known ones, how the one of a target is chosen, and how a wrong one is recognised.
+// This file defines the layout of ggml's structs: which are known, how that of a target is chosen,
+// and how a wrong one is recognised.
 
 import (
 	"bytes"
@@ -10,7 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Layout holds the offsets, in bytes from the start of the struct, of the fields of ggml's structs that the tracer reads.
+// Layout holds the offsets, in bytes from the start of the struct, of the fields of ggml's structs
+// that the tracer reads.
 type Layout struct {
 	// of struct ggml_tensor
 	Type    uint32 `json:"type"`     // enum, 4 bytes
@@ -32,7 +34,8 @@ type Layout struct {
 	Origin string `json:"origin"`
 }
 
-// TensorBytes is how many bytes of a tensor Check needs: every known struct ggml_tensor ends its name before that.
+// TensorBytes is how many bytes of a tensor Check needs: every known struct ggml_tensor ends its
+// name before that.
 const TensorBytes = 512
 
 // maxSrc bounds GGML_MAX_SRC: 10 in ggml since July 2023, 16 in ik_llama.cpp.
@@ -45,44 +48,50 @@ const nameBytes = 64
 func Candidates() []Layout {
 	return []Layout{
 		{
-			Type: 0, NE: 16, NB: 48, Op: 80, Flags: 148, Src: 152, MaxSrc: 10, ViewSrc: 232, Data: 248, Name: 256, NNodes: 4, Nodes: 16,
+			Type: 0, NE: 16, NB: 48, Op: 80, Flags: 148, Src: 152, MaxSrc: 10, ViewSrc: 232, Data: 248, Name: 256,
+			NNodes: 4, Nodes: 16,
 			Origin: "table: ggml since November 2024",
 		},
 		{
-			Type: 0, NE: 16, NB: 48, Op: 80, Flags: 148, Src: 160, MaxSrc: 10, ViewSrc: 240, Data: 256, Name: 264, NNodes: 4, Nodes: 16,
+			Type: 0, NE: 16, NB: 48, Op: 80, Flags: 148, Src: 160, MaxSrc: 10, ViewSrc: 240, Data: 256, Name: 264,
+			NNodes: 4, Nodes: 16,
 			Origin: "table: ggml with grad in its tensors (June to November 2024, and forks of then)",
 		},
 		{
-			Type: 0, NE: 16, NB: 48, Op: 80, Flags: 148, Src: 160, MaxSrc: 16, ViewSrc: 288, Data: 304, Name: 312, NNodes: 4, Nodes: 16,
+			Type: 0, NE: 16, NB: 48, Op: 80, Flags: 148, Src: 160, MaxSrc: 16, ViewSrc: 288, Data: 304, Name: 312,
+			NNodes: 4, Nodes: 16,
 			Origin: "table: ik_llama.cpp of 2026",
 		},
 		{
-			Type: 0, NE: 16, NB: 48, Op: 80, Flags: 148, Src: 160, MaxSrc: 10, ViewSrc: 264, Data: 280, Name: 288, NNodes: 4, Nodes: 16,
+			Type: 0, NE: 16, NB: 48, Op: 80, Flags: 148, Src: 160, MaxSrc: 10, ViewSrc: 264, Data: 280, Name: 288,
+			NNodes: 4, Nodes: 16,
 			Origin: "table: ggml with grad and perf_runs in its tensors (until June 2024)",
 		},
 	}
 }
 
-// same reports whether two layouts have the same offsets, regardless of Origin.
-func (l Layout) same(o Layout) bool {
+// equalOffsets reports whether two layouts have the same offsets, regardless of Origin.
+func (l Layout) equalOffsets(o Layout) bool {
 	l.Origin, o.Origin = "", ""
 	return l == o
 }
 
 // String lists the offsets.
 func (l Layout) String() string {
-	return fmt.Sprintf("type %d, ne %d, nb %d, op %d, flags %d, src[%d] %d, view_src %d, data %d, name %d; n_nodes %d, nodes %d (%s)",
+	return fmt.Sprintf("type %d, ne %d, nb %d, op %d, flags %d, src[%d] %d, view_src %d, data %d, name %d; "+
+		"n_nodes %d, nodes %d (%s)",
 		l.Type, l.NE, l.NB, l.Op, l.Flags, l.MaxSrc, l.Src, l.ViewSrc, l.Data, l.Name, l.NNodes, l.Nodes, l.Origin)
 }
 
-// valid rejects offsets that no ggml can have: they come from an untrusted file.
-func (l *Layout) valid() error {
+// check rejects offsets that no ggml can have: they come from an untrusted file.
+func (l *Layout) check() error {
 	for _, f := range []struct {
 		name     string
 		at, size uint32
 	}{
-		{"type", l.Type, 4}, {"ne", l.NE, 32}, {"nb", l.NB, 32}, {"op", l.Op, 4}, {"flags", l.Flags, 4}, {"src", l.Src, 8 * l.MaxSrc},
-		{"view_src", l.ViewSrc, 8}, {"data", l.Data, 8}, {"name", l.Name, nameBytes}, {"n_nodes", l.NNodes, 4}, {"nodes", l.Nodes, 8},
+		{"type", l.Type, 4}, {"ne", l.NE, 32}, {"nb", l.NB, 32}, {"op", l.Op, 4}, {"flags", l.Flags, 4},
+		{"src", l.Src, 8 * l.MaxSrc}, {"view_src", l.ViewSrc, 8}, {"data", l.Data, 8}, {"name", l.Name, nameBytes},
+		{"n_nodes", l.NNodes, 4}, {"nodes", l.Nodes, 8},
 	} {
 		if f.at > TensorBytes || f.size > TensorBytes-f.at {
 			return fmt.Errorf("%s at %d: %w", f.name, f.at, errNoLayout)
@@ -91,9 +100,11 @@ func (l *Layout) valid() error {
 	switch {
 	case l.MaxSrc == 0 || l.MaxSrc > maxSrc:
 		return fmt.Errorf("%d sources: %w", l.MaxSrc, errNoLayout)
-	case l.NE%8 != 0 || l.NB%8 != 0 || l.Src%8 != 0 || l.ViewSrc%8 != 0 || l.Data%8 != 0 || l.Nodes%8 != 0 || l.Op%4 != 0 || l.Type%4 != 0 || l.Flags%4 != 0 || l.NNodes%4 != 0:
+	case l.NE%8 != 0 || l.NB%8 != 0 || l.Src%8 != 0 || l.ViewSrc%8 != 0 || l.Data%8 != 0 || l.Nodes%8 != 0 ||
+		l.Op%4 != 0 || l.Type%4 != 0 || l.Flags%4 != 0 || l.NNodes%4 != 0:
 		return fmt.Errorf("%v: not aligned: %w", l, errNoLayout)
-	case l.NE == l.NB || l.ViewSrc == l.Data || l.Src+8*l.MaxSrc > l.ViewSrc && l.ViewSrc >= l.Src || l.NNodes == l.Nodes:
+	case l.NE == l.NB || l.ViewSrc == l.Data || l.Src+8*l.MaxSrc > l.ViewSrc && l.ViewSrc >= l.Src ||
+		l.NNodes == l.Nodes:
 		return fmt.Errorf("%v: fields overlap: %w", l, errNoLayout)
 	}
 	return nil
@@ -111,12 +122,14 @@ type MismatchError struct {
 }
 
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("the target's tensors do not have the expected layout (%s): %s at byte %d is %s, %s", e.Layout.Origin, e.Field, e.Offset, e.Value, e.Why)
+	return fmt.Sprintf("the target's tensors do not have the expected layout (%s): %s at byte %d is %s, %s",
+		e.Layout.Origin, e.Field, e.Offset, e.Value, e.Why)
 }
 
-// Check tests a layout against a tensor as read from the target: raw holds TensorBytes of it, little endian (fewer if the memory ends
-// earlier). The tensor must be a node of a graph or a source of one, since ggml gives these a name. ops is the number of ops that the
-// target's ggml has, 0 if unknown. Check returns a *MismatchError with the evidence if the tensor cannot have this layout.
+// Check tests a layout against a tensor as read from the target. raw holds TensorBytes of it,
+// little endian; fewer if the memory ends earlier. The tensor must be a node of a graph or a source
+// of one, since ggml gives these a name. ops is the number of ops that the target's ggml has, 0 if
+// unknown. Check returns a *MismatchError with the evidence if the tensor cannot have this layout.
 func (l *Layout) Check(raw []byte, ops int) error {
 	mismatch := func(field string, at uint32, value, why string) error {
 		return &MismatchError{Field: field, Offset: at, Value: value, Why: why, Layout: *l}
@@ -147,11 +160,11 @@ func (l *Layout) Check(raw []byte, ops int) error {
 		return mismatch("flags", l.Flags, fmt.Sprintf("%#x", f), "not a set of flags")
 	}
 	for i := range l.MaxSrc {
-		if p := u64(l.Src + 8*i); p != 0 && !tensorPointer(p) {
+		if p := u64(l.Src + 8*i); p != 0 && !isTensorPointer(p) {
 			return mismatch(fmt.Sprintf("src[%d]", i), l.Src+8*i, fmt.Sprintf("%#x", p), "not the address of a tensor")
 		}
 	}
-	if p := u64(l.ViewSrc); p != 0 && !tensorPointer(p) {
+	if p := u64(l.ViewSrc); p != 0 && !isTensorPointer(p) {
 		return mismatch("view_src", l.ViewSrc, fmt.Sprintf("%#x", p), "not the address of a tensor")
 	}
 	if p := u64(l.Data); p != 0 && (p < firstAddress || p >= endAddress) {
@@ -171,17 +184,18 @@ func (l *Layout) Check(raw []byte, ops int) error {
 }
 
 const (
-	maxType      = 1 << 10 // ggml has some 40 types, forks number theirs up to 400
+	maxType      = 1 << 10 // ggml has some 40 types; forks number theirs up to 400
 	maxExtent    = 1 << 48 // elements or bytes in one dimension
 	firstAddress = 1 << 12
 	endAddress   = 1 << 56 // user space of x86-64 with five-level page tables; arm64 has less
 )
 
-func tensorPointer(p uint64) bool { return p%8 == 0 && p >= firstAddress && p < endAddress }
+func isTensorPointer(p uint64) bool { return p%8 == 0 && p >= firstAddress && p < endAddress }
 
-// Infer chooses the layout of a process that maps these files: from DWARF, else from code, else the newest of Candidates. It returns a
-// layout or an error, never neither; two ggml with different layouts in one process are ErrTwoLayouts. The layout may be wrong: Check it on
-// the first graph.
+// Infer chooses the layout of a process that maps these files: from DWARF, else from code, else the
+// newest of Candidates. It returns either a layout or an error. The error for two ggml with
+// different layouts in one process is ErrTwoLayouts. The layout may be wrong: Check it on the first
+// graph.
 func Infer(images []*Image) (*Layout, error) {
 	for _, origin := range []func(*Image) *Layout{
 		func(im *Image) *Layout { return im.dwarf },
@@ -194,7 +208,7 @@ func Infer(images []*Image) (*Layout, error) {
 			case l == nil:
 			case chosen == nil:
 				chosen = l
-			case !chosen.same(*l):
+			case !chosen.equalOffsets(*l):
 				return nil, fmt.Errorf("%w: %v, and %v", ErrTwoLayouts, chosen, l)
 			}
 		}
@@ -208,4 +222,5 @@ func Infer(images []*Image) (*Layout, error) {
 }
 
 // ErrTwoLayouts says that a process holds two versions of ggml that keep their tensors differently.
-var ErrTwoLayouts = errors.New("the process maps two versions of ggml whose tensors have different layouts: trace them one at a time")
+var ErrTwoLayouts = errors.New("the process maps two versions of ggml whose tensors have different layouts:" +
+	" trace them one at a time")

@@ -1,5 +1,7 @@
 package ggml
 
+// These tests check layouts, and recognise wrong ones.
+
 import (
 	"encoding/binary"
 	"errors"
@@ -7,8 +9,8 @@ import (
 	"testing"
 )
 
-// tensor is a tensor as a target with this layout keeps it.
-func tensor(l Layout, name string) []byte {
+// rawTensor makes the bytes of a tensor with this layout.
+func rawTensor(l Layout, name string) []byte {
 	raw := make([]byte, TensorBytes)
 	put32 := func(at uint32, v uint32) { binary.LittleEndian.PutUint32(raw[at:], v) }
 	put64 := func(at uint32, v uint64) { binary.LittleEndian.PutUint64(raw[at:], v) }
@@ -34,12 +36,15 @@ func tensor(l Layout, name string) []byte {
 
 func TestCheck(t *testing.T) {
 	const ops = 101
-	all := append(Candidates(), Layout{Type: 0, NE: 24, NB: 56, Op: 88, Flags: 156, Src: 160, MaxSrc: 6, ViewSrc: 208, Data: 224, Name: 232, NNodes: 4, Nodes: 24})
+	all := append(Candidates(), Layout{
+		Type: 0, NE: 24, NB: 56, Op: 88, Flags: 156, Src: 160, MaxSrc: 6, ViewSrc: 208, Data: 224, Name: 232,
+		NNodes: 4, Nodes: 24,
+	})
 	names := []string{"blk.0.attn_q.weight", "ffn_norm-3", "Qcur-0", "node_7", " (view)", "x", strings.Repeat("n", 63)}
 	for i, is := range all {
 		for j, read := range all {
 			for _, name := range names {
-				err := read.Check(tensor(is, name), ops)
+				err := read.Check(rawTensor(is, name), ops)
 				var mismatch *MismatchError
 				switch {
 				case i == j && err != nil:
@@ -72,16 +77,16 @@ func TestCheck(t *testing.T) {
 		"short":        {func(b []byte) []byte { return b[:l.Name+10] }, "name"},
 		"nothing read": {func([]byte) []byte { return nil }, "name"},
 	} {
-		err := l.Check(tc.change(tensor(l, "ffn_out-1")), ops)
+		err := l.Check(tc.change(rawTensor(l, "ffn_out-1")), ops)
 		var mismatch *MismatchError
 		if !errors.As(err, &mismatch) || mismatch.Field != tc.field {
-			t.Errorf("%s: %v, want one that names %s", name, err, tc.field)
+			t.Errorf("%s: %v, want a mismatch of %s", name, err, tc.field)
 		} else if !strings.Contains(err.Error(), mismatch.Value) || !strings.Contains(err.Error(), l.Origin) {
 			t.Errorf("%s: no evidence in %q", name, err)
 		}
 	}
-	// Forks number types past ggml's; a ggml without a table of ops has any.
-	raw := tensor(l, "x")
+	// Forks number types beyond ggml's. If the number of ops is unknown, every op is allowed.
+	raw := rawTensor(l, "x")
 	binary.LittleEndian.PutUint32(raw[l.Type:], 399)
 	binary.LittleEndian.PutUint32(raw[l.Op:], 1<<20)
 	if err := l.Check(raw, 0); err != nil {
@@ -91,7 +96,7 @@ func TestCheck(t *testing.T) {
 
 func TestValid(t *testing.T) {
 	for i, l := range Candidates() {
-		if err := l.valid(); err != nil {
+		if err := l.check(); err != nil {
 			t.Errorf("candidate %d: %v", i, err)
 		}
 	}
@@ -106,8 +111,8 @@ func TestValid(t *testing.T) {
 	} {
 		l := Candidates()[0]
 		change(&l)
-		if err := l.valid(); !errors.Is(err, errNoLayout) {
-			t.Errorf("%s: %v", name, err)
+		if err := l.check(); !errors.Is(err, errNoLayout) {
+			t.Errorf("%s: %v, want %v", name, err, errNoLayout)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package ggml_test
 
-// This test reads the real llama.cpp. It is in package ggml_test because the driver of llama.cpp imports package ggml.
+// This test reads the libraries of the real llama.cpp. It is in package ggml_test because the
+// driver of llama.cpp imports package ggml.
 
 import (
 	"os"
@@ -14,7 +15,8 @@ import (
 	"tensorcast/ggml"
 )
 
-// On every variant of the real llama.cpp, stripped too, the probes are found, and those that fire for each op sit on a push.
+// In every variant of the real llama.cpp, stripped or not, the functions to probe are found. Probes
+// that fire for each op sit on a push.
 func TestScanLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	libraries, err := filepath.Glob(filepath.Join(in.Dir, "lib*.so*"))
@@ -39,7 +41,8 @@ func TestScanLlama(t *testing.T) {
 			found[s.Role]++
 			if s.Role == ggml.RoleOp || s.Role == ggml.RoleFused {
 				if op := codeAt(t, path, s.Probe); op[0]&^0x07 != 0x50 && (op[0] != 0x41 || op[1]&^0x07 != 0x50) {
-					t.Errorf("%s: the probe on %s+%d sits on % x, not on a push", filepath.Base(path), s.Symbol, s.Probe-s.Entry, op)
+					t.Errorf("%s: the probe on %s+%d sits on % x, not on a push", filepath.Base(path), s.Symbol,
+						s.Probe-s.Entry, op)
 				}
 			}
 		}
@@ -62,18 +65,21 @@ func TestScanLlama(t *testing.T) {
 				t.Errorf("%s: ggml's version is %q", filepath.Base(path), whole.GGMLVersion)
 			}
 			if src, ok := ggml.SourcesOf(t, path, &today); !ok || src != today.Src {
-				t.Errorf("%s: ggml_mul_mat puts its operands at %d, %v; want %d", filepath.Base(path), src, ok, today.Src)
+				t.Errorf("%s: ggml_mul_mat puts its operands at %d, %v; want %d", filepath.Base(path), src, ok,
+					today.Src)
 			}
 			if whole.Ops[0] != "NONE" || len(whole.Ops) < 80 {
 				t.Errorf("%s: %d ops, the first is %s", filepath.Base(path), len(whole.Ops), whole.Ops[0])
 			}
 		}
 	}
-	if variants == 0 || found[ggml.RoleOp] != variants || found[ggml.RoleFused] != variants || found[ggml.RoleGraph] != variants || found[ggml.RoleDecode] == 0 || tables == 0 {
+	if variants == 0 || found[ggml.RoleOp] != variants || found[ggml.RoleFused] != variants ||
+		found[ggml.RoleGraph] != variants || found[ggml.RoleDecode] == 0 || tables == 0 {
 		t.Errorf("%d variants of ggml-cpu; sites by role %v, %d tables of op names", variants, found, tables)
 	}
 }
 
+// codeAt reads 4 bytes of a file.
 func codeAt(t *testing.T, path string, offset uint64) []byte {
 	t.Helper()
 	f, err := os.Open(path)

@@ -12,10 +12,11 @@ import (
 // maxOps bounds the table of op names; ggml has about a hundred.
 const maxOps = 512
 
-// opNames reads the table GGML_OP_NAME (pointers to strings), whose address the code of ggml_op_name holds. The table's length is unknown,
-// so it ends at the first string that is no name. Op numbers differ between versions of ggml, therefore the target's own table is read.
-func opNames(f *elf.File, s symbol) ([]string, error) {
-	m, err := run(f, s, untilReturn)
+// readOpNames reads the table GGML_OP_NAME (pointers to strings), whose address the code of
+// ggml_op_name holds. The table's length is unknown, so it ends at the first string that is no
+// name. Op numbers differ between versions of ggml. Therefore the target's own table is read.
+func readOpNames(f *elf.File, s symbol) ([]string, error) {
+	m, err := interpret(f, s, untilReturn)
 	if err != nil {
 		return nil, err
 	}
@@ -23,14 +24,14 @@ func opNames(f *elf.File, s symbol) ([]string, error) {
 		return nil, errors.New("ggml_op_name does not begin as known compilers make it")
 	}
 	table := m.tables[0]
-	pointers, err := relocated(f, table, table+8*maxOps)
+	pointers, err := relocatedPointers(f, table, table+8*maxOps)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for i := uint64(0); i < maxOps; i++ {
 		name, ok := "", false
-		if p, filled := pointer(f, pointers, table+8*i); filled {
+		if p, filled := pointerAt(f, pointers, table+8*i); filled {
 			name, ok = readText(f, p, 48)
 		}
 		if !ok || !isOpName(name) {
@@ -46,8 +47,8 @@ func opNames(f *elf.File, s symbol) ([]string, error) {
 	return names, nil
 }
 
-// pointer returns the pointer that the loaded file will hold at an address.
-func pointer(f *elf.File, relocated map[uint64]uint64, at uint64) (uint64, bool) {
+// pointerAt returns the pointer that the loaded file will hold at an address.
+func pointerAt(f *elf.File, relocated map[uint64]uint64, at uint64) (uint64, bool) {
 	if p, ok := relocated[at]; ok {
 		return p, true
 	}
@@ -68,9 +69,10 @@ func isOpName(s string) bool {
 	return true
 }
 
-// constantText returns the string constant that a function without arguments returns; "" if the function does anything else.
-func constantText(f *elf.File, s symbol) string {
-	m, err := run(f, s, untilReturn)
+// returnedText returns the string constant that a function without arguments returns; "" if the
+// function does anything else.
+func returnedText(f *elf.File, s symbol) string {
+	m, err := interpret(f, s, untilReturn)
 	if err != nil || m.result.kind != atAddress {
 		return ""
 	}
@@ -84,8 +86,9 @@ const (
 	buildCommit = "LLAMA_COMMIT"       // const char *
 )
 
-// llamaBuild reads the number and the commit of a llama.cpp build, as in "b6700 (0123abc)"; "" if the file does not say.
-func llamaBuild(f *elf.File, all *symbols) string {
+// readLlamaBuild reads the number and the commit of a llama.cpp build, as in "b6700 (0123abc)"; ""
+// if the file does not say.
+func readLlamaBuild(f *elf.File, all *symbols) string {
 	var number string
 	if s, ok := all.byName[buildNumber]; ok {
 		var raw [4]byte
@@ -95,8 +98,8 @@ func llamaBuild(f *elf.File, all *symbols) string {
 	}
 	var commit string
 	if s, ok := all.byName[buildCommit]; ok {
-		if pointers, err := relocated(f, s.address, s.address+8); err == nil {
-			if p, ok := pointer(f, pointers, s.address); ok {
+		if pointers, err := relocatedPointers(f, s.address, s.address+8); err == nil {
+			if p, ok := pointerAt(f, pointers, s.address); ok {
 				commit, _ = readText(f, p, 128)
 			}
 		}

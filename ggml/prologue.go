@@ -5,13 +5,11 @@ package ggml
 import (
 	"debug/elf"
 	"fmt"
-	"time"
 
 	"golang.org/x/arch/x86/x86asm"
 )
 
-// Cost is the class of instruction that a uprobe replaces; it determines the cost of a hit.
-// Cost is what a uprobe costs per hit, by the instruction that it replaces.
+// Cost is the class of the instruction that a uprobe replaces. It determines what a hit costs.
 type Cost int
 
 const (
@@ -21,19 +19,8 @@ const (
 	CostStep                // any other instruction; nearly all of these are single-stepped
 )
 
-// PerHit is the time that a hit takes, without the BPF program. It was measured on one x86-64 machine; expect the order of magnitude
-// elsewhere. 0 if unknown.
-func (c Cost) PerHit() time.Duration {
-	switch c {
-	case CostPush, CostNop:
-		return 550 * time.Nanosecond
-	case CostStep:
-		return 19 * time.Microsecond
-	}
-	return 0
-}
-
-// String names the class and its cost.
+// String names the class and what a hit costs, without the BPF program. The times were measured on one x86-64
+// machine. Expect the same order of magnitude elsewhere.
 func (c Cost) String() string {
 	switch c {
 	case CostPush:
@@ -49,8 +36,9 @@ func (c Cost) String() string {
 // MarshalText makes costs readable in JSON.
 func (c Cost) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// locate turns a function's address into file offsets and chooses the instruction that the probe replaces.
-func locate(f *elf.File, symbol string, r Role, address uint64) (Site, error) {
+// findSite turns a function's address into file offsets and chooses the instruction that the probe
+// replaces.
+func findSite(f *elf.File, symbol string, r Role, address uint64) (Site, error) {
 	s := Site{Symbol: symbol, Role: r}
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_LOAD && p.Flags&elf.PF_X != 0 && address >= p.Vaddr && address-p.Vaddr < p.Filesz {
@@ -61,14 +49,14 @@ func locate(f *elf.File, symbol string, r Role, address uint64) (Site, error) {
 				return s, fmt.Errorf("read the code of %s: %w", symbol, err)
 			}
 			if f.Machine == elf.EM_X86_64 {
-				skip, pushed := firstPush(code)
+				skip, pushed := findFirstPush(code)
 				onStack := r == RoleDecode || r == RoleEncode // the batch is passed on the stack
 				if !onStack || pushed != stackUnknown {
 					s.Probe += uint64(skip)
 					s.Pushed = uint64(max(pushed, 0))
 					code = code[skip:]
 				}
-				s.Cost = costOf(code)
+				s.Cost = classify(code)
 			}
 			return s, nil
 		}
@@ -76,8 +64,8 @@ func locate(f *elf.File, symbol string, r Role, address uint64) (Site, error) {
 	return s, fmt.Errorf("%s lies at %#x, in no executable segment", symbol, address)
 }
 
-// costOf classifies the instruction that the probe replaces.
-func costOf(code []byte) Cost {
+// classify returns the class of the instruction that the code begins with.
+func classify(code []byte) Cost {
 	switch {
 	case len(code) >= 1 && code[0]&^0x07 == 0x50, len(code) >= 2 && code[0] == 0x41 && code[1]&^0x07 == 0x50:
 		return CostPush
@@ -87,12 +75,16 @@ func costOf(code []byte) Cost {
 	return CostStep
 }
 
-// firstPush finds the first `push register` in a function's prologue. The kernel emulates that instruction, so that a hit costs about 0.6
-// us; most others are single-stepped (19 us). It returns the push's offset and how many bytes were pushed before it, or stackUnknown if the
-// prologue aligns the stack. It returns 0, 0 if there is no push before an argument register is overwritten.
-func firstPush(code []byte) (skip, pushed int) {
+// findFirstPush finds the first `push register` in a function's prologue. The kernel emulates that
+// instruction, so that a hit costs about 0.6 us. Most others are single-stepped (19 us). It returns
+// the push's offset and how many bytes were pushed before it, or stackUnknown if the prologue
+// aligns the stack. It returns 0, 0 if there is no push before an argument register is overwritten.
+func findFirstPush(code []byte) (skip, pushed int) {
 	arguments := map[x86asm.Reg]bool{}
-	for _, r := range []x86asm.Reg{x86asm.RDI, x86asm.RSI, x86asm.RDX, x86asm.EDI, x86asm.ESI, x86asm.EDX, x86asm.DI, x86asm.SI, x86asm.DX, x86asm.DIB, x86asm.SIB, x86asm.DL} {
+	for _, r := range []x86asm.Reg{
+		x86asm.RDI, x86asm.RSI, x86asm.RDX, x86asm.EDI, x86asm.ESI, x86asm.EDX,
+		x86asm.DI, x86asm.SI, x86asm.DX, x86asm.DIB, x86asm.SIB, x86asm.DL,
+	} {
 		arguments[r] = true
 	}
 	endbr64 := [4]byte{0xf3, 0x0f, 0x1e, 0xfa}
@@ -121,7 +113,7 @@ func firstPush(code []byte) (skip, pushed int) {
 			if !isReg {
 				return 0, 0 // a store; no prologue needs one before its first push
 			}
-		case x86asm.AND: // and $-64, %rsp: by how much it moves the stack pointer is unknown
+		case x86asm.AND: // and $-64, %rsp: how far it moves the stack pointer is unknown
 			if !isReg || reg != x86asm.RSP {
 				return 0, 0
 			}

@@ -1,7 +1,7 @@
 package ggml
 
-// This file collects the symbols that this package needs, from .dynsym, .symtab and debug information, and finds separate debug information
-// files.
+// This file collects the symbols that this package needs, from .dynsym, .symtab and debug
+// information, and finds separate debug information files.
 
 import (
 	"bytes"
@@ -28,14 +28,15 @@ type symbol struct {
 	address, size uint64
 }
 
-// symbols are the symbols that wanted selects; a pair of name and address occurs once.
+// symbols are the symbols that isWanted selects. A pair of name and address occurs once.
 type symbols struct {
 	list   []symbol
 	byName map[string]symbol // the first of each name
 }
 
+// add adds a symbol, unless it is not wanted, is there already, or the symbols are too many.
 func (s *symbols) add(name string, address, size uint64) {
-	if name, _, _ = strings.Cut(name, "@"); address == 0 || !wanted(name) {
+	if name, _, _ = strings.Cut(name, "@"); address == 0 || !isWanted(name) {
 		return
 	}
 	for _, have := range s.list {
@@ -52,18 +53,22 @@ func (s *symbols) add(name string, address, size uint64) {
 	}
 }
 
-// maxSymbols bounds how many symbols a hostile file can make us keep: a real ggml has a dozen.
+// maxSymbols bounds how many symbols of a hostile file are kept. A real ggml has a dozen.
 const maxSymbols = 1000
 
-func wanted(name string) bool {
+// isWanted reports whether this package needs a symbol.
+func isWanted(name string) bool {
+	switch name {
+	case "ggml_mul_mat", "ggml_op_name", "ggml_version", "ggml_commit", buildNumber, buildCommit:
+		return true
+	}
 	_, ok := roleOf(name)
-	return ok || accessors[name] != nil || name == "ggml_mul_mat" || name == "ggml_op_name" || name == "ggml_version" || name == "ggml_commit" ||
-		name == buildNumber || name == buildCommit
+	return ok || accessors[name] != nil
 }
 
-// collectDWARF adds functions that are named only in debug information.
-func (s *symbols) collectDWARF(d *dwarf.Data) error {
-	r := &entries{Reader: d.Reader()}
+// addDWARF adds functions that are named only in debug information.
+func (s *symbols) addDWARF(d *dwarf.Data) error {
+	r := &boundedEntries{Reader: d.Reader()}
 	for {
 		e, err := r.Next()
 		if err != nil || e == nil {
@@ -74,10 +79,11 @@ func (s *symbols) collectDWARF(d *dwarf.Data) error {
 			continue
 		case dwarf.TagSubprogram:
 			name, _ := e.Val(dwarf.AttrName).(string)
-			if !wanted(name) {
+			if !isWanted(name) {
 				break
 			}
-			// The range with the entry point comes first; cold parts of the function are in other ranges.
+			// The range with the entry point comes first; cold parts of the function are in other
+			// ranges.
 			ranges, err := d.Ranges(e)
 			if err != nil {
 				return err
@@ -99,7 +105,8 @@ func hasDebug(f *elf.File) bool {
 	return s != nil && s.Type != elf.SHT_NOBITS
 }
 
-// debugData opens the debug information of a file; nil if it does not describe ggml. Of a file that is foreign, for all that its symbols tell, only the strings are looked at.
+// debugData opens the debug information of a file; nil if it does not describe ggml. foreign says
+// that the file's symbols name nothing of ggml. Then only the strings are looked at.
 func debugData(f *elf.File, foreign bool) (*dwarf.Data, error) {
 	if !hasDebug(f) {
 		return nil, nil
@@ -110,7 +117,7 @@ func debugData(f *elf.File, foreign bool) (*dwarf.Data, error) {
 	mentioned := false
 	for _, name := range []string{".debug_str", ".zdebug_str", ".debug_line_str"} {
 		if s := f.Section(name); s != nil && s.Type != elf.SHT_NOBITS {
-			found, err := stringsOf(s, "ggml_")
+			found, err := mentions(s, "ggml_")
 			if err != nil {
 				return nil, err
 			}
@@ -145,14 +152,15 @@ type debugELF struct {
 	file *os.File
 }
 
-// debugFile finds the separate file with the stripped debug information: by build id, then by .gnu_debuglink. dir is where distributions
-// keep such files, owner the user who owns the stripped file. It returns nil if there is none; else the caller closes its file.
-func debugFile(f *elf.File, path, dir string, owner uint32) *debugELF {
+// findDebugFile finds the separate file with the stripped debug information: by build id, then by
+// .gnu_debuglink. dir is where distributions keep such files, owner the user who owns the stripped
+// file. It returns nil if there is none. Otherwise the caller closes its file.
+func findDebugFile(f *elf.File, path, dir string, owner uint32) *debugELF {
 	root := insideContainer.FindString(path)
 	id := buildID(f)
 	if len(id) > 2 {
 		name := filepath.Join(root+dir, ".build-id", hex.EncodeToString(id[:1]), hex.EncodeToString(id[1:])+".debug")
-		if d := openDebug(name, owner); d != nil {
+		if d := openDebugFile(name, owner); d != nil {
 			if bytes.Equal(buildID(d.File), id) {
 				return d
 			}
@@ -165,13 +173,14 @@ func debugFile(f *elf.File, path, dir string, owner uint32) *debugELF {
 	}
 	own := filepath.Dir(path)
 	for _, name := range []string{
-		filepath.Join(own, link), filepath.Join(own, ".debug", link), filepath.Join(root+dir, strings.TrimPrefix(own, root), link),
+		filepath.Join(own, link), filepath.Join(own, ".debug", link),
+		filepath.Join(root+dir, strings.TrimPrefix(own, root), link),
 	} {
 		if name == path {
 			continue
 		}
-		if d := openDebug(name, owner); d != nil {
-			if sumIs(d.file, sum) {
+		if d := openDebugFile(name, owner); d != nil {
+			if hasChecksum(d.file, sum) {
 				return d
 			}
 			d.file.Close()
@@ -180,15 +189,17 @@ func debugFile(f *elf.File, path, dir string, owner uint32) *debugELF {
 	return nil
 }
 
-// openDebug opens a file with debug information, nil if it cannot be used. It must belong to the owner of the file that it describes, or to
-// root. Else somebody who links to a system library from a directory of theirs could lay a file beside that link which says where in the
-// library probes are to be set, for all who use it: neither the build id nor the CRC tells who wrote it.
-func openDebug(name string, owner uint32) *debugELF {
+// openDebugFile opens a file with debug information; nil if it cannot be used. It must belong to
+// root, or to the owner of the file that it describes. Neither the build id nor the CRC tells who
+// wrote it. Without this check, somebody could link to a system library from a directory of theirs,
+// and put a file beside the link that says where in the library probes are set, for all who use the
+// library.
+func openDebugFile(name string, owner uint32) *debugELF {
 	file, err := regular.Open(name)
 	if err != nil {
 		return nil
 	}
-	if by, err := ownerOf(file); err == nil && (by == owner || by == 0) {
+	if by, err := fileOwner(file); err == nil && (by == owner || by == 0) {
 		if f, err := OpenELF(file); err == nil {
 			return &debugELF{f, file}
 		}
@@ -197,7 +208,7 @@ func openDebug(name string, owner uint32) *debugELF {
 	return nil
 }
 
-func ownerOf(f *os.File) (uint32, error) {
+func fileOwner(f *os.File) (uint32, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return 0, fmt.Errorf("stat %s: %w", f.Name(), err)
@@ -239,7 +250,8 @@ func debugLink(f *elf.File) (string, uint32) {
 	return filepath.Base(string(name)), f.ByteOrder.Uint32(data[len(data)-4:])
 }
 
-func sumIs(f *os.File, want uint32) bool {
+// hasChecksum reports whether a file has this CRC-32.
+func hasChecksum(f *os.File, want uint32) bool {
 	if info, err := f.Stat(); err != nil || info.Size() > maxDebugFile {
 		return false
 	}
@@ -276,9 +288,10 @@ func readText(f *elf.File, address uint64, limit int) (string, bool) {
 	return "", false
 }
 
-// relocated returns, for addresses in [from, to) that relocations fill, the values that the loader stores there. Relocations in .relr.dyn
-// are not included: for these, the value is already in the file.
-func relocated(f *elf.File, from, to uint64) (map[uint64]uint64, error) {
+// relocatedPointers returns the values that the loader stores at the addresses in [from, to), by
+// address, where relocations fill these. Relocations in .relr.dyn are not included: for these, the
+// value is already in the file.
+func relocatedPointers(f *elf.File, from, to uint64) (map[uint64]uint64, error) {
 	var relative uint64
 	switch f.Machine {
 	case elf.EM_X86_64:

@@ -1,5 +1,7 @@
 package gguf
 
+// These benchmarks and tests measure parsing: time, allocations and memory.
+
 import (
 	"bytes"
 	"fmt"
@@ -10,7 +12,8 @@ import (
 	"testing"
 )
 
-// vocabulary is the metadata of a model with the largest vocabularies of the field: 262k tokens and 515k merges.
+// vocabulary is the metadata of a model with the largest vocabularies of the field: 262k tokens and
+// 515k merges.
 func vocabulary() *model {
 	rng := rand.New(rand.NewPCG(1, 2))
 	random := func(n int) []byte {
@@ -55,7 +58,7 @@ func TestVocabulary(t *testing.T) {
 	b := vocabulary().encode()
 	f := mustParse(t, b)
 	checkInvariants(t, f)
-	// Far more than one piece: every token must come out as it lies in the file.
+	// This is far more than one piece. Every token must be returned as it is in the file.
 	tokens, err := f.Strings("tokenizer.ggml.tokens")
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +72,7 @@ func TestVocabulary(t *testing.T) {
 	}
 }
 
-// What a vocabulary costs besides time: one allocation per tensor and a few, and no copy of the file.
+// A vocabulary costs one allocation per tensor and a few more, and no copy of the file.
 func TestVocabularyMemory(t *testing.T) {
 	b := vocabulary().encode()
 	var f *File
@@ -81,13 +84,13 @@ func TestVocabularyMemory(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	mustParse(t, b)
 	runtime.ReadMemStats(&after)
-	// All that was allocated is more than was ever in use.
+	// The sum of all allocations is an upper bound of the memory in use.
 	if used := after.TotalAlloc - before.TotalAlloc; used >= uint64(f.DataOffset)/10 {
 		t.Errorf("%d bytes allocated for %d bytes of metadata", used, f.DataOffset)
 	}
 }
 
-// Opening for access to the weights costs the same whatever their size.
+// Opening for access to the weights takes the same time, whatever their size.
 func BenchmarkOpenWeights(b *testing.B) {
 	for _, size := range []int64{1 << 30, 1 << 40} {
 		b.Run(fmt.Sprintf("%dGiB", size>>30), func(b *testing.B) {

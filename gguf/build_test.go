@@ -1,6 +1,7 @@
 package gguf
 
-// This file has a writer of GGUF files for the tests. Unlike a real writer, it can write wrong values on request.
+// This file has a writer of GGUF files for the tests. Unlike a real writer, it can write wrong
+// values on request.
 
 import (
 	"bytes"
@@ -83,8 +84,8 @@ func (w *writer) str(s string) {
 	w.b = append(w.b, s...)
 }
 
-// value appends a value that is encoded as in version 3, little endian, and returns what follows it. A value that lies about
-// its length is appended as far as it goes.
+// value appends a value that is encoded as in version 3, little endian, and returns what follows
+// it. If the value claims a wrong length, what there is of it is appended.
 func (w *writer) value(t ValueType, b []byte) []byte {
 	cut := func(n int) []byte {
 		n = min(n, len(b))
@@ -221,7 +222,7 @@ func mustParse(tb testing.TB, b []byte) *File {
 	return f
 }
 
-// OfTypes encodes a model with one tensor of each type, of odd sizes. A type may be one that nobody knows.
+// OfTypes encodes a model with one tensor of each type, of odd sizes. Unknown types are allowed.
 func OfTypes(types []Type) []byte {
 	m := &model{version: 3, alignment: 32, kvs: []kvSpec{{"general.architecture", ValueString, str("llama")}}}
 	for i, t := range types {

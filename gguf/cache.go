@@ -1,7 +1,7 @@
 package gguf
 
-// This file holds the cache of dequantised tensors. Its memory is bounded: it evicts the entry that was released longest ago and reuses its
-// buffer.
+// This file holds the cache of dequantised tensors. Its memory is bounded: it evicts the entry that
+// was released longest ago, and reuses that entry's buffer.
 
 import (
 	"container/list"
@@ -10,7 +10,8 @@ import (
 	"sync"
 )
 
-// ErrCacheFull says that a tensor's values do not fit into the cache together with those that have not been released.
+// ErrCacheFull says that a tensor's values do not fit into the cache together with those that have
+// not been released.
 var ErrCacheFull = errors.New("the cache of dequantised tensors is full")
 
 const floatBytes = 4
@@ -32,6 +33,7 @@ type floatCache struct {
 	free    [][]float32
 }
 
+// floatEntry is a dequantised extent. Its values do not change once ready is closed.
 type floatEntry struct {
 	extent extent
 	values []float32
@@ -45,8 +47,9 @@ func newFloatCache(limit int64) *floatCache {
 	return &floatCache{limit: limit, entries: map[extent]*floatEntry{}}
 }
 
-// acquire returns the entry of x; unless there is an error, the caller releases it. If there is no entry, fill computes its n values, and
-// other callers that ask for the same extent wait for the result.
+// acquire returns the entry of x. Unless there is an error, the caller releases it. If there is no
+// entry, fill computes its n values, and other callers that ask for the same extent wait for the
+// result.
 func (c *floatCache) acquire(x extent, n int64, fill func([]float32) error) (*floatEntry, error) {
 	c.mu.Lock()
 	if e := c.entries[x]; e != nil {
@@ -59,7 +62,7 @@ func (c *floatCache) acquire(x extent, n int64, fill func([]float32) error) (*fl
 		<-e.ready
 		return e, e.err // a failed entry is no longer in the table
 	}
-	values, err := c.take(n)
+	values, err := c.takeBuffer(n)
 	if err != nil {
 		c.mu.Unlock()
 		return nil, err
@@ -88,14 +91,16 @@ func (c *floatCache) acquire(x extent, n int64, fill func([]float32) error) (*fl
 	return e, e.err
 }
 
-// take returns a buffer of n values: a free one of about that size, else a new one, for which idle entries are evicted.
-func (c *floatCache) take(n int64) ([]float32, error) {
+// takeBuffer returns a buffer of n values: a free one of about that size, else a new one, for which
+// idle entries are evicted.
+func (c *floatCache) takeBuffer(n int64) ([]float32, error) {
 	// n comes from the file and may be huge: multiplying it could overflow.
 	if n > c.limit/floatBytes {
-		return nil, fmt.Errorf("%w: %d values of %d bytes need more than all %d bytes", ErrCacheFull, n, floatBytes, c.limit)
+		return nil, fmt.Errorf("%w: %d values of %d bytes need more than all %d bytes", ErrCacheFull, n, floatBytes,
+			c.limit)
 	}
 	for {
-		if b := c.reuse(int(n)); b != nil {
+		if b := c.reuseBuffer(int(n)); b != nil {
 			return b, nil
 		}
 		if c.used+n*floatBytes <= c.limit {
@@ -103,13 +108,14 @@ func (c *floatCache) take(n int64) ([]float32, error) {
 			return make([]float32, n), nil
 		}
 		if last := len(c.free) - 1; last >= 0 {
-			c.drop(c.free[last])
+			c.dropBuffer(c.free[last])
 			c.free = c.free[:last]
 			continue
 		}
 		oldest := c.idle.Back()
 		if oldest == nil {
-			return nil, fmt.Errorf("%w: %d values need %d bytes, of %d bytes %d are held", ErrCacheFull, n, n*floatBytes, c.limit, c.used)
+			return nil, fmt.Errorf("%w: %d values need %d bytes, of %d bytes %d are held", ErrCacheFull, n,
+				n*floatBytes, c.limit, c.used)
 		}
 		e := c.idle.Remove(oldest).(*floatEntry)
 		delete(c.entries, e.extent)
@@ -117,8 +123,9 @@ func (c *floatCache) take(n int64) ([]float32, error) {
 	}
 }
 
-// reuse returns the smallest free buffer that fits, if it wastes no more than a quarter.
-func (c *floatCache) reuse(n int) []float32 {
+// reuseBuffer returns the smallest free buffer that fits; nil if even that would waste more than a
+// quarter.
+func (c *floatCache) reuseBuffer(n int) []float32 {
 	best := -1
 	for i, b := range c.free {
 		if cap(b) >= n && cap(b) <= n+n/4 && (best < 0 || cap(b) < cap(c.free[best])) {
@@ -135,8 +142,10 @@ func (c *floatCache) reuse(n int) []float32 {
 	return b
 }
 
-func (c *floatCache) drop(b []float32) { c.used -= int64(cap(b)) * floatBytes }
+// dropBuffer leaves a buffer to the garbage collector.
+func (c *floatCache) dropBuffer(b []float32) { c.used -= int64(cap(b)) * floatBytes }
 
+// release ends a use of an entry. Without users, the entry stays until its buffer is needed.
 func (c *floatCache) release(e *floatEntry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

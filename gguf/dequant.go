@@ -1,12 +1,15 @@
 package gguf
 
-// This file converts the stored bytes of a tensor to float32: the entry point Dequantize, and the types without blocks. dequant_block.go
-// has the types with small blocks, dequant_super.go those with blocks of 256 elements.
+// This file converts the stored bytes of a tensor to float32: the entry point Dequantize, and the
+// types without blocks. dequant_block.go has the types with small blocks, dequant_super.go those
+// with blocks of 256 elements.
 //
-// All decoders perform ggml's operations in ggml's order, so that the results are the same bits. A product that is added to something is
-// converted to float32 explicitly: Go allows a compiler to fuse x*y + z into one operation (and does so on arm64, ppc64, s390x, riscv64
-// and, from GOAMD64=v3, on amd64), but not across a conversion. With finite scales fusing would change nothing, because the 11 bits of a
-// half, 6 of a sub-block's scale and 5 of a code fit the 24 bits of a float32; with infinite scales it would produce other NaNs.
+// All decoders perform ggml's operations in ggml's order, so that the results are the same bits. A
+// product that is added to something is converted to float32 explicitly. Go allows a compiler to
+// fuse x*y + z into one operation, and does so on arm64, ppc64, s390x, riscv64 and, from
+// GOAMD64=v3, on amd64. It may not fuse across a conversion. With finite scales fusing would change
+// nothing, because the 11 bits of a half, 6 of a sub-block's scale and 5 of a code fit the 24 bits
+// of a float32. With infinite scales it would produce other NaNs.
 
 import (
 	"encoding/binary"
@@ -20,14 +23,17 @@ import (
 // ErrNoDecoder says that [Dequantize] does not support the type.
 var ErrNoDecoder = errors.New("no decoder to float32")
 
-// Dequantize decodes src, whole blocks of type t in little-endian byte order, to dst: len(dst) must be the number of elements
-// in src, which is len(src) / t.BlockBytes() * t.BlockElems(). The elements keep the order in which they are stored.
+// Dequantize decodes src, whole blocks of type t in little-endian byte order, to dst: len(dst) must
+// be the number of elements in src, which is len(src) / t.BlockBytes() * t.BlockElems(). The
+// elements keep the order in which they are stored.
 //
-// It decodes F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q1_0, Q2_0, Q2_K to Q6_K, Q8_K, TQ1_0, TQ2_0, IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
-// For other types the error is [ErrNoDecoder]. Lengths that do not match are an error, too. On error, dst is unchanged.
+// It decodes F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q1_0, Q2_0, Q2_K to Q6_K, Q8_K, TQ1_0,
+// TQ2_0, IQ4_NL, IQ4_XS, MXFP4 and NVFP4. For other types the error is [ErrNoDecoder]. Lengths that
+// do not match are an error, too. On error, dst is unchanged.
 //
-// The floats are, bit for bit, those of ggml's dequantize_row functions, with two exceptions: on processors other than x86-64 the sign and
-// payload of NaNs may differ, and on any processor those of Q4_1 and Q5_1 blocks whose scale is not finite and whose minimum is NaN.
+// The floats are, bit for bit, those of ggml's dequantize_row functions, with two exceptions. On
+// processors other than x86-64, the sign and payload of NaNs may differ. On any processor, they may
+// differ in Q4_1 and Q5_1 blocks whose scale is not finite and whose minimum is NaN.
 //
 // Dequantize does not allocate. It may be called concurrently. dst and src must not overlap.
 func Dequantize(dst []float32, t Type, src []byte) error {
@@ -47,7 +53,8 @@ func Dequantize(dst []float32, t Type, src []byte) error {
 	return nil
 }
 
-// decoder returns the function that decodes type t, nil if there is none. The function relies on matching lengths.
+// decoder returns the function that decodes type t, nil if there is none. The function relies on
+// matching lengths.
 func decoder(t Type) func(dst []float32, src []byte) {
 	switch t {
 	case F32:
@@ -130,7 +137,8 @@ const halfBias = (127 - 15) << 23
 // isNormal reports whether a half is a normal number: neither zero, subnormal, infinite nor NaN.
 func isNormal(h uint16) bool { return h&0x7c00-1<<10 < 30<<10 }
 
-// normalHalf is the value of a half for which isNormal is true. The conversion to int32 extends the sign; the mask keeps only its top copy.
+// normalHalf is the value of a half for which isNormal is true. The conversion to int32 extends the
+// sign; the mask keeps only the top copy of it.
 func normalHalf(h uint16) float32 {
 	return math.Float32frombits(uint32(int32(int16(h)))<<13&0x8fffffff + halfBias)
 }

@@ -1,21 +1,23 @@
 package gguf
 
-// This file decodes the types whose blocks of 32 to 128 elements have one scale (or two, or four) each: Q4_0 to Q8_0, Q1_0, Q2_0, IQ4_NL and
-// the FP4 types. Of two elements in one byte, the low nibble belongs to the block's first half and the high one to its second.
+// This file decodes the types whose blocks have 32 to 128 elements, and one, two or four scales
+// each: Q4_0 to Q8_0, Q1_0, Q2_0, IQ4_NL and the FP4 types. Where a byte holds two elements, its
+// low nibble belongs to the block's first half and its high nibble to the second.
 
 import (
 	"encoding/binary"
 	"math"
 )
 
-// fp4 holds twice the values of E2M1, therefore the scales are halved. Code 8 is +0, not -0: ggml keeps the values as integers.
+// fp4 holds twice the values of E2M1, so the scales are halved. Code 8 is +0, not -0, because ggml
+// keeps the values as integers.
 var fp4 = [16]float32{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}
 
 // iq4 is the code book of IQ4_NL and IQ4_XS.
 var iq4 = [16]float32{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}
 
-// nibbles decodes 32 elements from 16 bytes: x = values[code] d.
-func nibbles(y *[32]float32, q *[16]byte, values *[16]float32, d float32) {
+// decodeNibbles decodes 32 elements from 16 bytes: x = values[code] d.
+func decodeNibbles(y *[32]float32, q *[16]byte, values *[16]float32, d float32) {
 	for j, q := range q {
 		y[j] = values[q&15] * d
 		y[j+16] = values[q>>4] * d
@@ -48,7 +50,8 @@ func decodeQ4_1(dst []float32, src []byte) {
 	}
 }
 
-// decodeQ5_0: half d, 4 bytes of the codes' fifth bits in the order of the elements, 16 bytes of low bits; x = (code - 16) d.
+// decodeQ5_0: half d, 4 bytes of the codes' fifth bits in the order of the elements, 16 bytes of
+// low bits; x = (code - 16) d.
 func decodeQ5_0(dst []float32, src []byte) {
 	for len(dst) >= 32 && len(src) >= 22 {
 		b, y := (*[22]byte)(src), (*[32]float32)(dst)
@@ -110,7 +113,7 @@ func decodeQ1_0(dst []float32, src []byte) {
 func decodeQ2_0(dst []float32, src []byte) {
 	for len(dst) >= 64 && len(src) >= 18 {
 		b, y := (*[18]byte)(src), (*[64]float32)(dst)
-		table := ternary(halfAt(b[0], b[1]))
+		table := scaleTrits(halfAt(b[0], b[1]))
 		for j, q := range b[2:] {
 			y := (*[4]float32)(y[j*4:])
 			y[0] = table[q&3]
@@ -124,11 +127,13 @@ func decodeQ2_0(dst []float32, src []byte) {
 
 // trits holds the values of the ternary types' two-bit codes.
 //
-// It is a variable because a compiler may turn a product with the constant -1 into a change of sign, which differs for NaN.
+// It is a variable, because a compiler may turn a product with the constant -1 into a change of
+// sign, which differs for NaN.
 var trits = [4]float32{-1, 0, 1, 2}
 
-// ternary returns the products of trits and d. The product with 0 has d's sign, and is NaN if d is not finite.
-func ternary(d float32) (table [4]float32) {
+// scaleTrits returns the products of trits and d. The product with 0 has the sign of d, and is NaN
+// if d is not finite.
+func scaleTrits(d float32) (table [4]float32) {
 	for i := range table {
 		table[i] = trits[i] * d
 	}
@@ -139,7 +144,7 @@ func ternary(d float32) (table [4]float32) {
 func decodeIQ4NL(dst []float32, src []byte) {
 	for len(dst) >= 32 && len(src) >= 18 {
 		b := (*[18]byte)(src)
-		nibbles((*[32]float32)(dst), (*[16]byte)(b[2:]), &iq4, halfAt(b[0], b[1]))
+		decodeNibbles((*[32]float32)(dst), (*[16]byte)(b[2:]), &iq4, halfAt(b[0], b[1]))
 		dst, src = dst[32:], src[18:]
 	}
 }
@@ -148,7 +153,7 @@ func decodeIQ4NL(dst []float32, src []byte) {
 func decodeMXFP4(dst []float32, src []byte) {
 	for len(dst) >= 32 && len(src) >= 17 {
 		b := (*[17]byte)(src)
-		nibbles((*[32]float32)(dst), (*[16]byte)(b[1:]), &fp4, halfE8M0(b[0]))
+		decodeNibbles((*[32]float32)(dst), (*[16]byte)(b[1:]), &fp4, halfE8M0(b[0]))
 		dst, src = dst[32:], src[17:]
 	}
 }
@@ -161,7 +166,8 @@ func halfE8M0(e byte) float32 {
 	return math.Float32frombits(uint32(e-1) << 23)
 }
 
-// decodeNVFP4: four scales (UE4M3), then 8 bytes of codes for each; x = fp4[code] d. The halves are those of a scale's 16 elements.
+// decodeNVFP4: four scales (UE4M3), then 8 bytes of codes for each; x = fp4[code] d. Low nibbles
+// hold the first 8 of a scale's 16 elements.
 func decodeNVFP4(dst []float32, src []byte) {
 	for len(dst) >= 64 && len(src) >= 36 {
 		b, y := (*[36]byte)(src), (*[64]float32)(dst)
@@ -177,8 +183,8 @@ func decodeNVFP4(dst []float32, src []byte) {
 	}
 }
 
-// halfUE4M3 is half of the UE4M3 value (unsigned, 4 exponent bits, 3 mantissa bits). The top bit is ignored. As in ggml, 0x7f (NaN) gives
-// 0, but 0xff gives a number.
+// halfUE4M3 is half of the UE4M3 value (unsigned, 4 exponent bits, 3 mantissa bits). The top bit is
+// ignored. As in ggml, 0x7f (NaN) gives 0, but 0xff gives a number.
 func halfUE4M3(e byte) float32 {
 	exponent, mantissa := uint32(e>>3&15), uint32(e&7)
 	switch {

@@ -7,11 +7,12 @@ import (
 	"math"
 )
 
-// encoding is the byte order of a file's numbers and the width of its lengths and counts: 32 bits in version 1, 64 bits later. (In version
-// 1, dimensions have 32 bits, too. In all versions offsets have 64 bits, types and the number of dimensions 32.)
+// encoding is the byte order of a file's numbers and the width of its lengths and counts: 32 bits
+// in version 1, 64 bits later. (In version 1, dimensions have 32 bits, too. In all versions offsets
+// have 64 bits, types and the number of dimensions 32.)
 type encoding struct {
-	big  bool
-	wide int64 // bytes of a length: 4 or 8
+	big         bool
+	lengthBytes int64 // bytes of a length: 4 or 8
 }
 
 func (encoding) u8(b []byte) uint8      { return b[0] }
@@ -46,7 +47,7 @@ func (e encoding) u64(b []byte) uint64 {
 
 // length decodes a length, a count or a dimension.
 func (e encoding) length(b []byte) uint64 {
-	if e.wide == 4 {
+	if e.lengthBytes == 4 {
 		return uint64(e.u32(b))
 	}
 	return e.u64(b)

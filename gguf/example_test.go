@@ -1,5 +1,7 @@
 package gguf_test
 
+// This file has the example of the package documentation.
+
 import (
 	"bytes"
 	"context"
@@ -11,7 +13,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// Where a tensor lies in its file, and which tensor a byte of the file belongs to.
+// This example finds out where a tensor lies in its file, and which tensor a byte of the file
+// belongs to.
 func ExampleOpenModel() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {
@@ -40,9 +43,11 @@ func ExampleOpenModel() {
 	// expert 2 of layer 1
 }
 
-// small writes a mixture with random weights.
+// small writes a model with experts and random weights.
 func small(path string) error {
-	plan, err := synth.NewPlan(synth.Config{Layers: 2, Embd: 64, FF: 96, Heads: 2, KVHeads: 2, Experts: 4, Used: 2, Type: gguf.Q8_0})
+	plan, err := synth.NewPlan(synth.Config{
+		Layers: 2, Embd: 64, FF: 96, Heads: 2, KVHeads: 2, Experts: 4, Used: 2, Type: gguf.Q8_0,
+	})
 	if err != nil {
 		return err
 	}

@@ -1,20 +1,28 @@
-// Package gguf reads GGUF model files: the metadata, which bytes of the file hold which tensor, and the weights. It treats every number in
-// a file as hostile until it has been checked.
+// Package gguf reads GGUF model files: the metadata, which bytes of the file hold which tensor, and
+// the weights. It treats every number in a file as hostile until it has been checked.
 //
 // It reads GGUF versions 1 to 3 in either byte order.
 //
-//   - [Open] and [Parse] read the structure of one file and no weights, as a [File]. Of a split model (metadata key split.count above 1)
-//     they read the one part that they are given; [OpenModel] finds the other parts and returns a [Model].
-//   - A [Tensor] knows its extent in its file, its layer and component, and the extents of its experts. Locate returns the tensor and
-//     expert that hold a byte.
+//   - [Open] and [Parse] read the structure of one file and no weights, as a [File]. Of a split model
+//     (metadata key split.count above 1) they read the one part that they are given. [OpenModel]
+//     finds the other parts and returns a [Model].
+//   - A [Tensor] knows its extent in its file, its layer and component, and the extents of its
+//     experts. Locate returns the tensor and expert that hold a byte.
 //   - [OpenWeights] maps a model. A [Weight] gives the bytes of a tensor and its values as float32.
 //
-// What a file makes a reader hold is bounded, whatever it says: the metadata have at most 256 MiB, which are read but not kept (real ones
-// have up to 13 MB); the structure of a model, all its parts together, takes at most 32 MiB of memory, some 240,000 tensors with
-// usual names (384 experts in 60 layers, with tensors of their own, would be 69,120); a name has at most 65,535 bytes, a tensor four dimensions, an array no arrays. What goes beyond is an error.
+// The memory that a file makes a reader use is bounded, whatever the file says. What exceeds a
+// bound is an error:
+//
+//   - The metadata have at most 256 MiB. They are read but not kept. (Real ones have up to 13 MB.)
+//   - The structure of a model, all its parts together, takes at most 32 MiB of memory. This is enough
+//     for some 240,000 tensors with usual names. (384 experts in 60 layers, with tensors of their own,
+//     would be 69,120.)
+//   - A name has at most 65,535 bytes, a tensor at most four dimensions, and an array holds no arrays.
+//
 // Counts and lengths are checked against the file's size before anything is allocated.
 //
-// Nearly all other packages use this one. Files, models and weights may be used by any number of goroutines.
+// Nearly all other packages use this one. Files, models and weights may be used by any number of
+// goroutines.
 package gguf
 
 // This file defines File: opening it, and looking up tensors in it.
@@ -41,15 +49,17 @@ var (
 	// ErrNotGGUF says that a file does not begin with GGUF's magic number.
 	ErrNotGGUF = errors.New("not a GGUF file")
 
-	// ErrTruncated says that a file is shorter than its metadata declares: it was cut off, or its counts are wrong.
+	// ErrTruncated says that a file is shorter than its metadata declares: it was cut off, or its
+	// counts are wrong.
 	ErrTruncated = errors.New("truncated")
 )
 
 // ErrChanged says that a file was changed or replaced after it was opened.
 var ErrChanged = errors.New("the file has changed since it was opened")
 
-// File is the structure of one GGUF file. It holds the metadata except for arrays and long strings. It holds no file descriptor, so it needs no closing
-// and stays valid when the file changes. It is not modified after Open or Parse, so any number of goroutines may use it.
+// File is the structure of one GGUF file. It holds the metadata except for arrays and long strings.
+// It holds no file descriptor. So it needs no closing, and stays valid when the file changes. It is
+// not modified after Open or Parse. So any number of goroutines may use it.
 type File struct {
 	Path       string   // as given to Open; empty after Parse
 	Size       int64    // bytes
@@ -69,14 +79,15 @@ type File struct {
 	byName []int32     // indices into Tensors, ordered by name
 }
 
-// Is says whether a file begins as GGUF files do. Whether it is a valid one, Parse tells.
+// Is reports whether a file begins as GGUF files do. Only Parse finds out whether it is a valid one.
 func Is(r io.ReaderAt) bool {
 	var begin [len(magic)]byte
-	n, _ := r.ReadAt(begin[:], 0) // what cannot be read is none
+	n, _ := r.ReadAt(begin[:], 0) // a file that cannot be read counts as no GGUF file
 	return n == len(begin) && string(begin[:]) == magic
 }
 
-// Open reads the structure of the GGUF file at path. All its errors are [*fs.PathError]; they wrap those of the file system or of Parse.
+// Open reads the structure of the GGUF file at path. All its errors are [*fs.PathError]; they wrap
+// those of the file system or of Parse.
 func Open(path string) (*File, error) {
 	file, info, err := openRegular(path)
 	if err != nil {
@@ -91,19 +102,21 @@ func Open(path string) (*File, error) {
 	return f, nil
 }
 
+// openRegular opens a regular file to be read at few, scattered offsets.
 func openRegular(path string) (*os.File, os.FileInfo, error) {
-	file, err := regular.Open(path) // the names of other parts and of models that a target maps are others'
+	// The path may come from somebody else: that of another part, or of a model that a target maps.
+	file, err := regular.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	info, err := file.Stat()
 	if err != nil {
 		file.Close()
-		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
+		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: withoutPath(err)}
 	}
-	// Reading the metadata must not pull weights into the page cache. For the same reason the file is read, not mapped: a page fault maps
-	// the pages around it, and the kernel does not page out pages that a second process maps. FADV_RANDOM is advice; without it, some
-	// readahead happens.
+	// Reading the metadata must not pull weights into the page cache. For the same reason the file
+	// is read, not mapped: a page fault maps the pages around it, and the kernel does not page out
+	// pages that a second process maps. FADV_RANDOM is advice; without it, some readahead happens.
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM)
 	return file, info, nil
 }
@@ -140,8 +153,9 @@ func (f *File) reread(do func(io.ReaderAt) error) error {
 	return do(file)
 }
 
-// pathless removes the operation and path with which package os prefixes a system error, so that they are not printed twice.
-func pathless(err error) error {
+// withoutPath removes the operation and path with which package os prefixes a system error, so that
+// they are not printed twice.
+func withoutPath(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
 		return pe.Err
@@ -149,8 +163,8 @@ func pathless(err error) error {
 	return err
 }
 
-// At returns the tensor that holds byte off of the file. It reports false if off lies in the metadata, in padding or
-// outside the file. It takes O(log n).
+// At returns the tensor that holds byte off of the file. It reports false if off lies in the
+// metadata, in padding or outside the file. It takes O(log n).
 func (f *File) At(off int64) (*Tensor, bool) {
 	i := sort.Search(len(f.Tensors), func(i int) bool { return f.Tensors[i].Offset > off }) - 1
 	if i < 0 || off >= f.Tensors[i].End() {
@@ -159,8 +173,9 @@ func (f *File) At(off int64) (*Tensor, bool) {
 	return &f.Tensors[i], true
 }
 
-// Locate returns the tensor that holds byte off of the file and, if the tensor has a slice per expert, the expert that the byte belongs to.
-// It reports false if off lies in the metadata, in padding or outside the file. It takes O(log n).
+// Locate returns the tensor that holds byte off of the file and, if the tensor has a slice per
+// expert, the expert that the byte belongs to. It reports false if off lies in the metadata, in
+// padding or outside the file. It takes O(log n).
 func (f *File) Locate(off int64) (Location, bool) {
 	t, ok := f.At(off)
 	if !ok {
@@ -178,9 +193,10 @@ func (f *File) Lookup(name string) (*Tensor, bool) {
 	return &f.Tensors[f.byName[i]], true
 }
 
-// Fingerprint identifies a model file cheaply: 32 hex digits, which are the first 16 bytes of the SHA-256 of the file's bytes [0,
-// DataOffset) followed by its size as a little-endian uint64. Files that differ only in their weights have the same fingerprint. Each call
-// reads and hashes all metadata; the file must not have changed (ErrChanged).
+// Fingerprint identifies a model file cheaply: 32 hex digits, which are the first 16 bytes of the
+// SHA-256 of the file's bytes [0, DataOffset) followed by its size as a little-endian uint64. Files
+// that differ only in their weights have the same fingerprint. Each call reads and hashes all
+// metadata; the file must not have changed (ErrChanged).
 func (f *File) Fingerprint() (string, error) {
 	h := sha256.New()
 	err := f.reread(func(r io.ReaderAt) error {

@@ -1,5 +1,7 @@
 package gguf
 
+// These tests look up tensors, bytes and metadata in a file.
+
 import (
 	"bytes"
 	"crypto/sha256"
@@ -13,7 +15,9 @@ import (
 )
 
 func TestIs(t *testing.T) {
-	for text, want := range map[string]bool{"": false, "GGU": false, "GGUF": true, "GGUFrest": true, "FUGG": false, string(small().encode()): true} {
+	for text, want := range map[string]bool{
+		"": false, "GGU": false, "GGUF": true, "GGUFrest": true, "FUGG": false, string(small().encode()): true,
+	} {
 		if got := Is(strings.NewReader(text)); got != want {
 			t.Errorf("%.8q: %v", text, got)
 		}
@@ -46,7 +50,7 @@ func TestAtAndLookup(t *testing.T) {
 	}
 }
 
-// Every byte belongs to the tensor and to the expert that a plain scan says.
+// Locate gives for every byte the tensor and the expert that a plain scan finds.
 func TestLocate(t *testing.T) {
 	f := mustParse(t, small().encode())
 	experts := 0
@@ -74,19 +78,22 @@ func TestLocate(t *testing.T) {
 	}
 	for _, off := range []int64{-1, 0, f.Size} {
 		if x, _ := f.Lookup("blk.1.ffn_up_exps.weight"); x.ExpertAt(off) != -1 {
-			t.Errorf("byte %d is an expert's", off)
+			t.Errorf("byte %d belongs to an expert, want none", off)
 		}
 	}
 }
 
 func TestKind(t *testing.T) {
 	for name, want := range map[string]Kind{
-		"token_embd.weight": KindEmbedding, "position_embd.weight": KindEmbedding, "per_layer_token_embd.weight": KindEmbedding,
-		"token_embd_norm.weight": KindNorm, "output_norm.weight": KindNorm, "blk.0.attn_q_norm.weight": KindNorm, "blk.0.post_attention_norm.weight": KindNorm,
-		"output.weight": KindOutput, "output.bias": KindOutput,
+		"token_embd.weight": KindEmbedding, "position_embd.weight": KindEmbedding,
+		"per_layer_token_embd.weight": KindEmbedding,
+		"token_embd_norm.weight":      KindNorm, "output_norm.weight": KindNorm, "blk.0.attn_q_norm.weight": KindNorm,
+		"blk.0.post_attention_norm.weight": KindNorm,
+		"output.weight":                    KindOutput, "output.bias": KindOutput,
 		"blk.3.attn_qkv.weight": KindAttention, "blk.3.attn_sinks.weight": KindAttention,
 		"blk.3.ffn_up.weight": KindFeedForward, "blk.3.ffn_gate_exps.scale": KindFeedForward,
-		"blk.3.ffn_gate_inp.weight": KindRouter, "blk.3.ffn_gate_inp_shexp.weight": KindRouter, "blk.3.exp_probs_b.bias": KindRouter,
+		"blk.3.ffn_gate_inp.weight": KindRouter, "blk.3.ffn_gate_inp_shexp.weight": KindRouter,
+		"blk.3.exp_probs_b.bias":        KindRouter,
 		"blk.3.ffn_gate_up_exps.weight": KindExpert, "blk.3.ffn_up.7.weight": KindExpert,
 		"blk.3.ffn_up_shexp.weight": KindSharedExpert,
 		"blk.3.ssm_in.weight":       KindRecurrent, "blk.3.time_mix_key.weight": KindRecurrent,
@@ -106,7 +113,8 @@ func TestKind(t *testing.T) {
 func TestSingleExperts(t *testing.T) {
 	for name, want := range map[string]int{
 		"blk.3.ffn_up.7.weight": 7, "blk.3.ffn_gate.0.weight": 0, "blk.3.ffn_down.12.bias": 12,
-		"blk.3.ffn_up.weight": -1, "blk.3.ffn_up.-1.weight": -1, "blk.3.ffn_up.7.scale": -1, "blk.3.ffn_up.7": -1, "blk.3.attn_q.7.weight": -1,
+		"blk.3.ffn_up.weight": -1, "blk.3.ffn_up.-1.weight": -1, "blk.3.ffn_up.7.scale": -1, "blk.3.ffn_up.7": -1,
+		"blk.3.attn_q.7.weight": -1,
 	} {
 		x := &Tensor{Name: name, Type: F32, Shape: []int64{8, 2}, Offset: 64, Size: 64}
 		if got := x.ExpertAt(100); got != want || x.Experts() != 0 || x.ExpertAt(63) != -1 || x.ExpertAt(128) != -1 {
@@ -132,12 +140,12 @@ func TestFingerprint(t *testing.T) {
 		t.Errorf("fingerprint %s, want %s", got, want)
 	}
 	if longer := mustParse(t, append(b, 0)); fingerprint(t, longer) == fingerprint(t, f) {
-		t.Error("the size does not count")
+		t.Error("another size gives the same fingerprint")
 	}
 	other := small()
 	other.kvs[0].value = str("llama2")
 	if fingerprint(t, mustParse(t, other.encode())) == fingerprint(t, f) {
-		t.Error("the metadata does not count")
+		t.Error("other metadata give the same fingerprint")
 	}
 }
 
@@ -210,8 +218,9 @@ func testMetadata(t *testing.T, f *File) {
 		}
 	}
 	for i := range f.Metadata {
-		if kv := &f.Metadata[i]; kv.Key == "tokenizer.ggml.scores" && (kv.Type != ValueArray || kv.Elem != ValueFloat32 || kv.Len != 4) {
-			t.Errorf("%+v", kv)
+		if kv := &f.Metadata[i]; kv.Key == "tokenizer.ggml.scores" &&
+			(kv.Type != ValueArray || kv.Elem != ValueFloat32 || kv.Len != 4) {
+			t.Errorf("scores are %+v, want an array of 4 f32", kv)
 		}
 	}
 }
@@ -260,7 +269,8 @@ func TestTensorNames(t *testing.T) {
 			t.Errorf("%s: layer %d, component %q", tt.name, x.Layer(), x.Component())
 		}
 		if x.Experts() != tt.experts || x.ExpertStride() != tt.stride {
-			t.Errorf("%s %v: %d experts every %d bytes, want %d, %d", tt.name, tt.shape, x.Experts(), x.ExpertStride(), tt.experts, tt.stride)
+			t.Errorf("%s %v: %d experts every %d bytes, want %d, %d", tt.name, tt.shape, x.Experts(),
+				x.ExpertStride(), tt.experts, tt.stride)
 		}
 		projection := ""
 		if tt.experts > 0 {

@@ -1,5 +1,7 @@
 package gguf
 
+// This test opens any files from disk.
+
 import (
 	"errors"
 	"os"
@@ -9,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzOpen takes a file through everything that is done with one on disk, and cuts it short under its mapping: each
-// step gives an error or what holds together.
+// FuzzOpen does with a file everything that can be done with one on disk, and cuts it short while
+// it is mapped. Each step gives an error or a result that is consistent.
 func FuzzOpen(f *testing.F) {
 	for _, enc := range encodings {
 		m := small()
@@ -25,8 +27,9 @@ func FuzzOpen(f *testing.F) {
 		check(t, os.WriteFile(path, b, 0o644))
 		m, err := OpenModel(path)
 		if err != nil {
-			// A part is sound alone, its siblings are missing.
-			if _, one := Open(path); one == nil && !errors.Is(err, ErrMissingPart) && !errors.Is(err, ErrMismatchedPart) && !errors.Is(err, ErrPartName) {
+			// The part alone is valid, but the other parts are missing.
+			if _, one := Open(path); one == nil && !errors.Is(err, ErrMissingPart) &&
+				!errors.Is(err, ErrMismatchedPart) && !errors.Is(err, ErrPartName) {
 				t.Fatalf("Open succeeds, OpenModel: %v", err)
 			}
 			return
@@ -47,14 +50,15 @@ func FuzzOpen(f *testing.F) {
 					}
 					return nil
 				})
-				// What the last page holds past the end reads as zeros.
+				// Behind the end of the file, the last page reads as zeros.
 				if err != nil && (present || !errors.Is(err, ErrTruncated)) {
 					t.Fatalf("%s of %d bytes: %v", x.Name, size, err)
 				}
 				v, err := h.Float32()
 				if err == nil {
 					v.Release()
-				} else if !errors.Is(err, ErrNoDecoder) && !errors.Is(err, ErrCacheFull) && !errors.Is(err, errors.ErrUnsupported) &&
+				} else if !errors.Is(err, ErrNoDecoder) && !errors.Is(err, ErrCacheFull) &&
+					!errors.Is(err, errors.ErrUnsupported) &&
 					(present || !errors.Is(err, ErrTruncated)) {
 					t.Fatalf("%s of %d bytes: %v", x.Name, size, err)
 				}

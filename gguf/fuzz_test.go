@@ -1,5 +1,7 @@
 package gguf
 
+// This test parses any bytes, and checks that the result keeps the promises of File.
+
 import (
 	"bytes"
 	"fmt"
@@ -8,7 +10,7 @@ import (
 	"testing"
 )
 
-// checkInvariants holds a file to everything that the package promises of one.
+// checkInvariants checks everything that the package promises of a file.
 func checkInvariants(t *testing.T, f *File) {
 	t.Helper()
 	if f.DataOffset < 16 || f.DataOffset > f.Size {
@@ -18,7 +20,8 @@ func checkInvariants(t *testing.T, f *File) {
 	for i := range f.Tensors {
 		x := &f.Tensors[i]
 		if x.Offset < end || x.Size <= 0 || x.Size > f.Size-x.Offset || (x.Offset-f.DataOffset)%f.Alignment != 0 {
-			t.Fatalf("tensor %q at %d, %d bytes; the one before ends at %d of %d", x.Name, x.Offset, x.Size, end, f.Size)
+			t.Fatalf("tensor %q at %d, %d bytes; the one before ends at %d of %d", x.Name, x.Offset, x.Size, end,
+				f.Size)
 		}
 		end = x.End()
 		size := x.Size / x.Type.BlockBytes() * x.Type.BlockElems()
@@ -64,7 +67,7 @@ func checkInvariants(t *testing.T, f *File) {
 			t.Fatalf("entry %+v: %v", kv, err)
 		}
 		if answers > 1 || ss && int64(len(values)) != kv.Len || isUint && u > math.MaxInt64 && kv.Type != ValueUint64 {
-			t.Fatalf("entry %+v: %d getters answer", kv, answers)
+			t.Fatalf("entry %+v: %d getters return a value", kv, answers)
 		}
 	}
 	if len(fingerprint(t, f)) != 32 {

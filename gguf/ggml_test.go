@@ -1,7 +1,7 @@
 package gguf_test
 
-// This file compares the package with ggml's own reader and type table, in the real libggml-base. cgo is not allowed in tests, so a small C
-// program calls the library.
+// This file compares the package with ggml's own reader and type table, in the real libggml-base.
+// cgo is not allowed in tests, so a small C program calls the library.
 
 import (
 	"bytes"
@@ -17,7 +17,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// ggmlProbe compiles the C program and returns a function that runs it on the library and returns its lines.
+// ggmlProbe compiles the C program and returns a function that runs it on the library and returns
+// its lines.
 func ggmlProbe(t *testing.T) func(args ...string) ([]string, error) {
 	t.Helper()
 	lib := filepath.Join(llamatest.ForTest(t).Dir, "libggml-base.so")
@@ -26,7 +27,8 @@ func ggmlProbe(t *testing.T) func(args ...string) ([]string, error) {
 		t.Skip("gcc is not installed, the program that asks libggml-base cannot be built")
 	}
 	probe := filepath.Join(t.TempDir(), "ggmlprobe")
-	if out, err := exec.Command(gcc, "-O1", "-Wall", "-Werror", "-o", probe, "testdata/ggmlprobe.c", "-ldl").CombinedOutput(); err != nil {
+	if out, err := exec.Command(gcc, "-O1", "-Wall", "-Werror", "-o", probe, "testdata/ggmlprobe.c",
+		"-ldl").CombinedOutput(); err != nil {
 		t.Fatalf("compile ggmlprobe: %v\n%s", err, out)
 	}
 	return func(args ...string) ([]string, error) {
@@ -42,7 +44,8 @@ func ggmlProbe(t *testing.T) func(args ...string) ([]string, error) {
 
 var typeRange = regexp.MustCompile(`should be in \[0, (\d+)\)`)
 
-// ggmlTypes returns a line per type that the library knows. How many there are it tells only when it refuses a file.
+// ggmlTypes returns a line per type that the library knows. The library shows how many there are
+// only when it refuses a file.
 func ggmlTypes(t *testing.T, probe func(...string) ([]string, error)) []string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "beyond.gguf")
@@ -75,7 +78,8 @@ func TestTypesAgainstGGML(t *testing.T) {
 		}
 		known[typ] = true
 		if !typ.Valid() {
-			t.Errorf("ggml knows type %d (%s, %d elements in %d bytes), this package does not", uint32(typ), name, elems, bytes)
+			t.Errorf("ggml knows type %d (%s, %d elements in %d bytes), this package does not", uint32(typ), name,
+				elems, bytes)
 			continue
 		}
 		if !strings.EqualFold(typ.String(), name) || typ.BlockElems() != elems || typ.BlockBytes() != bytes {
@@ -120,7 +124,8 @@ func compareWithGGML(t *testing.T, probe func(...string) ([]string, error), path
 			continue
 		}
 		if x.Offset != f.DataOffset+offset || x.Size != size || x.Type != typ {
-			t.Errorf("%s: %d bytes of %v at %d; ggml says %d of %v at %d", name, x.Size, x.Type, x.Offset, size, typ, f.DataOffset+offset)
+			t.Errorf("%s: %d bytes of %v at %d; ggml says %d of %v at %d", name, x.Size, x.Type, x.Offset, size, typ,
+				f.DataOffset+offset)
 		}
 	}
 }
@@ -142,7 +147,7 @@ func TestEveryTypeAgainstGGML(t *testing.T) {
 	compareWithGGML(t, probe, path)
 }
 
-// models returns the trained models that lie beside the repository, or skips the test.
+// models returns the trained models beside the repository, or skips the test.
 func models(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join("..", "..", "shared", "data", "models", "*.gguf"))
@@ -163,8 +168,8 @@ func TestModelsAgainstGGML(t *testing.T) {
 	}
 }
 
-// What any file by a well-behaved writer holds to, whatever the reader: tensors follow each other with padding alone
-// between them, up to the end of the file.
+// In a file of a well-behaved writer, tensors follow each other with nothing but padding between
+// them, up to the end of the file.
 func TestModels(t *testing.T) {
 	for _, path := range models(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) {

@@ -1,6 +1,7 @@
 package gguf
 
-// This file maps one file, and reads from the mapping without crashing if the file is truncated meanwhile.
+// This file maps one file, and reads from the mapping without crashing if the file is truncated
+// while it is read.
 
 import (
 	"errors"
@@ -34,7 +35,8 @@ func mapFile(f *File) (*mapping, error) {
 		file.Close()
 		return nil, fmt.Errorf("map %s: %w", f.Path, err)
 	}
-	// A page fault must not read around itself: the neighbouring pages belong to other tensors and experts.
+	// A page fault must not read around itself: the neighbouring pages belong to other tensors and
+	// experts.
 	if err := unix.Madvise(m.bytes, unix.MADV_RANDOM); err != nil {
 		return nil, errors.Join(fmt.Errorf("advise the mapping of %s: %w", f.Path, err), m.close())
 	}
@@ -45,20 +47,22 @@ func (m *mapping) close() error {
 	return errors.Join(unix.Munmap(m.bytes), m.file.Close())
 }
 
-// check returns an error that wraps ErrTruncated if the file has become shorter than end.
-func (m *mapping) check(end int64) error {
+// checkSize returns an error that wraps ErrTruncated if the file has become shorter than end.
+func (m *mapping) checkSize(end int64) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(m.file.Fd()), &stat); err != nil {
 		return fmt.Errorf("stat %s: %w", m.file.Name(), err)
 	}
 	if stat.Size < end {
-		return fmt.Errorf("%w: %s has %d bytes now, and had %d when it was opened", ErrTruncated, m.file.Name(), stat.Size, len(m.bytes))
+		return fmt.Errorf("%w: %s has %d bytes now, and had %d when it was opened", ErrTruncated, m.file.Name(),
+			stat.Size, len(m.bytes))
 	}
 	return nil
 }
 
-// guard calls do. If do touches a part of the mapping that the file no longer has, or that its device cannot read, guard ends it and
-// returns an error; otherwise the SIGBUS would end the process.
+// guard calls do. If do touches a part of the mapping that the file no longer has, or that its
+// device cannot read, guard ends it and returns an error. Without guard the SIGBUS would end the
+// process.
 func (m *mapping) guard(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -72,27 +76,29 @@ func (m *mapping) guard(do func() error) (err error) {
 			panic(r)
 		}
 		off := int64(fault.Addr() - first)
-		if err = m.check(off + 1); err == nil {
+		if err = m.checkSize(off + 1); err == nil {
 			err = fmt.Errorf("byte %d of %s: %w", off, m.file.Name(), unix.EIO)
 		}
 	}()
 	return do()
 }
 
-// pages returns the part of the mapping that holds bytes [off, off+size), rounded out to whole pages.
-func (m *mapping) pages(off, size int64) []byte {
+// wholePages returns the part of the mapping that holds bytes [off, off+size), rounded out to whole
+// pages.
+func (m *mapping) wholePages(off, size int64) []byte {
 	page := int64(os.Getpagesize())
 	return m.bytes[off/page*page : off+size]
 }
 
-// willNeed starts reading bytes [off, off+size) from disk. The kernel reads as much of it as its readahead allows.
-func (m *mapping) willNeed(off, size int64) {
+// prefetch starts reading bytes [off, off+size) from disk. The kernel reads as much of it as its
+// readahead allows.
+func (m *mapping) prefetch(off, size int64) {
 	// This is advice: if it fails, the bytes are read when they are touched.
-	_ = unix.Madvise(m.pages(off, size), unix.MADV_WILLNEED)
+	_ = unix.Madvise(m.wholePages(off, size), unix.MADV_WILLNEED)
 }
 
-// forget unmaps the pages of bytes [off, off+size) from this process; they stay in the page cache. The kernel does not page out pages for
-// one process while a second process maps them.
-func (m *mapping) forget(off, size int64) {
-	_ = unix.Madvise(m.pages(off, size), unix.MADV_DONTNEED)
+// unmapPages unmaps the pages of bytes [off, off+size) from this process; they stay in the page
+// cache. The kernel does not page out pages for one process while a second process maps them.
+func (m *mapping) unmapPages(off, size int64) {
+	_ = unix.Madvise(m.wholePages(off, size), unix.MADV_DONTNEED)
 }

@@ -1,5 +1,7 @@
 package gguf
 
+// These tests read metadata values on demand, also from files that have changed.
+
 import (
 	"bytes"
 	"errors"
@@ -30,9 +32,12 @@ func arrays(tb testing.TB) (m *model, want map[string]any) {
 	floats, floatBytes = append(floats, floats...), append(floatBytes, floatBytes...)
 	want = map[string]any{
 		"u8": []uint8{1, 255}, "i8": []int8{-1, 2}, "u16": []uint16{1, 65535}, "i16": []int16{-2, 3},
-		"u32": []uint32{1, math.MaxUint32}, "i32": []int32{-3, 4}, "f32": []float32{0.5, -2}, "bool": []bool{true, false},
-		"str": []string{"", "héllo", "\x00\xff"}, "u64": []uint64{1, math.MaxUint64}, "i64": []int64{-4, 5}, "f64": []float64{0.25, -8},
-		"none": []uint8{}, "long str": long, "long f32": floats, "scalar": uint16(7), "short": "kept", "long": longText, "empty": "",
+		"u32": []uint32{1, math.MaxUint32}, "i32": []int32{-3, 4}, "f32": []float32{0.5, -2},
+		"bool": []bool{true, false},
+		"str":  []string{"", "héllo", "\x00\xff"}, "u64": []uint64{1, math.MaxUint64}, "i64": []int64{-4, 5},
+		"f64":  []float64{0.25, -8},
+		"none": []uint8{}, "long str": long, "long f32": floats, "scalar": uint16(7), "short": "kept",
+		"long": longText, "empty": "",
 	}
 	join := func(b ...[]byte) []byte { return bytes.Join(b, nil) }
 	m = &model{version: 3, alignment: 32}
@@ -55,18 +60,22 @@ func arrays(tb testing.TB) (m *model, want map[string]any) {
 	m.kvs = append(m.kvs,
 		kvSpec{"str", ValueArray, stringArray("", "héllo", "\x00\xff")},
 		kvSpec{"long str", ValueArray, stringArray(long...)},
-		kvSpec{"scalar", ValueUint16, u16(7)}, kvSpec{"short", ValueString, str("kept")}, kvSpec{"long", ValueString, str(longText)},
+		kvSpec{"scalar", ValueUint16, u16(7)}, kvSpec{"short", ValueString, str("kept")},
+		kvSpec{"long", ValueString, str(longText)},
 		kvSpec{"empty", ValueString, str("")})
 	m.tensors = []tensorSpec{{name: "x", dims: []uint64{32}, typ: F32}}
 	return m, want
 }
 
-// valueOf collects what Each gives: a value, or the elements of an array as a slice of their type.
+// valueOf collects what Each passes on: a value, or the elements of an array as a slice of their type.
 func valueOf(f *File, kv *KV, limit int64) (any, error) {
 	var value any
 	var elems reflect.Value
 	if kv.Type == ValueArray {
-		types := []any{[]uint8{}, []int8{}, []uint16{}, []int16{}, []uint32{}, []int32{}, []float32{}, []bool{}, []string{}, nil, []uint64{}, []int64{}, []float64{}}
+		types := []any{
+			[]uint8{}, []int8{}, []uint16{}, []int16{}, []uint32{}, []int32{}, []float32{}, []bool{}, []string{}, nil,
+			[]uint64{}, []int64{}, []float64{},
+		}
 		elems = reflect.ValueOf(types[kv.Elem])
 	}
 	err := f.Each(kv, limit, func(v any) error {
@@ -131,8 +140,8 @@ func TestEach(t *testing.T) {
 	}
 }
 
-// What is read again must be what was parsed: another file, another size, another time are errors, and so is a file that
-// changed without a trace.
+// A file that is read again must be the one that was parsed. Another file, another size and another
+// time are errors. So is a file whose contents changed although its size and time are the same.
 func TestValueOfChangedFile(t *testing.T) {
 	m, _ := arrays(t)
 	b := m.encode()
@@ -140,8 +149,10 @@ func TestValueOfChangedFile(t *testing.T) {
 		"grown": func(t *testing.T, path string) {
 			check(t, os.WriteFile(path, append(bytes.Clone(b), 0), 0o644))
 		},
-		"shrunk":  func(t *testing.T, path string) { check(t, os.Truncate(path, 100)) },
-		"written": func(t *testing.T, path string) { check(t, os.Chtimes(path, time.Time{}, time.Now().Add(time.Hour))) },
+		"shrunk": func(t *testing.T, path string) { check(t, os.Truncate(path, 100)) },
+		"written": func(t *testing.T, path string) {
+			check(t, os.Chtimes(path, time.Time{}, time.Now().Add(time.Hour)))
+		},
 		"replaced": func(t *testing.T, path string) {
 			check(t, os.WriteFile(path+"2", b, 0o644))
 			check(t, os.Rename(path+"2", path))
@@ -164,10 +175,10 @@ func TestValueOfChangedFile(t *testing.T) {
 			check(t, err)
 			change(t, path)
 			if _, err := f.Strings("long str"); !errors.Is(err, ErrChanged) {
-				t.Errorf("error %v", err)
+				t.Errorf("error %v, want %v", err, ErrChanged)
 			}
 			if _, err := f.Fingerprint(); name != "written in secret" && !errors.Is(err, ErrChanged) {
-				t.Errorf("error %v", err)
+				t.Errorf("error %v, want %v", err, ErrChanged)
 			}
 			if got, ok := f.String("short"); !ok || got != "kept" {
 				t.Errorf("a short string: %q, %v", got, ok)
@@ -180,7 +191,7 @@ func TestValueOfChangedFile(t *testing.T) {
 	check(t, err)
 	check(t, os.Remove(path))
 	if _, err := f.Strings("long str"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, os.ErrNotExist)
 	}
 }
 
@@ -191,7 +202,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// What do returns comes back as it is: it is not an error of the file.
+// Each returns the error of do as it is: it is not an error of the file.
 func TestEachEnds(t *testing.T) {
 	m, _ := arrays(t)
 	f := mustParse(t, m.encode())

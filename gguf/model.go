@@ -22,35 +22,40 @@ const (
 )
 
 var (
-	// ErrPartName says that a part of a split model is not named like one, so that the other parts cannot be found.
+	// ErrPartName says that a part of a split model does not have the name of one, so that the
+	// other parts cannot be found.
 	ErrPartName = errors.New("a part of a split model must be named <model>-00001-of-00009.gguf")
 
-	// ErrMissingPart says that parts of a split model are not in the directory of the one that was opened.
+	// ErrMissingPart says that parts of a split model are not in the directory of the one that was
+	// opened.
 	ErrMissingPart = errors.New("missing parts of the split model")
 
-	// ErrMismatchedPart says that the file that is named like another part does not belong to the same model.
+	// ErrMismatchedPart says that a file has the name of another part, but does not belong to the
+	// same model.
 	ErrMismatchedPart = errors.New("not a part of the same model")
 )
 
-// Model is the structure of a model: of its one file, or of all parts of a split one. It does not change after OpenModel:
-// any number of goroutines may use it.
+// Model is the structure of a model: of its one file, or of all parts of a split one. It does not
+// change after OpenModel. So any number of goroutines may use it.
 type Model struct {
-	// Files are in the order of the parts. The first has the model's metadata, the others may have nothing but tensors.
+	// Files are in the order of the parts. The first has the model's metadata, the others may have
+	// nothing but tensors.
 	Files []*File
 
 	byName []Location // ordered by name
 }
 
-// Location is a place in a model: a tensor and, if the tensor has a slice per expert, the expert.
+// Location says where in a model something is: in which tensor and, if the tensor has a slice per
+// expert, in which expert's.
 type Location struct {
 	Tensor *Tensor
-	Expert int // -1 if the place belongs to no single expert
+	Expert int // -1 if it belongs to no single expert
 	File   int // index into Model.Files; 0 if a File was queried
 }
 
-// OpenModel reads the structure of a model. path is its file, or any of its parts. The other parts must be in the same directory and be
-// named as llama.cpp names them. Besides the errors of Open it returns ErrPartName, ErrMissingPart and ErrMismatchedPart, which name the
-// files.
+// OpenModel reads the structure of a model. path is its file, or any of its parts. The other parts
+// must be in the same directory and be named as llama.cpp names them. Besides the errors of Open it
+// returns ErrPartName, ErrMissingPart and ErrMismatchedPart, which name the files.
 func OpenModel(path string) (*Model, error) {
 	f, err := Open(path)
 	if err != nil {
@@ -63,20 +68,21 @@ func OpenModel(path string) (*Model, error) {
 			return nil, err
 		}
 	}
-	if err := m.index(); err != nil {
+	if err := m.indexNames(); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-// OpenPart is OpenModel for one file: of a split model it opens this part alone. Only the first part has the model's metadata.
+// OpenPart is OpenModel for one file: of a split model it opens this part alone. Only the first
+// part has the model's metadata.
 func OpenPart(path string) (*Model, error) {
 	f, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
 	m := &Model{Files: []*File{f}}
-	if err := m.index(); err != nil {
+	if err := m.indexNames(); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -87,39 +93,27 @@ func partPath(prefix string, no, count uint64) string {
 	return fmt.Sprintf("%s-%05d-of-%05d.gguf", prefix, no+1, count)
 }
 
-// partName is what partPath makes.
+// partName matches the end of what partPath makes.
 var partName = regexp.MustCompile(`-[0-9]{5}-of-[0-9]{5}\.gguf$`)
 
-// IsPart says whether a file is named like a part of a split model.
+// IsPart reports whether a file has a name like a part of a split model.
 func IsPart(path string) bool { return partName.MatchString(path) }
 
 // openParts returns all parts of the model that given belongs to.
 func openParts(given *File, count uint64) ([]*File, error) {
 	no, ok := given.Uint(splitNoKey)
 	if !ok || no >= count {
-		return nil, &fs.PathError{Op: "read", Path: given.Path, Err: fmt.Errorf("part number %d (%s) of %d (%s): %w", no, splitNoKey, count, splitCountKey, ErrMismatchedPart)}
+		err := fmt.Errorf("part number %d (%s) of %d (%s): %w", no, splitNoKey, count, splitCountKey, ErrMismatchedPart)
+		return nil, &fs.PathError{Op: "read", Path: given.Path, Err: err}
 	}
 	base := filepath.Base(given.Path)
 	prefix, ok := strings.CutSuffix(base, partPath("", no, count))
 	if !ok || prefix == "" {
-		return nil, fmt.Errorf("%w: %s is part %d of %d, and is not named <model>%s", ErrPartName, given.Path, no+1, count, partPath("", no, count))
+		return nil, fmt.Errorf("%w: %s is part %d of %d, and is not named <model>%s", ErrPartName, given.Path, no+1,
+			count, partPath("", no, count))
 	}
 	prefix = filepath.Join(filepath.Dir(given.Path), prefix)
-
-	// A hostile count of parts costs nothing: the search ends after a few missing ones.
-	const named = 5
-	var missing []string
-	for i := range count {
-		_, err := os.Stat(partPath(prefix, i, count))
-		if errors.Is(err, fs.ErrNotExist) {
-			missing = append(missing, filepath.Base(partPath(prefix, i, count)))
-		}
-		if len(missing) == named+1 {
-			missing[named] = "..."
-			break
-		}
-	}
-	if missing != nil {
+	if missing := missingParts(prefix, count); missing != nil {
 		return nil, fmt.Errorf("%w: beside %s there is no %s", ErrMissingPart, given.Path, strings.Join(missing, ", "))
 	}
 
@@ -139,24 +133,45 @@ func openParts(given *File, count uint64) ([]*File, error) {
 		files = append(files, f)
 		tensors += uint64(len(f.Tensors))
 		if memory += f.memory; memory > maxStructure {
-			return nil, &fs.PathError{Op: "read", Path: f.Path, Err: fmt.Errorf("the structure of the %d parts up to here takes more than %d MiB of memory", i+1, maxStructure>>20)}
+			err := fmt.Errorf("the structure of the %d parts up to here takes more than %d MiB of memory", i+1,
+				maxStructure>>20)
+			return nil, &fs.PathError{Op: "read", Path: f.Path, Err: err}
 		}
 	}
 	for _, f := range files {
 		if want, ok := f.Uint(splitTensorsKey); ok && want != tensors {
-			return nil, fmt.Errorf("%w: %s says that all parts have %d tensors (%s), they have %d", ErrMismatchedPart, f.Path, want, splitTensorsKey, tensors)
+			return nil, fmt.Errorf("%w: %s says that all parts have %d tensors (%s), they have %d", ErrMismatchedPart,
+				f.Path, want, splitTensorsKey, tensors)
 		}
 	}
 	return files, nil
 }
 
-// matchPart checks that f is part no of the count parts of the model that given belongs to; the error says why not.
+// missingParts names the first few parts that do not exist; nil if all do. It ends after these, so
+// a hostile count of parts costs nothing.
+func missingParts(prefix string, count uint64) (names []string) {
+	const limit = 5
+	for i := range count {
+		path := partPath(prefix, i, count)
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			names = append(names, filepath.Base(path))
+		}
+		if len(names) == limit+1 {
+			names[limit] = "..."
+			break
+		}
+	}
+	return names
+}
+
+// matchPart checks that f is part no of the count parts of the model that given belongs to. The
+// error says why it is not.
 func matchPart(f, given *File, no, count uint64) error {
 	if got, ok := f.Uint(splitCountKey); !ok || got != count {
-		return fmt.Errorf("has %s %s, not %d", splitCountKey, number(got, ok), count)
+		return fmt.Errorf("has %s %s, not %d", splitCountKey, formatCount(got, ok), count)
 	}
 	if got, ok := f.Uint(splitNoKey); !ok || got != no {
-		return fmt.Errorf("has %s %s, not %d", splitNoKey, number(got, ok), no)
+		return fmt.Errorf("has %s %s, not %d", splitNoKey, formatCount(got, ok), no)
 	}
 	if f.BigEndian != given.BigEndian {
 		return errors.New("has the other byte order")
@@ -169,15 +184,16 @@ func matchPart(f, given *File, no, count uint64) error {
 	return nil
 }
 
-func number(n uint64, ok bool) string {
+// formatCount writes a number that a file has, if ok.
+func formatCount(n uint64, ok bool) string {
 	if !ok {
 		return "missing"
 	}
 	return fmt.Sprint(n)
 }
 
-// index sorts the tensors of all files by name. A name that occurs twice is an error.
-func (m *Model) index() error {
+// indexNames sorts the tensors of all files by name. A name that occurs twice is an error.
+func (m *Model) indexNames() error {
 	n := 0
 	for _, f := range m.Files {
 		n += len(f.Tensors)
@@ -189,12 +205,13 @@ func (m *Model) index() error {
 		}
 	}
 	if len(m.Files) == 1 {
-		return nil // the file's own order serves
+		return nil // the order of the file's byName is right already
 	}
 	sort.Slice(m.byName, func(i, j int) bool { return m.byName[i].Tensor.Name < m.byName[j].Tensor.Name })
 	for i := 1; i < n; i++ {
 		if a, b := m.byName[i-1], m.byName[i]; a.Tensor.Name == b.Tensor.Name {
-			return fmt.Errorf("%w: tensor %.100q is in %s and in %s", ErrMismatchedPart, a.Tensor.Name, m.Files[a.File].Path, m.Files[b.File].Path)
+			return fmt.Errorf("%w: tensor %.100q is in %s and in %s", ErrMismatchedPart, a.Tensor.Name,
+				m.Files[a.File].Path, m.Files[b.File].Path)
 		}
 	}
 	return nil
@@ -209,8 +226,8 @@ func (m *Model) Lookup(name string) (Location, bool) {
 	return m.byName[i], true
 }
 
-// Locate returns what byte off of m.Files[file] belongs to. It reports false if that lies in the metadata, in padding or
-// outside the file, or there is no such file. It takes O(log n).
+// Locate returns what byte off of m.Files[file] belongs to. It reports false if that lies in the
+// metadata, in padding or outside the file, or there is no such file. It takes O(log n).
 func (m *Model) Locate(file int, off int64) (Location, bool) {
 	if file < 0 || file >= len(m.Files) {
 		return Location{}, false

@@ -1,5 +1,7 @@
 package gguf
 
+// These tests open models in several parts, complete and incomplete ones.
+
 import (
 	"errors"
 	"fmt"
@@ -9,7 +11,8 @@ import (
 	"testing"
 )
 
-// part is one of the parts of a small split model, as gguf-split writes it: all metadata are in the first.
+// part is one of the parts of a small split model, as gguf-split writes it: all metadata are in the
+// first.
 func part(no, count, tensors int) *model {
 	m := &model{version: 3, alignment: 32, kvs: []kvSpec{
 		{splitNoKey, ValueUint16, u16(uint16(no))},
@@ -20,7 +23,9 @@ func part(no, count, tensors int) *model {
 		m.kvs = append(m.kvs, kvSpec{architectureKey, ValueString, str("llama")})
 	}
 	for i := range 2 {
-		m.tensors = append(m.tensors, tensorSpec{name: fmt.Sprintf("blk.%d.ffn_up_exps.weight", 2*no+i), dims: []uint64{32, 2, 3}, typ: Q8_0})
+		m.tensors = append(m.tensors, tensorSpec{
+			name: fmt.Sprintf("blk.%d.ffn_up_exps.weight", 2*no+i), dims: []uint64{32, 2, 3}, typ: Q8_0,
+		})
 	}
 	return m
 }
@@ -116,17 +121,47 @@ func TestSplitModelHoles(t *testing.T) {
 		want string // %[n]s is part n's path
 	}{
 		{"second missing", func(p []*model) { p[1] = nil }, ErrMissingPart, "a-model-00002-of-00003.gguf"},
-		{"two missing", func(p []*model) { p[1], p[2] = nil, nil }, ErrMissingPart, "a-model-00002-of-00003.gguf, a-model-00003-of-00003.gguf"},
+		{
+			"two missing", func(p []*model) { p[1], p[2] = nil, nil }, ErrMissingPart,
+			"a-model-00002-of-00003.gguf, a-model-00003-of-00003.gguf",
+		},
 		{"part truncated", func(p []*model) { p[1].missing = 150 }, ErrTruncated, "a-model-00002-of-00003.gguf"},
-		{"count differs", edit(splitCountKey, ValueUint16, u16(4)), ErrMismatchedPart, "a-model-00002-of-00003.gguf has split.count 4, not 3"},
-		{"count of another type", edit(splitCountKey, ValueString, str("3")), ErrMismatchedPart, "has split.count missing, not 3"},
-		{"number differs", edit(splitNoKey, ValueUint16, u16(2)), ErrMismatchedPart, "a-model-00002-of-00003.gguf has split.no 2, not 1"},
-		{"number missing", func(p []*model) { p[1].kvs = p[1].kvs[1:] }, ErrMismatchedPart, "a-model-00002-of-00003.gguf has split.no missing, not 1"},
-		{"other architecture", edit(architectureKey, ValueString, str("qwen3")), ErrMismatchedPart, `a-model-00002-of-00003.gguf is of architecture "qwen3", not "llama"`},
-		{"other byte order", func(p []*model) { p[1].big = true }, ErrMismatchedPart, "a-model-00002-of-00003.gguf has the other byte order"},
-		{"tensor count of the first", func(p []*model) { p[0].kvs[2].value = u32(7) }, ErrMismatchedPart, "a-model-00001-of-00003.gguf says that all parts have 7 tensors (split.tensors.count), they have 6"},
-		{"tensor count of the second", edit(splitTensorsKey, ValueInt32, u32(5)), ErrMismatchedPart, "a-model-00002-of-00003.gguf says that all parts have 5 tensors"},
-		{"tensor twice", func(p []*model) { p[1].tensors = p[0].tensors }, ErrMismatchedPart, `tensor "blk.0.ffn_up_exps.weight" is in`},
+		{
+			"count differs", edit(splitCountKey, ValueUint16, u16(4)), ErrMismatchedPart,
+			"a-model-00002-of-00003.gguf has split.count 4, not 3",
+		},
+		{
+			"count of another type", edit(splitCountKey, ValueString, str("3")), ErrMismatchedPart,
+			"has split.count missing, not 3",
+		},
+		{
+			"number differs", edit(splitNoKey, ValueUint16, u16(2)), ErrMismatchedPart,
+			"a-model-00002-of-00003.gguf has split.no 2, not 1",
+		},
+		{
+			"number missing", func(p []*model) { p[1].kvs = p[1].kvs[1:] }, ErrMismatchedPart,
+			"a-model-00002-of-00003.gguf has split.no missing, not 1",
+		},
+		{
+			"other architecture", edit(architectureKey, ValueString, str("qwen3")), ErrMismatchedPart,
+			`a-model-00002-of-00003.gguf is of architecture "qwen3", not "llama"`,
+		},
+		{
+			"other byte order", func(p []*model) { p[1].big = true }, ErrMismatchedPart,
+			"a-model-00002-of-00003.gguf has the other byte order",
+		},
+		{
+			"tensor count of the first", func(p []*model) { p[0].kvs[2].value = u32(7) }, ErrMismatchedPart,
+			"a-model-00001-of-00003.gguf says that all parts have 7 tensors (split.tensors.count), they have 6",
+		},
+		{
+			"tensor count of the second", edit(splitTensorsKey, ValueInt32, u32(5)), ErrMismatchedPart,
+			"a-model-00002-of-00003.gguf says that all parts have 5 tensors",
+		},
+		{
+			"tensor twice", func(p []*model) { p[1].tensors = p[0].tensors }, ErrMismatchedPart,
+			`tensor "blk.0.ffn_up_exps.weight" is in`,
+		},
 		{"part is no GGUF", func(p []*model) { p[1] = nil }, nil, ""}, // see below
 	}
 	for _, tt := range tests {
@@ -146,7 +181,7 @@ func TestSplitModelHoles(t *testing.T) {
 	}
 }
 
-// A part says itself which one it is: a wrong name is an error and not another model.
+// A part's metadata say which part it is. A wrong name is an error, and does not lead to another model.
 func TestSplitModelNames(t *testing.T) {
 	data := part(0, 3, 6).encode()
 	tests := []struct {
@@ -190,13 +225,15 @@ func TestSplitModelClaims(t *testing.T) {
 		if !errors.Is(err, tt.is) {
 			t.Errorf("%s: error %v", name, err)
 		}
-		if tt.is == ErrMissingPart && !strings.HasSuffix(err.Error(), "m-00002-of-65535.gguf, m-00003-of-65535.gguf, m-00004-of-65535.gguf, m-00005-of-65535.gguf, m-00006-of-65535.gguf, ...") {
+		if tt.is == ErrMissingPart && !strings.HasSuffix(err.Error(),
+			"m-00002-of-65535.gguf, m-00003-of-65535.gguf, m-00004-of-65535.gguf, m-00005-of-65535.gguf, "+
+				"m-00006-of-65535.gguf, ...") {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
 }
 
-// A model in one file needs no name, and may say that it is the one part of one.
+// A model in one file may have any name, and may say that it is part one of one.
 func TestOpenModelOfOneFile(t *testing.T) {
 	for _, m := range []*model{small(), part(0, 1, 2)} {
 		path := filepath.Join(t.TempDir(), "anything")
@@ -214,11 +251,11 @@ func TestOpenModelOfOneFile(t *testing.T) {
 			}
 		}
 		if len(got.Files) != 1 || got.Size() != f.Size || got.Tensors() != len(f.Tensors) {
-			t.Errorf("%+v", got)
+			t.Errorf("%+v, want one file with %d tensors", got, len(f.Tensors))
 		}
 	}
 	if _, err := OpenModel(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, os.ErrNotExist)
 	}
 }
 
@@ -232,7 +269,8 @@ func TestSplitModelBound(t *testing.T) {
 				}
 			}
 		})
-		if _, err := OpenModel(paths[0]); (err == nil) != fits || !fits && !strings.Contains(err.Error(), "takes more than 32 MiB of memory") {
+		if _, err := OpenModel(paths[0]); (err == nil) != fits ||
+			!fits && !strings.Contains(err.Error(), "takes more than 32 MiB of memory") {
 			t.Errorf("%d parts: %v", count, err)
 		}
 	}

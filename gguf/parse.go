@@ -1,7 +1,7 @@
 package gguf
 
-// This file parses the format. It checks every count against the bytes that remain, every product for overflow and every bound by
-// subtraction, so that no number in a file can lead outside it.
+// This file parses the format. It checks every count against the bytes that remain, every product
+// for overflow and every bound by subtraction, so that no number in a file can lead outside it.
 
 import (
 	"cmp"
@@ -23,41 +23,47 @@ const (
 	defaultAlignment = 32
 	maxDims          = 4
 
-	// maxMetadata bounds memory use where the file's size does not: a sparse file of terabytes costs nothing to make. The metadata of a
-	// model with 262k tokens and 515k merges take 13 MB.
+	// maxMetadata bounds memory use where the file's size does not: a sparse file of terabytes
+	// costs nothing to make. The metadata of a model with 262k tokens and 515k merges take 13 MB.
 	maxMetadata = 256 << 20
 
-	// maxAlignment is far above any page size. With a larger one, a whole file could hide in the padding.
+	// maxAlignment is far above any page size. With a larger one, a whole file could hide in the
+	// padding.
 	maxAlignment = 16 << 20
 
-	// maxName is the format's limit for keys. ggml truncates tensor names to 63 bytes, other readers do not.
+	// maxName is the format's limit for keys. ggml truncates tensor names to 63 bytes; other
+	// readers do not.
 	maxName = 65535
 
 	maxOffset = math.MaxInt64 // file offsets are int64
 
-	// maxStructure bounds the memory in bytes that the structure of a model takes, all parts together: sizes of records and names, and copies
-	// of short strings. 100,000 tensors with names of 30 bytes take 14 MB; 384 experts in 60
-	// layers, with three tensors each, would be 69,120.
+	// maxStructure bounds the memory in bytes that the structure of a model takes, all parts
+	// together: records, names and copies of short strings. 100,000 tensors with names of 30 bytes
+	// take 14 MB. 384 experts in 60 layers, with three tensors each, would be 69,120.
 	maxStructure = 32 << 20
 
-	// A tensor takes memory for its Tensor, its Location and its place in the order by name, an entry for its KV and its place.
+	// A tensor takes memory for its Tensor, its Location and its index in the order by name; an
+	// entry for its KV and its index.
 	tensorMemory = int64(unsafe.Sizeof(Tensor{})+unsafe.Sizeof(Location{})) + 4
 	entryMemory  = int64(unsafe.Sizeof(KV{})) + 4
 
-	// maxKept is the length in bytes up to which a File keeps a copy of a string, maxKeptAll that of all of them. The longest that is in
-	// use is a chat template of 30 KB. Other strings, and arrays, are read from the file when they are asked for.
+	// maxKept is the length in bytes up to which a File keeps a copy of a string, maxKeptAll the
+	// limit for all of them together. The longest string in use is a chat template of 30 KB. Other
+	// strings, and arrays, are read from the file when they are asked for.
 	maxKept    = 64 << 10
 	maxKeptAll = 4 << 20
 
-	// firstRecords is for how many records memory is allocated before any is seen: the count in the file cannot be trusted.
+	// firstRecords is for how many records memory is allocated before the first is read: the count
+	// in the file cannot be trusted.
 	firstRecords = 1024
 
-	hint = "is the download whole?" // most short files are unfinished downloads
+	askWhole = "is the download whole?" // most short files are unfinished downloads
 )
 
-// Parse reads the structure of the GGUF file of size bytes that r holds. It reads the metadata, skipping arrays of numbers and long strings,
-// and at most 64 KiB beyond. The File uses r again only in Each, Strings and Fingerprint. Whatever the file says, the metadata have at most
-// 256 MiB and their structure takes at most 32 MiB of memory: what goes beyond is an error.
+// Parse reads the structure of the GGUF file of size bytes that r holds. It reads the metadata,
+// skipping arrays of numbers and long strings, and at most 64 KiB beyond. The File uses r again
+// only in Each, Strings and Fingerprint. It is an error if the metadata have more than 256 MiB, or
+// if the structure would take more than 32 MiB of memory.
 //
 // Errors wrap ErrNotGGUF, ErrTruncated or r's own; others describe what is malformed and where.
 func Parse(r io.ReaderAt, size int64) (*File, error) { return parse(r, size, pieceBytes) }
@@ -65,22 +71,23 @@ func Parse(r io.ReaderAt, size int64) (*File, error) { return parse(r, size, pie
 func parse(r io.ReaderAt, size, piece int64) (*File, error) {
 	p := &parser{src: &source{r: r, size: size, piece: piece}}
 	f := &File{Size: size, Alignment: defaultAlignment, r: r}
-	tensors, entries, err := p.header(f)
+	tensors, entries, err := p.readHeader(f)
 	if err != nil {
 		return nil, err
 	}
 	f.enc = p.enc
-	if err := p.metadata(f, entries); err != nil {
+	if err := p.readMetadata(f, entries); err != nil {
 		return nil, err
 	}
 	f.kept = slices.Clip(p.kept)
-	if err := p.tensors(f, tensors); err != nil {
+	if err := p.readTensors(f, tensors); err != nil {
 		return nil, err
 	}
 	f.memory = p.memory
 	return f, nil
 }
 
+// parser reads a file from front to back.
 type parser struct {
 	src  *source
 	enc  encoding
@@ -95,7 +102,8 @@ type parser struct {
 	name  string
 }
 
-func (p *parser) place() string {
+// position says what is being read.
+func (p *parser) position() string {
 	switch {
 	case p.kind == "":
 		return "the header"
@@ -105,16 +113,17 @@ func (p *parser) place() string {
 	return fmt.Sprintf("%s %d (%.100q)", p.kind, p.index, p.name)
 }
 
+// errorf is fmt.Errorf with the position.
 func (p *parser) errorf(format string, args ...any) error {
-	return fmt.Errorf("%s: %w", p.place(), fmt.Errorf(format, args...))
+	return fmt.Errorf("%s: %w", p.position(), fmt.Errorf(format, args...))
 }
 
-// need returns an error unless n more bytes exist; what names them.
-func (p *parser) need(n uint64, what string) error {
+// require returns an error unless n more bytes exist. what names them.
+func (p *parser) require(n uint64, what string) error {
 	remain := p.src.size - p.off
 	if n > uint64(remain) {
 		return fmt.Errorf("%w: byte %d, %s of %s: %d bytes needed, %d remain of the file's %d; %s",
-			ErrTruncated, p.off, what, p.place(), n, remain, p.src.size, hint)
+			ErrTruncated, p.off, what, p.position(), n, remain, p.src.size, askWhole)
 	}
 	// skipStrings may have exceeded the limit by one piece.
 	if n > uint64(max(0, maxMetadata-p.off)) {
@@ -123,12 +132,12 @@ func (p *parser) need(n uint64, what string) error {
 	return nil
 }
 
-// take returns the next n bytes. They are valid until the next call and must not be changed.
-func (p *parser) take(n uint64, what string) ([]byte, error) {
-	if err := p.need(n, what); err != nil {
+// readBytes returns the next n bytes. They are valid until the next call and must not be changed.
+func (p *parser) readBytes(n uint64, what string) ([]byte, error) {
+	if err := p.require(n, what); err != nil {
 		return nil, err
 	}
-	b, err := p.src.at(p.off, int64(n))
+	b, err := p.src.bytesAt(p.off, int64(n))
 	if err != nil {
 		return nil, err
 	}
@@ -136,78 +145,80 @@ func (p *parser) take(n uint64, what string) ([]byte, error) {
 	return b[:n], nil
 }
 
-// holds accounts for n bytes of memory that the structure takes from now on.
-func (p *parser) holds(n int64) error {
+// account accounts for n bytes of memory that the structure takes from now on.
+func (p *parser) account(n int64) error {
 	if p.memory += n; p.memory > maxStructure {
 		return p.errorf("the structure up to here takes more than %d MiB of memory", maxStructure>>20)
 	}
 	return nil
 }
 
-// skip skips n bytes without reading them.
-func (p *parser) skip(n uint64, what string) error {
-	if err := p.need(n, what); err != nil {
+// skipBytes skips n bytes without reading them.
+func (p *parser) skipBytes(n uint64, what string) error {
+	if err := p.require(n, what); err != nil {
 		return err
 	}
 	p.off += int64(n)
 	return nil
 }
 
-func (p *parser) u32(what string) (uint32, error) {
-	b, err := p.take(4, what)
+func (p *parser) readU32(what string) (uint32, error) {
+	b, err := p.readBytes(4, what)
 	if err != nil {
 		return 0, err
 	}
 	return p.enc.u32(b), nil
 }
 
-func (p *parser) u64(what string) (uint64, error) {
-	b, err := p.take(8, what)
+func (p *parser) readU64(what string) (uint64, error) {
+	b, err := p.readBytes(8, what)
 	if err != nil {
 		return 0, err
 	}
 	return p.enc.u64(b), nil
 }
 
-// length reads a length, a count or a dimension.
-func (p *parser) length(what string) (uint64, error) {
-	b, err := p.take(uint64(p.enc.wide), what)
+// readLength reads a length, a count or a dimension.
+func (p *parser) readLength(what string) (uint64, error) {
+	b, err := p.readBytes(uint64(p.enc.lengthBytes), what)
 	if err != nil {
 		return 0, err
 	}
 	return p.enc.length(b), nil
 }
 
-// count reads a number of records. As each takes at least minBytes, it cannot exceed what the remaining bytes hold.
-func (p *parser) count(minBytes int64, what string) (int64, error) {
-	n, err := p.length(what)
+// readCount reads a number of records. As each takes at least minBytes, it cannot exceed what the
+// remaining bytes hold.
+func (p *parser) readCount(minBytes int64, what string) (int64, error) {
+	n, err := p.readLength(what)
 	if err != nil {
 		return 0, err
 	}
 	if remain := p.src.size - p.off; n > uint64(remain/minBytes) {
 		return 0, fmt.Errorf("%w: %s of %s is %d, the %d bytes that remain hold at most %d; %s",
-			ErrTruncated, what, p.place(), n, remain, remain/minBytes, hint)
+			ErrTruncated, what, p.position(), n, remain, remain/minBytes, askWhole)
 	}
 	return int64(n), nil
 }
 
-// identifier reads a key or a tensor name. Names end up in tables, terminals and spreadsheets, so unprintable ones are rejected.
-func (p *parser) identifier(lengthOf, what string) (string, error) {
-	n, err := p.length(lengthOf)
+// readName reads a key or a tensor name. Names end up in tables, terminals and spreadsheets, so
+// unprintable ones are rejected.
+func (p *parser) readName(lengthOf, what string) (string, error) {
+	n, err := p.readLength(lengthOf)
 	if err != nil {
 		return "", err
 	}
-	if err := p.need(n, what); err != nil {
+	if err := p.require(n, what); err != nil {
 		return "", err
 	}
 	if n == 0 || n > maxName {
 		return "", p.errorf("%s has %d bytes, not 1 to %d", what, n, maxName)
 	}
-	b, err := p.take(n, what)
+	b, err := p.readBytes(n, what)
 	if err != nil {
 		return "", err
 	}
-	if err := p.holds(int64(n)); err != nil {
+	if err := p.account(int64(n)); err != nil {
 		return "", err
 	}
 	s := string(b)
@@ -217,60 +228,64 @@ func (p *parser) identifier(lengthOf, what string) (string, error) {
 	return s, nil
 }
 
-func (p *parser) header(f *File) (tensors, entries int64, err error) {
+// readHeader reads the magic, the version and the counts. It finds out the byte order.
+func (p *parser) readHeader(f *File) (tensors, entries int64, err error) {
 	if p.src.size < int64(len(magic)) {
 		return 0, 0, fmt.Errorf("%w: it has %d bytes", ErrNotGGUF, p.src.size)
 	}
-	b, err := p.take(uint64(len(magic)), "the magic")
+	b, err := p.readBytes(uint64(len(magic)), "the magic")
 	if err != nil {
 		return 0, 0, err
 	}
 	if string(b) != magic {
 		return 0, 0, fmt.Errorf("%w: bad magic, it begins with %q", ErrNotGGUF, b)
 	}
-	if f.Version, err = p.u32("the version"); err != nil {
+	if f.Version, err = p.readU32("the version"); err != nil {
 		return 0, 0, err
 	}
-	// Only the version field tells the byte order. Like ggml, take a zero low half for the other order.
+	// Only the version shows the byte order. Like ggml, take a low half of zero as a sign of the
+	// other order.
 	if f.Version&0xffff == 0 && f.Version != 0 {
 		p.enc.big, f.BigEndian, f.Version = true, true, bits.ReverseBytes32(f.Version)
 	}
 	switch f.Version {
 	case 1:
-		p.enc.wide = 4
+		p.enc.lengthBytes = 4
 	case 2, 3:
-		p.enc.wide = 8
+		p.enc.lengthBytes = 8
 	default:
 		return 0, 0, fmt.Errorf("GGUF version %d, this reader knows 1 to 3", f.Version)
 	}
-	if tensors, err = p.count(p.minTensorBytes(), "the tensor count"); err != nil {
+	if tensors, err = p.readCount(p.minTensorBytes(), "the tensor count"); err != nil {
 		return 0, 0, err
 	}
-	entries, err = p.count(p.minKVBytes(), "the metadata count")
+	entries, err = p.readCount(p.minKVBytes(), "the metadata count")
 	return tensors, entries, err
 }
 
-// minKVBytes is the size of the smallest entry: a key of one byte with its length, the type, a value of one byte.
-func (p *parser) minKVBytes() int64 { return p.enc.wide + 1 + 4 + 1 }
+// minKVBytes is the size of the smallest entry: a key of one byte with its length, the type, a
+// value of one byte.
+func (p *parser) minKVBytes() int64 { return p.enc.lengthBytes + 1 + 4 + 1 }
 
-// minTensorBytes is the size of the smallest record: a name of one byte with its length, the number of dimensions, one dimension, the type,
-// the offset.
-func (p *parser) minTensorBytes() int64 { return p.enc.wide + 1 + 4 + p.enc.wide + 4 + 8 }
+// minTensorBytes is the size of the smallest record: a name of one byte with its length, the number
+// of dimensions, one dimension, the type, the offset.
+func (p *parser) minTensorBytes() int64 { return p.enc.lengthBytes + 1 + 4 + p.enc.lengthBytes + 4 + 8 }
 
-func (p *parser) metadata(f *File, n int64) error {
+// readMetadata reads n entries.
+func (p *parser) readMetadata(f *File, n int64) error {
 	f.Metadata = make([]KV, 0, min(n, firstRecords))
 	for i := range n {
 		p.kind, p.index, p.name = "metadata entry", i, ""
 		var kv KV
-		err := p.holds(entryMemory)
+		err := p.account(entryMemory)
 		if err != nil {
 			return err
 		}
-		if kv.Key, err = p.identifier("the key's length", "the key"); err != nil {
+		if kv.Key, err = p.readName("the key's length", "the key"); err != nil {
 			return err
 		}
 		p.name = kv.Key
-		if err := p.value(&kv); err != nil {
+		if err := p.readValue(&kv); err != nil {
 			return err
 		}
 		if kv.Key == alignmentKey {
@@ -285,15 +300,15 @@ func (p *parser) metadata(f *File, n int64) error {
 		f.Metadata = append(f.Metadata, kv)
 	}
 	var twice string
-	if f.byKey, twice = index(len(f.Metadata), func(i int32) string { return f.Metadata[i].Key }); twice != "" {
+	if f.byKey, twice = sortByName(len(f.Metadata), func(i int32) string { return f.Metadata[i].Key }); twice != "" {
 		return fmt.Errorf("two metadata entries have the key %.100q", twice)
 	}
 	return nil
 }
 
-// value reads an entry's type and finds the end of its value.
-func (p *parser) value(kv *KV) error {
-	t, err := p.u32("the type")
+// readValue reads an entry's type and finds the end of its value.
+func (p *parser) readValue(kv *KV) error {
+	t, err := p.readU32("the type")
 	if err != nil {
 		return err
 	}
@@ -303,20 +318,20 @@ func (p *parser) value(kv *KV) error {
 	}
 	switch kv.Type {
 	case ValueArray:
-		return p.array(kv)
+		return p.readArray(kv)
 	case ValueString:
-		n, err := p.length("the string's length")
+		n, err := p.readLength("the string's length")
 		if err != nil {
 			return err
 		}
 		kv.off, kv.size, kv.kept = p.off, int64(n), inFile
 		if n > uint64(min(maxKept, maxKeptAll-len(p.kept))) {
-			return p.skip(n, "the string")
+			return p.skipBytes(n, "the string")
 		}
-		return p.keep(kv, "the string")
+		return p.keepValue(kv, "the string")
 	}
 	kv.off, kv.size = p.off, valueTypes[kv.Type].bytes
-	if err := p.keep(kv, "the value"); err != nil {
+	if err := p.keepValue(kv, "the value"); err != nil {
 		return err
 	}
 	if v := p.kept[kv.kept]; kv.Type == ValueBool && v > 1 {
@@ -325,19 +340,20 @@ func (p *parser) value(kv *KV) error {
 	return nil
 }
 
-// keep reads the value's bytes and copies them to p.kept.
-func (p *parser) keep(kv *KV, what string) error {
-	b, err := p.take(uint64(kv.size), what)
+// keepValue reads the value's bytes and copies them to p.kept.
+func (p *parser) keepValue(kv *KV, what string) error {
+	b, err := p.readBytes(uint64(kv.size), what)
 	if err != nil {
 		return err
 	}
 	kv.kept = int32(len(p.kept))
 	p.kept = append(p.kept, b...)
-	return p.holds(kv.size)
+	return p.account(kv.size)
 }
 
-func (p *parser) array(kv *KV) error {
-	t, err := p.u32("the array's element type")
+// readArray reads an array's type and length, and skips its elements.
+func (p *parser) readArray(kv *KV) error {
+	t, err := p.readU32("the array's element type")
 	if err != nil {
 		return err
 	}
@@ -350,36 +366,36 @@ func (p *parser) array(kv *KV) error {
 	}
 	width := valueTypes[kv.Elem].bytes
 	if kv.Elem == ValueString {
-		width = p.enc.wide // an empty string's length
+		width = p.enc.lengthBytes // an empty string's length
 	}
-	if kv.Len, err = p.count(width, "the array's length"); err != nil {
+	if kv.Len, err = p.readCount(width, "the array's length"); err != nil {
 		return err
 	}
 	kv.off, kv.kept = p.off, inFile
 	if kv.Elem == ValueString {
 		err = p.skipStrings(kv.Len)
 	} else {
-		err = p.skip(uint64(kv.Len*width), "the array")
+		err = p.skipBytes(uint64(kv.Len*width), "the array")
 	}
 	kv.size = p.off - kv.off
 	return err
 }
 
-// skipStrings skips n strings. With large vocabularies this is the parser's hot loop, so strings within the window are skipped without a
-// function call.
+// skipStrings skips n strings. With large vocabularies this is the parser's hot loop. So strings
+// within the window are skipped without a function call.
 func (p *parser) skipStrings(n int64) error {
 	for i := int64(0); i < n; i++ {
-		length, err := p.length("the length of a string in the array")
+		length, err := p.readLength("the length of a string in the array")
 		if err != nil {
 			return err
 		}
-		if err := p.skip(length, "a string in the array"); err != nil {
+		if err := p.skipBytes(length, "a string in the array"); err != nil {
 			return err
 		}
-		if p.enc.big || p.enc.wide != 8 {
-			continue // rare; this path is three times slower
+		if p.enc.big || p.enc.lengthBytes != 8 {
+			continue // these encodings are rare, and three times slower to skip
 		}
-		b := p.src.ahead(p.off)
+		b := p.src.windowFrom(p.off)
 		pos := 0
 		for i+1 < n && len(b)-pos >= 8 {
 			length := binary.LittleEndian.Uint64(b[pos:])
@@ -394,34 +410,54 @@ func (p *parser) skipStrings(n int64) error {
 	return nil
 }
 
-func (p *parser) tensors(f *File, n int64) error {
+// readTensors reads n tensors' records and checks where their data lie.
+func (p *parser) readTensors(f *File, n int64) error {
+	if err := p.readTensorTable(f, n); err != nil {
+		return err
+	}
+	// ggml pads only if tensors follow; the first part of a split model may have none.
+	p.kind = ""
+	if n > 0 {
+		if err := p.skipBytes(uint64(-p.off&(f.Alignment-1)), "the padding before the tensor data"); err != nil {
+			return err
+		}
+	}
+	f.DataOffset = p.off
+	if err := p.placeTensors(f); err != nil {
+		return err
+	}
+	var twice string
+	if f.byName, twice = sortByName(len(f.Tensors), func(i int32) string { return f.Tensors[i].Name }); twice != "" {
+		return fmt.Errorf("two tensors have the name %.100q", twice)
+	}
+	return nil
+}
+
+// readTensorTable reads n tensors' records. The offsets stay relative to the data.
+func (p *parser) readTensorTable(f *File, n int64) error {
 	f.Tensors = make([]Tensor, 0, min(n, firstRecords))
 	var dims []int64 // one allocation for the shapes of many tensors
 	for i := range n {
 		p.kind, p.index, p.name = "tensor", i, ""
 		var t Tensor
-		err := p.holds(tensorMemory)
+		err := p.account(tensorMemory)
 		if err != nil {
 			return err
 		}
 		if cap(dims)-len(dims) < maxDims {
 			dims = make([]int64, 0, 2*firstRecords)
 		}
-		if dims, err = p.tensor(&t, dims); err != nil {
+		if dims, err = p.readTensor(&t, dims); err != nil {
 			return err
 		}
 		f.Tensors = append(f.Tensors, t)
 	}
+	return nil
+}
 
-	// ggml pads only if tensors follow; the first part of a split model may have none.
-	p.kind = ""
-	if n > 0 {
-		if err := p.skip(uint64(-p.off&(f.Alignment-1)), "the padding before the tensor data"); err != nil {
-			return err
-		}
-	}
-	f.DataOffset = p.off
-
+// placeTensors makes the tensors' offsets absolute, and sorts the tensors by them. It checks the
+// alignment, and that tensors lie in the file and do not overlap.
+func (p *parser) placeTensors(f *File) error {
 	for i := range f.Tensors {
 		t := &f.Tensors[i]
 		p.kind, p.index, p.name = "tensor", int64(i), t.Name
@@ -430,59 +466,48 @@ func (p *parser) tensors(f *File, n int64) error {
 		}
 		data := f.Size - f.DataOffset
 		if t.Offset > data || t.Size > data-t.Offset {
-			return fmt.Errorf("%w: %s needs %d bytes from %d of the data that begin at byte %d, the file has %d bytes; %s",
-				ErrTruncated, p.place(), t.Size, t.Offset, f.DataOffset, f.Size, hint)
+			return fmt.Errorf("%w: %s needs %d bytes from %d of the data that begin at byte %d, the file has %d "+
+				"bytes; %s",
+				ErrTruncated, p.position(), t.Size, t.Offset, f.DataOffset, f.Size, askWhole)
 		}
 		t.Offset += f.DataOffset
 	}
 	slices.SortFunc(f.Tensors, func(a, b Tensor) int { return cmp.Compare(a.Offset, b.Offset) })
 	for i := 1; i < len(f.Tensors); i++ {
 		if a, b := &f.Tensors[i-1], &f.Tensors[i]; b.Offset < a.End() {
-			return fmt.Errorf("tensors %.100q (bytes %d to %d) and %.100q (from byte %d) overlap", a.Name, a.Offset, a.End(), b.Name, b.Offset)
+			return fmt.Errorf("tensors %.100q (bytes %d to %d) and %.100q (from byte %d) overlap",
+				a.Name, a.Offset, a.End(), b.Name, b.Offset)
 		}
-	}
-	var twice string
-	if f.byName, twice = index(len(f.Tensors), func(i int32) string { return f.Tensors[i].Name }); twice != "" {
-		return fmt.Errorf("two tensors have the name %.100q", twice)
 	}
 	return nil
 }
 
-// tensor reads one tensor's record; its Offset stays relative to the data. The shape is appended to dims.
-func (p *parser) tensor(t *Tensor, dims []int64) ([]int64, error) {
+// readTensor reads one tensor's record; its Offset stays relative to the data. The shape is
+// appended to dims.
+func (p *parser) readTensor(t *Tensor, dims []int64) ([]int64, error) {
 	var err error
-	if t.Name, err = p.identifier("the name's length", "the name"); err != nil {
+	if t.Name, err = p.readName("the name's length", "the name"); err != nil {
 		return nil, err
 	}
 	p.name = t.Name
-	n, err := p.u32("the number of dimensions")
+	n, err := p.readU32("the number of dimensions")
 	if err != nil {
 		return nil, err
 	}
 	if n < 1 || n > maxDims {
 		return nil, p.errorf("%d dimensions, not 1 to %d", n, maxDims)
 	}
-	first, elems := len(dims), uint64(1)
-	for d := range n {
-		ne, err := p.length("the dimensions")
-		if err != nil {
-			return nil, err
-		}
-		if ne == 0 || ne > maxOffset {
-			return nil, p.errorf("dimension %d is %d", d, ne)
-		}
-		var hi uint64
-		if hi, elems = bits.Mul64(elems, ne); hi != 0 || elems > maxOffset {
-			return nil, p.errorf("its number of elements does not fit 63 bits")
-		}
-		dims = append(dims, int64(ne))
+	first := len(dims)
+	dims, elems, err := p.readShape(dims, n)
+	if err != nil {
+		return nil, err
 	}
 	t.Shape = dims[first:len(dims):len(dims)]
-	if err := p.holds(int64(8 * n)); err != nil {
+	if err := p.account(int64(8 * n)); err != nil {
 		return nil, err
 	}
 
-	number, err := p.u32("the type")
+	number, err := p.readU32("the type")
 	if err != nil {
 		return nil, err
 	}
@@ -497,7 +522,7 @@ func (p *parser) tensor(t *Tensor, dims []int64) ([]int64, error) {
 	}
 	t.Size = int64(size)
 
-	offset, err := p.u64("the offset")
+	offset, err := p.readU64("the offset")
 	if err != nil {
 		return nil, err
 	}
@@ -508,8 +533,29 @@ func (p *parser) tensor(t *Tensor, dims []int64) ([]int64, error) {
 	return dims, nil
 }
 
-// index sorts the numbers 0..n-1 by name. It also returns a name that occurs twice, or "" (names are never empty).
-func index(n int, name func(int32) string) (order []int32, twice string) {
+// readShape appends n dimensions to dims, and returns their product as well.
+func (p *parser) readShape(dims []int64, n uint32) (to []int64, elems uint64, err error) {
+	elems = 1
+	for d := range n {
+		ne, err := p.readLength("the dimensions")
+		if err != nil {
+			return nil, 0, err
+		}
+		if ne == 0 || ne > maxOffset {
+			return nil, 0, p.errorf("dimension %d is %d", d, ne)
+		}
+		var hi uint64
+		if hi, elems = bits.Mul64(elems, ne); hi != 0 || elems > maxOffset {
+			return nil, 0, p.errorf("its number of elements does not fit 63 bits")
+		}
+		dims = append(dims, int64(ne))
+	}
+	return dims, elems, nil
+}
+
+// sortByName sorts the numbers 0..n-1 by name. It also returns a name that occurs twice, or ""
+// (names are never empty).
+func sortByName(n int, name func(int32) string) (order []int32, twice string) {
 	order = make([]int32, n)
 	for i := range order {
 		order[i] = int32(i)

@@ -1,5 +1,7 @@
 package gguf
 
+// These tests parse files in every encoding, and broken ones of every kind.
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -15,7 +17,7 @@ import (
 	"testing"
 )
 
-// encodings are all that a file may have.
+// encodings are all encodings that a file may have.
 var encodings = []struct {
 	name    string
 	version uint32
@@ -34,8 +36,10 @@ func TestParse(t *testing.T) {
 		f := mustParse(t, b)
 		meta, _ := m.meta()
 		data := (int64(len(meta)) + 63) / 64 * 64
-		if f.Version != version || f.BigEndian != enc.big || f.Size != int64(len(b)) || f.Alignment != 64 || f.DataOffset != data || f.Path != "" {
-			t.Errorf("%s: version %d, size %d, alignment %d, data at %d, path %q", enc.name, f.Version, f.Size, f.Alignment, f.DataOffset, f.Path)
+		if f.Version != version || f.BigEndian != enc.big || f.Size != int64(len(b)) || f.Alignment != 64 ||
+			f.DataOffset != data || f.Path != "" {
+			t.Errorf("%s: version %d, size %d, alignment %d, data at %d, path %q", enc.name, f.Version, f.Size,
+				f.Alignment, f.DataOffset, f.Path)
 		}
 		want := []Tensor{ // sizes by hand: rows * blocks per row * bytes per block
 			{"output.weight", Q6_K, []int64{256, 3}, data, 3 * 210},
@@ -91,7 +95,7 @@ func TestParseNoTensors(t *testing.T) {
 	}
 }
 
-// Every result is the same wherever the bytes are split into pieces.
+// The result does not depend on how the bytes are split into pieces.
 func TestParsePieces(t *testing.T) {
 	b := small().encode()
 	want := mustParse(t, b)
@@ -136,27 +140,70 @@ func TestHoles(t *testing.T) {
 		{"version 4, big endian", func(m *model) { m.version, m.big = 4, true }, "version 4", nil},
 		{"version of all ones", func(m *model) { m.version = math.MaxUint32 }, "version 4294967295", nil},
 
-		{"tensor count of all ones", func(m *model) { m.tensorCount = ptr[uint64](math.MaxUint64) }, "the tensor count", ErrTruncated},
-		{"tensor count beyond the file", func(m *model) { m.tensorCount = ptr[uint64](1 << 20) }, "the tensor count", ErrTruncated},
-		{"tensor count one too many", func(m *model) { m.tensorCount = ptr(uint64(len(m.tensors) + 1)) }, "tensor 6", nil},
-		{"metadata count of all ones", func(m *model) { m.kvCount = ptr[uint64](math.MaxUint64) }, "the metadata count", ErrTruncated},
-		{"metadata count wraps when multiplied", func(m *model) { m.kvCount = ptr[uint64](1<<63 + 1) }, "the metadata count", ErrTruncated},
+		{
+			"tensor count of all ones", func(m *model) { m.tensorCount = ptr[uint64](math.MaxUint64) },
+			"the tensor count", ErrTruncated,
+		},
+		{
+			"tensor count beyond the file", func(m *model) { m.tensorCount = ptr[uint64](1 << 20) },
+			"the tensor count", ErrTruncated,
+		},
+		{
+			"tensor count one too many", func(m *model) { m.tensorCount = ptr(uint64(len(m.tensors) + 1)) },
+			"tensor 6", nil,
+		},
+		{
+			"metadata count of all ones", func(m *model) { m.kvCount = ptr[uint64](math.MaxUint64) },
+			"the metadata count", ErrTruncated,
+		},
+		{
+			"metadata count wraps when multiplied", func(m *model) { m.kvCount = ptr[uint64](1<<63 + 1) },
+			"the metadata count", ErrTruncated,
+		},
 
 		{"empty key", set("", ValueUint8, []byte{1}), "the key has 0 bytes", nil},
 		{"long key", set(strings.Repeat("k", maxName+1), ValueUint8, []byte{1}), "the key has 65536 bytes", nil},
 		{"control character in a key", set("a\x1b[2Jb", ValueUint8, []byte{1}), `"a\x1b[2Jb" is not printable`, nil},
 		{"duplicate key", set("v.u8", ValueUint8, []byte{1}), `two metadata entries have the key "v.u8"`, nil},
-		{"unknown value type", set("k", valueTypeCount, []byte{1}), `metadata entry 17 ("k"): unknown value type 13`, nil},
+		{
+			"unknown value type", set("k", valueTypeCount, []byte{1}),
+			`metadata entry 17 ("k"): unknown value type 13`, nil,
+		},
 		{"boolean of 2", set("k", ValueBool, []byte{2}), "boolean value is 2", nil},
 		{"string beyond the file", set("k", ValueString, u64(1<<20)), "the string of metadata entry 17", ErrTruncated},
-		{"string of all ones", set("k", ValueString, u64(math.MaxUint64)), "the string of metadata entry 17", ErrTruncated},
-		{"nested array", set("k", ValueArray, array(ValueArray, 1, array(ValueUint8, 1, []byte{1}))), "array of arrays", nil},
-		{"unknown element type", set("k", ValueArray, array(99, 1, []byte{1})), "unknown type 99 of array elements", nil},
-		{"array beyond the file", set("k", ValueArray, array(ValueUint8, 1<<20, nil)), "the array's length", ErrTruncated},
-		{"array length wraps when multiplied", set("k", ValueArray, array(ValueUint64, 1<<61, nil)), "the array's length", ErrTruncated},
-		{"array of strings beyond the file", set("k", ValueArray, array(ValueString, 1<<40, nil)), "the array's length", ErrTruncated},
-		{"string in an array beyond the file", set("k", ValueArray, array(ValueString, 2, append(str("x"), u64(1<<40)...))), "a string in the array", ErrTruncated},
-		{"string in an array of all ones", set("k", ValueArray, array(ValueString, 1, u64(math.MaxUint64))), "a string in the array", ErrTruncated},
+		{
+			"string of all ones", set("k", ValueString, u64(math.MaxUint64)), "the string of metadata entry 17",
+			ErrTruncated,
+		},
+		{
+			"nested array", set("k", ValueArray, array(ValueArray, 1, array(ValueUint8, 1, []byte{1}))),
+			"array of arrays", nil,
+		},
+		{
+			"unknown element type", set("k", ValueArray, array(99, 1, []byte{1})),
+			"unknown type 99 of array elements", nil,
+		},
+		{
+			"array beyond the file", set("k", ValueArray, array(ValueUint8, 1<<20, nil)), "the array's length",
+			ErrTruncated,
+		},
+		{
+			"array length wraps when multiplied", set("k", ValueArray, array(ValueUint64, 1<<61, nil)),
+			"the array's length", ErrTruncated,
+		},
+		{
+			"array of strings beyond the file", set("k", ValueArray, array(ValueString, 1<<40, nil)),
+			"the array's length", ErrTruncated,
+		},
+		{
+			"string in an array beyond the file",
+			set("k", ValueArray, array(ValueString, 2, append(str("x"), u64(1<<40)...))), "a string in the array",
+			ErrTruncated,
+		},
+		{
+			"string in an array of all ones", set("k", ValueArray, array(ValueString, 1, u64(math.MaxUint64))),
+			"a string in the array", ErrTruncated,
+		},
 
 		{"alignment 0", alignment(ValueUint32, u32(0)), "the alignment is 0", nil},
 		{"alignment 4", alignment(ValueUint32, u32(4)), "the alignment is 4", nil},
@@ -192,7 +239,10 @@ func TestHoles(t *testing.T) {
 		{"offset not aligned", at(1216 + 1), "offset 1217 is not a multiple of the alignment 64", nil},
 		{"same offset twice", at(1152), "overlap", nil},
 		{"overlap", at(64), `tensors "output.weight"`, nil},
-		{"one byte short", func(m *model) { m.missing = 16 + 1 }, `tensor 5 ("blk.1.odd") needs 48 bytes`, ErrTruncated},
+		{
+			"one byte short", func(m *model) { m.missing = 16 + 1 }, `tensor 5 ("blk.1.odd") needs 48 bytes`,
+			ErrTruncated,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -235,7 +285,8 @@ func TestNotGGUF(t *testing.T) {
 	}
 }
 
-// A file cut anywhere before the last weight's end is an error, and so is one that ends sooner than its size said.
+// A file that is cut anywhere before the end of the last weight is an error. So is one that ends
+// before the size that it had at first.
 func TestCutEverywhere(t *testing.T) {
 	for _, enc := range encodings {
 		m := small()
@@ -267,7 +318,7 @@ func testCutEverywhere(t *testing.T, m *model) {
 	}
 }
 
-// The same of metadata that are read in several pieces, and of arrays that are not kept.
+// The same holds for metadata that are read in several pieces, and for arrays that are not kept.
 func TestCutLongArrays(t *testing.T) {
 	m, _ := arrays(t)
 	b := m.encode()
@@ -282,7 +333,7 @@ func TestCutLongArrays(t *testing.T) {
 	}
 }
 
-// A flipped byte in the metadata gives an error or a table that holds together, never a panic.
+// A flipped byte in the metadata gives an error or a consistent table, never a panic.
 func TestFlipEverywhere(t *testing.T) {
 	for _, enc := range encodings {
 		m := small()
@@ -318,7 +369,7 @@ func TestReadError(t *testing.T) {
 	b := small().encode()
 	_, err := parse(&brokenReader{b, 200}, int64(len(b)), 64)
 	if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), " to 256: input/output error") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, syscall.EIO)
 	}
 }
 
@@ -333,7 +384,7 @@ func (s sparse) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// A file that claims to be huge costs nothing to make: metadata have a limit of their own.
+// A file that claims to be huge costs nothing to make. So metadata have a limit of their own.
 func TestHugeMetadata(t *testing.T) {
 	for name, m := range map[string]*model{
 		"bytes":   {version: 3, kvs: []kvSpec{{"k", ValueArray, array(ValueUint8, maxMetadata, nil)}}},
@@ -377,7 +428,7 @@ func TestReadsMetadataOnly(t *testing.T) {
 	}
 }
 
-// The densest records cost memory in proportion to their bytes.
+// Even the densest records take memory in proportion to their bytes.
 func TestAllocationBound(t *testing.T) {
 	entries := &model{version: 3, alignment: 32}
 	tensors := &model{version: 3, alignment: 32}
@@ -411,7 +462,7 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The file may go away: what was read stays.
+	// What was read stays valid when the file is removed.
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -439,8 +490,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// Files with as many records as fit the limit for a structure take the memory that was accounted for, and files with more are refused: a file
-// is quickly made.
+// Files with as many records as fit the limit for a structure take the memory that was accounted
+// for. Files with more are refused.
 func TestStructureBound(t *testing.T) {
 	le := binary.LittleEndian
 	name := func(b []byte, s string) []byte { return append(le.AppendUint64(b, uint64(len(s))), s...) }
@@ -502,9 +553,10 @@ func TestStructureBound(t *testing.T) {
 					t.Fatal(err)
 				}
 				m := &Model{Files: []*File{f}}
-				check(t, m.index())
+				check(t, m.indexNames())
 				runtime.ReadMemStats(&after)
-				if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > maxStructure*3/2 || used > 2*f.memory {
+				if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > maxStructure*3/2 ||
+					used > 2*f.memory {
 					t.Errorf("%d records take %d bytes of memory, accounted for are %d", n, used, f.memory)
 				}
 				runtime.KeepAlive(m)

@@ -1,7 +1,7 @@
 package gguf
 
-// This file reads the bytes of the metadata: front to back through one small window. Copying them into fresh memory would take longer than
-// parsing them.
+// This file reads the bytes of the metadata from front to back, through one small window. Copying
+// them into new memory would take longer than parsing them.
 
 import (
 	"errors"
@@ -9,9 +9,11 @@ import (
 	"io"
 )
 
-// pieceBytes is how much is read at once: it fits the second-level cache, and bounds what is read beyond the metadata's end.
+// pieceBytes is how much is read at once. It fits the second-level cache, and bounds what is read
+// beyond the end of the metadata.
 const pieceBytes = 64 << 10
 
+// source is a window of a file.
 type source struct {
 	r     io.ReaderAt
 	size  int64 // of the file
@@ -20,9 +22,9 @@ type source struct {
 	from  int64 // file offset of buf's start
 }
 
-// at returns at least n bytes from off on, and whatever else the window holds. The caller has checked the bounds. The bytes are valid until
-// the next call.
-func (s *source) at(off, n int64) ([]byte, error) {
+// bytesAt returns at least n bytes from off on, and whatever else the window holds. The caller has
+// checked the bounds. The bytes are valid until the next call.
+func (s *source) bytesAt(off, n int64) ([]byte, error) {
 	if have := s.from + int64(len(s.buf)); off >= s.from && n <= have-off {
 		return s.buf[off-s.from:], nil
 	}
@@ -38,8 +40,8 @@ func (s *source) at(off, n int64) ([]byte, error) {
 	return s.buf, nil
 }
 
-// ahead returns the part of the window from off on, which may be empty.
-func (s *source) ahead(off int64) []byte {
+// windowFrom returns the part of the window from off on, which may be empty.
+func (s *source) windowFrom(off int64) []byte {
 	if off < s.from || off > s.from+int64(len(s.buf)) {
 		return nil
 	}
@@ -53,7 +55,8 @@ func (s *source) read(b []byte, off int64) error {
 	case n == len(b): // ReadAt may return EOF along with the last bytes
 		return nil
 	case err == nil || errors.Is(err, io.EOF):
-		return fmt.Errorf("%w: it ended at byte %d while it was read, it had %d bytes before", ErrTruncated, off+int64(n), s.size)
+		return fmt.Errorf("%w: it ended at byte %d while it was read, it had %d bytes before", ErrTruncated,
+			off+int64(n), s.size)
 	}
 	return fmt.Errorf("bytes %d to %d: %w", off, off+int64(len(b)), err)
 }

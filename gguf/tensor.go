@@ -1,6 +1,6 @@
 package gguf
 
-// This file defines Tensor: its extent in the file, and what its name tells about its place in the model.
+// This file defines Tensor: its extent in the file, and what its name says about its use in the model.
 
 import (
 	"fmt"
@@ -27,13 +27,14 @@ func (t *Tensor) Layer() int {
 	return layer
 }
 
-// Component is the part of the name after "blk.N." ("attn_q.weight"), or the whole name if the tensor is in no layer
-// ("token_embd.weight").
+// Component is the part of the name after "blk.N." ("attn_q.weight"), or the whole name if the
+// tensor is in no layer ("token_embd.weight").
 func (t *Tensor) Component() string {
 	_, component := splitLayer(t.Name)
 	return component
 }
 
+// splitLayer splits a name like "blk.7.attn_q.weight" into 7 and "attn_q.weight".
 func splitLayer(name string) (layer int, component string) {
 	rest, ok := strings.CutPrefix(name, "blk.")
 	if !ok {
@@ -51,9 +52,9 @@ func splitLayer(name string) (layer int, component string) {
 	return int(n), component
 }
 
-// splitExperts tells from a component whether it has one slice per expert, as ggml's MUL_MAT_ID and ADD_ID read them. The projection is
-// "gate", "up", "down" or "gate_up"; bias is true for a bias. "chexps" are the chunk experts of GroveMoE. Shared experts ("shexp") are
-// plain matrices.
+// splitExperts reports whether a component has one slice per expert, as ggml's MUL_MAT_ID and
+// ADD_ID read them. The projection is "gate", "up", "down" or "gate_up"; bias is true for a bias.
+// "chexps" are the chunk experts of GroveMoE. Shared experts ("shexp") are plain matrices.
 func splitExperts(component string) (projection string, bias, ok bool) {
 	rest, ok := strings.CutPrefix(component, "ffn_")
 	if !ok {
@@ -71,8 +72,9 @@ func splitExperts(component string) (projection string, bias, ok bool) {
 	return "", false, false
 }
 
-// Experts is the number of experts whose slices the tensor holds: the last dimension of a 3-D expert weight ("ffn_gate_exps.weight") or of
-// its 2-D bias. It is 0 for all other tensors, including those of shared experts.
+// Experts is the number of experts whose slices the tensor holds: the last dimension of a 3-D
+// expert weight ("ffn_gate_exps.weight") or of its 2-D bias. It is 0 for all other tensors,
+// including those of shared experts.
 func (t *Tensor) Experts() int {
 	_, bias, ok := splitExperts(t.Component())
 	dims := 3
@@ -85,8 +87,8 @@ func (t *Tensor) Experts() int {
 	return int(t.Shape[dims-1])
 }
 
-// ExpertStride is the size in bytes of one expert's slice. Expert e is at [Offset+e*ExpertStride, Offset+(e+1)*ExpertStride). It is 0 if
-// Experts is.
+// ExpertStride is the size in bytes of one expert's slice. Expert e is at [Offset+e*ExpertStride,
+// Offset+(e+1)*ExpertStride). It is 0 if Experts is.
 func (t *Tensor) ExpertStride() int64 {
 	n := t.Experts()
 	if n == 0 {
@@ -95,8 +97,9 @@ func (t *Tensor) ExpertStride() int64 {
 	return t.Size / int64(n)
 }
 
-// ExpertAt is the expert that byte off of the file belongs to; -1 if it belongs to none, or is not in the tensor. In models of 2023 and
-// 2024 each expert has tensors of its own ("blk.N.ffn_up.7.weight"): all their bytes belong to that expert.
+// ExpertAt is the expert that byte off of the file belongs to; -1 if it belongs to none, or is not
+// in the tensor. In models of 2023 and 2024 each expert has tensors of its own
+// ("blk.N.ffn_up.7.weight"): all their bytes belong to that expert.
 func (t *Tensor) ExpertAt(off int64) int {
 	if off < t.Offset || off >= t.End() {
 		return -1
@@ -120,7 +123,8 @@ func singleExpert(component string) int {
 	return -1
 }
 
-// Projection is "gate", "up", "down" or "gate_up" (the two in one tensor) for a matrix or bias of experts, "" if Experts is 0.
+// Projection is "gate", "up", "down" or "gate_up" (the two in one tensor) for a matrix or bias of
+// experts, "" if Experts is 0.
 func (t *Tensor) Projection() string {
 	if t.Experts() == 0 {
 		return ""
@@ -148,7 +152,10 @@ const (
 	kindCount
 )
 
-var kinds = [kindCount]string{"other", "embedding", "output", "norm", "attention", "feed_forward", "router", "expert", "shared_expert", "recurrent"}
+var kinds = [kindCount]string{
+	"other", "embedding", "output", "norm", "attention", "feed_forward", "router", "expert", "shared_expert",
+	"recurrent",
+}
 
 // String is the kind's name as tables show it ("feed_forward").
 func (k Kind) String() string {

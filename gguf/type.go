@@ -10,7 +10,8 @@ import (
 // Type is the number that a GGUF file stores for a tensor's element type (enum ggml_type in ggml.h).
 type Type uint32
 
-// The types that a GGUF file may hold. The missing numbers (4, 5, 31 to 33, 36 to 38) were removed from ggml and are rejected.
+// The types that a GGUF file may hold. The missing numbers (4, 5, 31 to 33, 36 to 38) were removed
+// from ggml and are rejected.
 const (
 	F32    Type = 0
 	F16    Type = 1
@@ -51,6 +52,7 @@ const (
 	typeCount = 43
 )
 
+// typeInfo describes a type.
 type typeInfo struct {
 	name  string
 	elems int64 // elements per block
@@ -83,7 +85,8 @@ func (t Type) String() string {
 	return types[t].name
 }
 
-// BlockElems is the number of elements in one block: 1 for plain types, 32 to 256 for quantised ones, 0 if t is not valid.
+// BlockElems is the number of elements in one block: 1 for plain types, 32 to 256 for quantised
+// ones, 0 if t is not valid.
 func (t Type) BlockElems() int64 {
 	if !t.Valid() {
 		return 0
@@ -99,14 +102,16 @@ func (t Type) BlockBytes() int64 {
 	return types[t].bytes
 }
 
-// RowBytes is the number of bytes in a row of elems elements (ggml_row_size). It is an error if a row is no whole number of blocks.
+// RowBytes is the number of bytes in a row of elems elements (ggml_row_size). It is an error if
+// that is no whole number of blocks.
 func (t Type) RowBytes(elems int64) (int64, error) {
 	if !t.Valid() {
 		return 0, fmt.Errorf("%v is not a type that ggml reads", t)
 	}
 	info := types[t]
 	if elems < 0 || elems%info.elems != 0 {
-		return 0, fmt.Errorf("a row of %d elements is not a whole number of %s blocks of %d", elems, info.name, info.elems)
+		return 0, fmt.Errorf("a row of %d elements is not a whole number of %s blocks of %d", elems, info.name,
+			info.elems)
 	}
 	hi, lo := bits.Mul64(uint64(elems/info.elems), uint64(info.bytes))
 	if hi != 0 || lo > 1<<63-1 {

@@ -10,8 +10,9 @@ import (
 	"sync/atomic"
 )
 
-// Weights gives access to the weights of a model through read-only mappings. Data is read only when it is used, so opening takes as long
-// for a terabyte as for a megabyte. Any number of goroutines may use it.
+// Weights gives access to the weights of a model through read-only mappings. Data is read only when
+// it is used, so opening takes as long for a terabyte as for a megabyte. Any number of goroutines
+// may use it.
 type Weights struct {
 	Model *Model
 
@@ -24,8 +25,8 @@ type Weights struct {
 	closed bool
 }
 
-// OpenWeights maps the files of a model that OpenModel returned; they must not have changed since (ErrChanged). Up to cacheBytes of memory
-// are used for the results of Float32.
+// OpenWeights maps the files of a model that OpenModel returned. They must not have changed since
+// then (ErrChanged). Up to cacheBytes of memory are used for the results of Float32.
 func OpenWeights(m *Model, cacheBytes int64) (*Weights, error) {
 	w := &Weights{Model: m, cache: newFloatCache(cacheBytes)}
 	w.idle.L = &w.mu
@@ -39,8 +40,9 @@ func OpenWeights(m *Model, cacheBytes int64) (*Weights, error) {
 	return w, nil
 }
 
-// Close unmaps the files. It waits for calls in progress; later calls return fs.ErrClosed. Slices that Bytes returned must not be used any
-// more; values that Float32 returned stay valid until they are released.
+// Close unmaps the files. It waits for calls in progress. Later calls return fs.ErrClosed. Slices
+// that Bytes returned must not be used any more. Values that Float32 returned stay valid until they
+// are released.
 func (w *Weights) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -58,7 +60,8 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
-func (w *Weights) enter() error {
+// beginUse keeps the files mapped until endUse. It fails after Close.
+func (w *Weights) beginUse() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -68,7 +71,7 @@ func (w *Weights) enter() error {
 	return nil
 }
 
-func (w *Weights) leave() {
+func (w *Weights) endUse() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.users--; w.users == 0 {
@@ -76,7 +79,8 @@ func (w *Weights) leave() {
 	}
 }
 
-// Weight is a handle for a tensor's weights, or for one expert's slice of them. It is a small value that needs no closing.
+// Weight is a handle for a tensor's weights, or for one expert's slice of them. It is a small value
+// that needs no closing.
 type Weight struct {
 	Tensor *Tensor
 	Expert int // -1 for the whole tensor
@@ -94,8 +98,8 @@ func (w *Weights) Lookup(name string) (Weight, bool) {
 	return w.At(l), true
 }
 
-// At returns the handle for a place in w.Model, as its Lookup and Locate return it: for the expert's slice if the place names an expert,
-// else for the whole tensor.
+// At returns the handle for a location in w.Model, as its Lookup and Locate return it: for the
+// expert's slice if the location names an expert, else for the whole tensor.
 func (w *Weights) At(l Location) Weight {
 	h := Weight{Tensor: l.Tensor, Expert: -1, w: w, extent: extent{l.File, l.Tensor.Offset, l.Tensor.Size}}
 	if stride := l.Tensor.ExpertStride(); l.Expert >= 0 && l.Expert < l.Tensor.Experts() {
@@ -106,31 +110,33 @@ func (w *Weights) At(l Location) Weight {
 
 func (h Weight) errorf(err error) error { return fmt.Errorf("tensor %.100q: %w", h.Tensor.Name, err) }
 
-// Bytes returns the weights as they are in the file, without a copy: a slice of the mapping, which is valid until Close and must not be
-// written to. Pages (4 KiB) are read from disk one by one as they are touched: call Prefetch before going through a large tensor. If the
-// file has been truncated, Bytes returns ErrTruncated. If that happens later, touching the slice ends the process with SIGBUS; View is safe
-// from that.
+// Bytes returns the weights as they are in the file, without a copy: a slice of the mapping, which
+// is valid until Close and must not be written to. Pages (4 KiB) are read from disk one by one as
+// they are touched, so call Prefetch before going through a large tensor. If the file has been
+// truncated, Bytes returns ErrTruncated. If the file is truncated later, touching the slice ends
+// the process with SIGBUS. View is safe from that.
 func (h Weight) Bytes() ([]byte, error) {
-	if err := h.w.enter(); err != nil {
+	if err := h.w.beginUse(); err != nil {
 		return nil, h.errorf(err)
 	}
-	defer h.w.leave()
+	defer h.w.endUse()
 	part := h.w.parts[h.extent.file]
 	end := h.extent.off + h.extent.size
-	if err := part.check(end); err != nil {
+	if err := part.checkSize(end); err != nil {
 		return nil, h.errorf(err)
 	}
 	return part.bytes[h.extent.off:end:end], nil
 }
 
-// View calls do with the weights as they are in the file, without a copy. The slice is valid until do returns and must not be written to.
-// If do touches bytes that the file has lost or that the device cannot read, do ends there, its deferred calls run, and View returns
-// ErrTruncated or EIO. Only the goroutine that called View is protected.
+// View calls do with the weights as they are in the file, without a copy. The slice is valid until
+// do returns and must not be written to. If do touches bytes that the file has lost or that the
+// device cannot read, do ends there, its deferred calls run, and View returns ErrTruncated or EIO.
+// Only the goroutine that called View is protected.
 func (h Weight) View(do func([]byte) error) error {
-	if err := h.w.enter(); err != nil {
+	if err := h.w.beginUse(); err != nil {
 		return h.errorf(err)
 	}
-	defer h.w.leave()
+	defer h.w.endUse()
 	part := h.w.parts[h.extent.file]
 	end := h.extent.off + h.extent.size
 	err := part.guard(func() error { return do(part.bytes[h.extent.off:end:end]) })
@@ -140,24 +146,25 @@ func (h Weight) View(do func([]byte) error) error {
 	return nil
 }
 
-// prefetchBytes is the size of one request of Prefetch: of a larger range the kernel reads no more than its readahead or its largest
-// request allows.
+// prefetchBytes is the size of one request of Prefetch. Of a larger range, the kernel would read no
+// more than its readahead or its largest request allows.
 const prefetchBytes = 128 << 10
 
-// Prefetch starts reading the weights from disk into the page cache and does not wait. It is advice: the kernel may do less.
+// Prefetch starts reading the weights from disk into the page cache and does not wait. It is
+// advice: the kernel may do less.
 func (h Weight) Prefetch() error {
-	if err := h.w.enter(); err != nil {
+	if err := h.w.beginUse(); err != nil {
 		return h.errorf(err)
 	}
-	defer h.w.leave()
+	defer h.w.endUse()
 	for done := int64(0); done < h.extent.size; done += prefetchBytes {
-		h.w.parts[h.extent.file].willNeed(h.extent.off+done, min(prefetchBytes, h.extent.size-done))
+		h.w.parts[h.extent.file].prefetch(h.extent.off+done, min(prefetchBytes, h.extent.size-done))
 	}
 	return nil
 }
 
-// Floats are the values of a tensor, or of an expert's slice, in the order of the file. They are shared: do not write to them. Data must
-// not be used after Release, because its memory is reused.
+// Floats are the values of a tensor, or of an expert's slice, in the order of the file. They are
+// shared: do not write to them. Data must not be used after Release, because its memory is reused.
 type Floats struct {
 	Data []float32
 
@@ -174,15 +181,16 @@ func (v *Floats) Release() {
 	}
 }
 
-// Float32 returns the weights as float32, computed by Dequantize. After Release they stay cached until their memory is needed; then the
-// values that were released longest ago are evicted. Float32 never waits for a Release: it returns ErrCacheFull if the values do not fit
-// together with those that have not been released. It returns ErrTruncated or EIO as View does, and errors.ErrUnsupported for a big-endian
-// file.
+// Float32 returns the weights as float32, computed by Dequantize. After Release they stay cached
+// until their memory is needed. Then the values that were released longest ago are evicted. Float32
+// never waits for a Release: it returns ErrCacheFull if the values do not fit together with those
+// that have not been released. It returns ErrTruncated or EIO as View does, and
+// errors.ErrUnsupported for a big-endian file.
 func (h Weight) Float32() (*Floats, error) {
-	if err := h.w.enter(); err != nil {
+	if err := h.w.beginUse(); err != nil {
 		return nil, h.errorf(err)
 	}
-	defer h.w.leave()
+	defer h.w.endUse()
 	if h.w.Model.Files[h.extent.file].BigEndian {
 		return nil, h.errorf(fmt.Errorf("%w: weights in big-endian order", errors.ErrUnsupported))
 	}
@@ -204,13 +212,13 @@ func (h Weight) dequantise(dst []float32) error {
 		piece = prefetchBytes / typ.BlockBytes() * typ.BlockBytes()
 		elems = piece / typ.BlockBytes() * typ.BlockElems()
 		size  = h.extent.size
-		asked = int64(0)
+		asked = int64(0) // up to here, the kernel was asked to read
 	)
-	defer part.forget(h.extent.off, size)
+	defer part.unmapPages(h.extent.off, size)
 	return part.guard(func() error {
 		for done := int64(0); done < size; done += piece {
 			for ; asked < size && asked <= done+ahead*piece; asked += piece {
-				part.willNeed(h.extent.off+asked, min(piece, size-asked))
+				part.prefetch(h.extent.off+asked, min(piece, size-asked))
 			}
 			src := part.bytes[h.extent.off+done:][:min(piece, size-done)]
 			if err := Dequantize(dst[:min(elems, int64(len(dst)))], typ, src); err != nil {

@@ -1,5 +1,8 @@
 package gguf
 
+// These tests read weights through mappings: their bytes, their values, the cache of these, and
+// files that change while they are mapped.
+
 import (
 	"bytes"
 	"errors"
@@ -33,7 +36,9 @@ func weightsModel(t testing.TB) (paths []string) {
 			m.tensors = append(m.tensors,
 				tensorSpec{name: fmt.Sprintf("blk.%d.attn_norm.weight", layer), dims: []uint64{100}, typ: F32},
 				tensorSpec{name: fmt.Sprintf("blk.%d.attn_q.weight", layer), dims: []uint64{256, 100}, typ: Q8_0},
-				tensorSpec{name: fmt.Sprintf("blk.%d.ffn_up_exps.weight", layer), dims: []uint64{256, 30, 4}, typ: Q4_0},
+				tensorSpec{
+					name: fmt.Sprintf("blk.%d.ffn_up_exps.weight", layer), dims: []uint64{256, 30, 4}, typ: Q4_0,
+				},
 			)
 		}
 		b := m.encode()
@@ -107,7 +112,7 @@ func TestWeights(t *testing.T) {
 			return fs.ErrInvalid
 		})
 		if !errors.Is(err, fs.ErrInvalid) || !strings.Contains(err.Error(), h.Tensor.Name) {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want %v", err, fs.ErrInvalid)
 		}
 		floats := make([]float32, size/h.Tensor.Type.BlockBytes()*h.Tensor.Type.BlockElems())
 		check(t, Dequantize(floats, h.Tensor.Type, want))
@@ -120,7 +125,7 @@ func TestWeights(t *testing.T) {
 		check(t, h.Prefetch())
 	}
 	if h, ok := w.Lookup("blk.5.attn_q.weight"); !ok || h.Expert != -1 || h.extent.file != 1 {
-		t.Errorf("%+v", h)
+		t.Errorf("%+v, want the whole tensor in the second file", h)
 	}
 	if _, ok := w.Lookup("blk.6.attn_q.weight"); ok {
 		t.Error("found a tensor that is not there")
@@ -171,7 +176,7 @@ func TestFloat32Cache(t *testing.T) {
 	}
 	h, _ := w.Lookup("blk.2.attn_q.weight")
 	if _, err := h.Float32(); !errors.Is(err, ErrCacheFull) || !strings.Contains(err.Error(), "blk.2.attn_q.weight") {
-		t.Errorf("what is held was evicted: %v", err)
+		t.Errorf("values that are held were evicted: %v", err)
 	}
 	n := get("blk.0.attn_norm.weight") // there is room for this one
 	firstA, firstB := &a.Data[0], &b.Data[0]
@@ -191,11 +196,12 @@ func TestFloat32Cache(t *testing.T) {
 		t.Error("the evicted buffer was not used again")
 	}
 	if again := get("blk.0.attn_q.weight"); &again.Data[0] != firstA {
-		t.Error("the one released last was evicted")
+		t.Error("the tensor that was released last was evicted")
 	} else {
 		again.Release()
 	}
-	// The expert slices are smaller: a buffer of another size is not used for them, but makes room.
+	// The experts' slices are smaller. A buffer of another size is not used for them, but dropped
+	// to make room.
 	h, _ = w.Lookup("blk.0.ffn_up_exps.weight")
 	h = w.At(Location{h.Tensor, 3, 0})
 	v, err := h.Float32()
@@ -219,11 +225,11 @@ func TestFloat32Cache(t *testing.T) {
 	small := openWeights(t, w.Model.Files[0].Path, 4*256*30*4-1)
 	h, _ = small.Lookup("blk.0.ffn_up_exps.weight")
 	if _, err := h.Float32(); !errors.Is(err, ErrCacheFull) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, ErrCacheFull)
 	}
 }
 
-// Any number of goroutines: the values stay what they are while they are held, and memory stays bounded.
+// With any number of goroutines, values do not change while they are held, and memory stays bounded.
 func TestWeightsConcurrently(t *testing.T) {
 	const goroutines, limit = 8, 2 << 20
 	w := openWeights(t, weightsModel(t)[0], limit)
@@ -265,7 +271,8 @@ func TestWeightsConcurrently(t *testing.T) {
 		total += int64(cap(b)) * floatBytes
 	}
 	if total != w.cache.used || total > limit || w.cache.idle.Len() != len(w.cache.entries) {
-		t.Errorf("%d bytes, counted %d, limit %d; %d entries, %d of them idle", total, w.cache.used, limit, len(w.cache.entries), w.cache.idle.Len())
+		t.Errorf("%d bytes, counted %d, limit %d; %d entries, %d of them idle", total, w.cache.used, limit,
+			len(w.cache.entries), w.cache.idle.Len())
 	}
 }
 
@@ -303,7 +310,7 @@ func TestWeightsClose(t *testing.T) {
 	_, err2 := h.Float32()
 	for _, err := range []error{err1, err2, h.Prefetch(), h.View(func([]byte) error { return nil })} {
 		if !errors.Is(err, fs.ErrClosed) {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want %v", err, fs.ErrClosed)
 		}
 	}
 	check(t, w.Close())
@@ -315,14 +322,15 @@ func TestOpenWeightsOfChangedFile(t *testing.T) {
 	check(t, err)
 	check(t, os.Truncate(paths[1], 5000))
 	if _, err := OpenWeights(m, 0); !errors.Is(err, ErrChanged) || !strings.Contains(err.Error(), paths[1]) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, ErrChanged)
 	}
 	if _, err := OpenWeights(&Model{Files: []*File{mustParse(t, small().encode())}}, 0); err == nil {
 		t.Error("mapped a model that is in no file")
 	}
 }
 
-// A file cut short under its mapping is an error where the mapping is read, not the end of the process.
+// If a file is cut short while it is mapped, reading the mapping gives an error and does not end
+// the process.
 func TestTruncatedUnderMapping(t *testing.T) {
 	paths := weightsModel(t)
 	w := openWeights(t, paths[0], 1<<20)
@@ -330,7 +338,7 @@ func TestTruncatedUnderMapping(t *testing.T) {
 	last := w.At(Location{h.Tensor, 3, 0})
 	check(t, os.Truncate(paths[0], 8192))
 	if _, err := h.Bytes(); !errors.Is(err, ErrTruncated) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, ErrTruncated)
 	}
 	sum := 0
 	deferred := false
@@ -346,7 +354,7 @@ func TestTruncatedUnderMapping(t *testing.T) {
 	}
 	for range 2 { // an error is not cached
 		if _, err := last.Float32(); !errors.Is(err, ErrTruncated) {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want %v", err, ErrTruncated)
 		}
 	}
 	if len(w.cache.entries) != 0 {
@@ -361,7 +369,7 @@ func TestTruncatedUnderMapping(t *testing.T) {
 	}
 }
 
-// A panic of the caller's own is none of ours.
+// A panic of the caller's function is passed on.
 func TestViewPanics(t *testing.T) {
 	w := openWeights(t, weightsModel(t)[0], 0)
 	h, _ := w.Lookup("blk.0.attn_q.weight")
@@ -384,7 +392,9 @@ func TestViewPanics(t *testing.T) {
 
 func TestFloat32Unsupported(t *testing.T) {
 	for name, m := range map[string]*model{
-		"big endian": {version: 3, big: true, alignment: 32, tensors: []tensorSpec{{name: "x", dims: []uint64{32}, typ: F32}}},
+		"big endian": {
+			version: 3, big: true, alignment: 32, tensors: []tensorSpec{{name: "x", dims: []uint64{32}, typ: F32}},
+		},
 		"no decoder": {version: 3, alignment: 32, tensors: []tensorSpec{{name: "x", dims: []uint64{32}, typ: I64}}},
 	} {
 		path := filepath.Join(t.TempDir(), "m.gguf")
@@ -399,7 +409,12 @@ func TestFloat32Unsupported(t *testing.T) {
 // sparseModel makes a model of about size bytes that takes no space.
 func sparseModel(t testing.TB, size int64) string {
 	t.Helper()
-	m := &model{version: 3, alignment: 32, tensors: []tensorSpec{{name: "blk.0.ffn_up_exps.weight", dims: []uint64{1 << 20, uint64(size >> 28), 256}, typ: I8}}}
+	m := &model{
+		version: 3, alignment: 32,
+		tensors: []tensorSpec{
+			{name: "blk.0.ffn_up_exps.weight", dims: []uint64{1 << 20, uint64(size >> 28), 256}, typ: I8},
+		},
+	}
 	b, data := m.meta()
 	path := filepath.Join(t.TempDir(), "huge.gguf")
 	check(t, os.WriteFile(path, b, 0o644))
@@ -411,7 +426,7 @@ func sparseModel(t testing.TB, size int64) string {
 	return path
 }
 
-// What is opened, and what of it is in memory afterwards, does not depend on the size.
+// What opening a model costs, and what of it is in memory afterwards, does not depend on its size.
 func TestOpeningTouchesNoWeights(t *testing.T) {
 	var allocs [2]float64
 	for i, size := range []int64{1 << 30, 1 << 40} {
@@ -439,7 +454,7 @@ func TestOpeningTouchesNoWeights(t *testing.T) {
 		}
 		check(t, file.Close())
 		if _, err := w.At(Location{l.Tensor, -1, 0}).Float32(); !errors.Is(err, ErrCacheFull) {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want %v", err, ErrCacheFull)
 		}
 		allocs[i] = testing.AllocsPerRun(10, func() {
 			m, err := OpenModel(path)

@@ -7,11 +7,20 @@ import (
 	"math"
 )
 
-// cividis holds ten equidistant colours of the map with that name (Nuñez, Anderton, Renslow 2018), which looks the same with and without
-// red-green colour blindness. Here it runs from light to dark: on white paper, more is darker, and a missing read stands out.
+// cividis holds ten equidistant colours of the map with that name (Nuñez, Anderton, Renslow 2018). It
+// looks the same with and without red-green colour blindness. Here it runs from light to dark: on white
+// paper, more is darker, and a missing read stands out.
 var cividis = [...]color.RGBA{
-	{0xfe, 0xe8, 0x38, 0xff}, {0xe1, 0xcc, 0x55, 0xff}, {0xc3, 0xb3, 0x69, 0xff}, {0xa5, 0x9c, 0x74, 0xff}, {0x8a, 0x86, 0x78, 0xff},
-	{0x70, 0x71, 0x73, 0xff}, {0x57, 0x5d, 0x6d, 0xff}, {0x3b, 0x49, 0x6c, 0xff}, {0x12, 0x35, 0x70, 0xff}, {0x00, 0x22, 0x4e, 0xff},
+	{0xfe, 0xe8, 0x38, 0xff},
+	{0xe1, 0xcc, 0x55, 0xff},
+	{0xc3, 0xb3, 0x69, 0xff},
+	{0xa5, 0x9c, 0x74, 0xff},
+	{0x8a, 0x86, 0x78, 0xff},
+	{0x70, 0x71, 0x73, 0xff},
+	{0x57, 0x5d, 0x6d, 0xff},
+	{0x3b, 0x49, 0x6c, 0xff},
+	{0x12, 0x35, 0x70, 0xff},
+	{0x00, 0x22, 0x4e, 0xff},
 }
 
 var (
@@ -21,12 +30,12 @@ var (
 	frame       = color.RGBA{0xb0, 0xb0, 0xb0, 0xff}
 	notRead     = white
 	notObserved = color.RGBA{0xdc, 0xdc, 0xe4, 0xff} // drawn with a cross, so that it is not mistaken for a value
-	markColor   = color.RGBA{0xd5, 0x5e, 0x00, 0xff} // vermilion: the colour-blind can tell it from cividis, too
+	markColor   = color.RGBA{0xd5, 0x5e, 0x00, 0xff} // vermilion: the colour-blind can tell it from cividis
 )
 
-// position is the place of a share on the colour scale, 0 to 1. The square root makes small shares visible (4 of 128 experts are at 0.18)
-// without the arbitrary lower limit of a logarithm.
-func position(share float64) float64 { return math.Sqrt(min(max(share, 0), 1)) }
+// scalePosition is the position of a share on the colour scale, from 0 to 1. The square root makes small
+// shares visible, such as 4 of 128 experts at 0.18, without the arbitrary lower limit of a logarithm.
+func scalePosition(share float64) float64 { return math.Sqrt(min(max(share, 0), 1)) }
 
 // scaleColor is the colour at a position from 0 to 1.
 func scaleColor(pos float64) color.RGBA {
@@ -43,5 +52,5 @@ func cellColor(v float32) color.RGBA {
 	if v <= 0 {
 		return notRead
 	}
-	return scaleColor(position(float64(v)))
+	return scaleColor(scalePosition(float64(v)))
 }

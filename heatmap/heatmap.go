@@ -1,8 +1,10 @@
-// Package heatmap draws a [Matrix] of shares (how much of each tensor a step reads) as a figure ([Write]), with the text and the
-// canvases of gonum/plot. It does not know where the numbers come from; cmd/analyze calls it.
+// Package heatmap draws a [Matrix] of shares, such as how much of each tensor a step reads, as a figure
+// ([Write]). It uses the text and the canvases of gonum/plot. It does not know where the numbers come
+// from.
 //
-// Cells are painted as whole pixels, and everything else is laid out around them: gonum's vector cells make huge files and overprint their
-// labels at hundreds of rows. In SVG and PDF the cells of a panel are one image, and the rest are lines and letters.
+// Cells are painted as whole pixels, and everything else is laid out around them. gonum's own vector
+// cells make huge files, and its labels overlap at hundreds of rows. In SVG and PDF the cells of a panel
+// are one image, and the rest are lines and letters.
 package heatmap
 
 import (
@@ -14,24 +16,26 @@ import (
 	"tensorcast/internal/chart"
 )
 
-// This file defines what callers see, and reduces long runs to columns that fit a screen.
+// This file defines what callers see, and merges the columns of long runs so that they fit a screen.
 
 // Matrix is the content of a figure.
 type Matrix struct {
 	Rows    []Row
 	Columns []Column
-	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share of what the end of the scale means: 0 means "nothing", values above 1 are drawn as 1,
-	// NaN means "not observed".
+	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share of the scale's end. 0
+	// means "nothing", values above 1 are drawn as 1, and NaN means "not observed".
 	Values []float32
 }
 
 // Row is a line of cells.
 type Row struct {
 	Label string
-	// Block is the name of the group that the row belongs to, such as a layer; "" if it belongs to none. Adjacent rows of the same block
-	// have one label together, and also one each if there is room.
+	// Block is the name of the group that the row belongs to, such as a layer; "" if it belongs to none.
+	// Adjacent rows of the same block have one label together. If there is room, each row has its own
+	// label, too.
 	Block string
-	// Weight makes rows differ in height: each has a third of the height that all would have, and its share of the rest by weight. If all weigh 0, all are as high.
+	// Weight makes rows differ in height. Each row has a third of the average height, and a share by
+	// weight of the rest. If all weights are 0, all rows are equally high.
 	Weight float64
 }
 
@@ -47,43 +51,53 @@ type Text struct {
 	Title    string
 	Subtitle string
 	Scale    string // what a value is
-	Ticks    []Tick // of the scale, ascending; none: shares from "> 0" to 100 %
-	Nothing  string // what 0 means; "": not read
+	Ticks    []Tick // of the scale, ascending; if there are none, shares from "> 0" to 100 %
+	Nothing  string // what 0 means; if it is "", "not read"
 	Mark     string // what a marked column is
-	Caption  string // a line below the cells, in small letters: on what machine, how
-	// Greatest says that a column for which several are merged has the greatest of their values, not the mean.
+	Caption  string // a line below the cells, in small letters: machine, time, command
+	// Greatest says that a column that stands for several has the greatest of their values, not the mean.
 	Greatest bool
 }
 
-// Tick is a mark of the scale: a share of its end, and what that is.
+// Tick is a mark on the scale: its share of the scale's end, and its label.
 type Tick struct {
 	Share float64
 	Label string
 }
 
-var shareTicks = []Tick{{0, "> 0"}, {0.01, "1 %"}, {0.05, "5 %"}, {0.1, "10 %"}, {0.25, "25 %"}, {0.5, "50 %"}, {1, "100 %"}}
+var shareTicks = []Tick{
+	{0, "> 0"},
+	{0.01, "1 %"},
+	{0.05, "5 %"},
+	{0.1, "10 %"},
+	{0.25, "25 %"},
+	{0.5, "50 %"},
+	{1, "100 %"},
+}
 
-// maxColumns is the number of columns up to which a panel shows each column.
-const maxColumns = 1200
+// MaxColumns is the greatest number of columns that a panel shows one by one.
+const MaxColumns = 1200
 
 // MaxRows limits the image to a size that viewers can open.
 const MaxRows = 20000
 
-// Write draws m in one of [chart.Formats]. If a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is then the mean of the
-// observed values, or the greatest, and the column is marked if any of them is. An image of 1000 tensors takes about 20 MB of memory, for any number of
-// steps.
+// Write draws m in one of [chart.Formats]. If a panel has more than MaxColumns columns, groups of equally
+// many neighbours are merged. A merged cell has the mean, or the greatest, of the observed values, and a
+// merged column is marked if any of its columns is. An image of 1000 tensors takes about 20 MB of memory,
+// for any number of steps.
 func Write(w io.Writer, m *Matrix, text Text, format string) error {
 	if len(m.Rows) == 0 || len(m.Columns) == 0 {
 		return errors.New("draw heatmap: there is nothing to draw")
 	}
 	if len(m.Values) != len(m.Rows)*len(m.Columns) {
-		return fmt.Errorf("draw heatmap: %d values for %d rows and %d columns", len(m.Values), len(m.Rows), len(m.Columns))
+		return fmt.Errorf("draw heatmap: %d values for %d rows and %d columns", len(m.Values), len(m.Rows),
+			len(m.Columns))
 	}
 	if len(m.Rows) > MaxRows {
 		return fmt.Errorf("draw heatmap: %d rows, at most %d can be drawn", len(m.Rows), MaxRows)
 	}
 	fig := layOut(m, text)
-	canvas, err := chart.NewCanvas(format, fig.length(fig.width), fig.length(fig.height))
+	canvas, err := chart.NewCanvas(format, fig.canvasLength(fig.width), fig.canvasLength(fig.height))
 	if err != nil {
 		return fmt.Errorf("draw heatmap: %w", err)
 	}
@@ -94,31 +108,31 @@ func Write(w io.Writer, m *Matrix, text Text, format string) error {
 	return nil
 }
 
-// panel is a run of columns with a common name, reduced to at most maxColumns.
+// panel is a run of columns with a common name, reduced to at most MaxColumns.
 type panel struct {
 	name   string
-	first  int // column of the matrix
+	first  int // the first column of the matrix
 	merged int // columns of the matrix per column of the panel
 	cells  [][]float32
-	number []int // of the first column merged
+	number []int // of the first column that was merged
 	marked []bool
 }
 
-func panels(m *Matrix, fold func([]float32) float32) []panel {
+func splitPanels(m *Matrix, fold func([]float32) float32) []panel {
 	var ps []panel
 	for from := 0; from < len(m.Columns); {
 		to := from
 		for to < len(m.Columns) && m.Columns[to].Panel == m.Columns[from].Panel {
 			to++
 		}
-		ps = append(ps, reduce(m, from, to, fold))
+		ps = append(ps, mergeColumns(m, from, to, fold))
 		from = to
 	}
 	return ps
 }
 
-func reduce(m *Matrix, from, to int, fold func([]float32) float32) panel {
-	p := panel{name: m.Columns[from].Panel, first: from, merged: (to - from + maxColumns - 1) / maxColumns}
+func mergeColumns(m *Matrix, from, to int, fold func([]float32) float32) panel {
+	p := panel{name: m.Columns[from].Panel, first: from, merged: (to - from + MaxColumns - 1) / MaxColumns}
 	for c := from; c < to; c += p.merged {
 		end := min(c+p.merged, to)
 		marked := false
@@ -138,8 +152,8 @@ func reduce(m *Matrix, from, to int, fold func([]float32) float32) panel {
 	return p
 }
 
-// mean is the mean of the observed values; NaN if there are none.
-func mean(values []float32) float32 {
+// meanOf is the mean of the observed values; NaN if there are none. Values above 1 count as 1.
+func meanOf(values []float32) float32 {
 	sum, n := 0.0, 0
 	for _, v := range values {
 		if !isNaN(v) {
@@ -153,8 +167,8 @@ func mean(values []float32) float32 {
 	return float32(sum / float64(n))
 }
 
-// greatest is the greatest of the observed values; NaN if there are none.
-func greatest(values []float32) float32 {
+// greatestOf is the greatest of the observed values; NaN if there are none.
+func greatestOf(values []float32) float32 {
 	most := float32(math.NaN())
 	for _, v := range values {
 		if !isNaN(v) && !(most >= v) {
@@ -165,3 +179,12 @@ func greatest(values []float32) float32 {
 }
 
 func isNaN(v float32) bool { return v != v }
+
+// Figure is a matrix with what is written around it.
+type Figure struct {
+	Matrix *Matrix
+	Text   Text
+}
+
+// Write draws the figure in one of [chart.Formats]; see the function [Write].
+func (f *Figure) Write(w io.Writer, format string) error { return Write(w, f.Matrix, f.Text, format) }

@@ -1,5 +1,7 @@
 package heatmap
 
+// This file tests figures: by golden images, by the pixels of cells, and by what would make them unreadable.
+
 import (
 	"bytes"
 	"encoding/base64"
@@ -30,16 +32,29 @@ type component struct {
 
 var (
 	denseLayer = []component{
-		{"attn_norm.weight", 1}, {"attn_q.weight", 1}, {"attn_k.weight", 1}, {"attn_v.weight", 1}, {"attn_output.weight", 1},
+		{"attn_norm.weight", 1},
+		{"attn_q.weight", 1},
+		{"attn_k.weight", 1},
+		{"attn_v.weight", 1},
+		{"attn_output.weight", 1},
 		{"ffn_norm.weight", 1}, {"ffn_gate.weight", 1}, {"ffn_up.weight", 1}, {"ffn_down.weight", 1},
 	}
 	moeLayer = []component{
-		{"attn_norm.weight", 1}, {"attn_q.weight", 1}, {"attn_k.weight", 1}, {"attn_v.weight", 1}, {"attn_output.weight", 1},
-		{"ffn_norm.weight", 1}, {"ffn_gate_inp.weight", 1}, {"ffn_gate_exps.weight", 0.125}, {"ffn_up_exps.weight", 0.125}, {"ffn_down_exps.weight", 0.125},
+		{"attn_norm.weight", 1},
+		{"attn_q.weight", 1},
+		{"attn_k.weight", 1},
+		{"attn_v.weight", 1},
+		{"attn_output.weight", 1},
+		{"ffn_norm.weight", 1},
+		{"ffn_gate_inp.weight", 1},
+		{"ffn_gate_exps.weight", 0.125},
+		{"ffn_up_exps.weight", 0.125},
+		{"ffn_down_exps.weight", 0.125},
 	}
 )
 
-// model is what a run of a model looks like: a warm-up, prompt steps, tokens. Warm-up reads all experts, a prompt many.
+// model is a run of a model: a warm-up, prompt steps and tokens. The warm-up reads all experts, and a
+// prompt many.
 func model(layer []component, layers, prompts, tokens int) *Matrix {
 	m := &Matrix{Rows: []Row{{Label: "token_embd.weight"}}}
 	shares := []float32{1.0 / 32000}
@@ -76,17 +91,17 @@ func model(layer []component, layers, prompts, tokens int) *Matrix {
 	return m
 }
 
-func (m *Matrix) at(row, column int) *float32 { return &m.Values[row*len(m.Columns)+column] }
+func (m *Matrix) cell(row, column int) *float32 { return &m.Values[row*len(m.Columns)+column] }
 
 func cutShort(m *Matrix, from int) {
 	for r := from; r < len(m.Rows); r++ {
-		*m.at(r, len(m.Columns)-1) = float32(math.NaN())
+		*m.cell(r, len(m.Columns)-1) = float32(math.NaN())
 	}
 }
 
 func figures() map[string]*Matrix {
 	dense := model(denseLayer, 6, 1, 32)
-	*dense.at(20, 2+7) = 0
+	*dense.cell(20, 2+7) = 0
 	dense.Columns[2+7].Marked = true
 	cutShort(dense, 30)
 
@@ -95,25 +110,27 @@ func figures() map[string]*Matrix {
 
 	large := model(denseLayer, 33, 1, 1000)
 	for r := 100; r < 109; r++ {
-		*large.at(r, 2+500) = 0
+		*large.cell(r, 2+500) = 0
 	}
 	large.Columns[2+500].Marked = true
 	cutShort(large, 200)
 
 	return map[string]*Matrix{
 		"dense": dense, "moe": moe, "large": large,
-		"one":     {Rows: []Row{{Label: "output.weight"}}, Columns: []Column{{Panel: "generated tokens"}}, Values: []float32{1}},
+		"one": {Rows: []Row{{Label: "output.weight"}}, Columns: []Column{{Panel: "generated tokens"}},
+			Values: []float32{1}},
 		"binned":  model(moeLayer, 40, 40, 2500),
-		"noblock": alone(300, 100),
+		"noblock": blockless(300, 100),
 		"small":   small(),
 	}
 }
 
-// alone is a model whose tensors belong to no layer.
-func alone(rows, tokens int) *Matrix {
+// blockless is a model whose tensors belong to no layer.
+func blockless(rows, tokens int) *Matrix {
 	m := &Matrix{}
 	for r := range rows {
-		m.Rows = append(m.Rows, Row{Label: fmt.Sprintf("a_tensor_with_a_name_that_says_nothing.%d.and_is_long.weight", r)})
+		m.Rows = append(m.Rows,
+			Row{Label: fmt.Sprintf("a_tensor_with_a_name_that_says_nothing.%d.and_is_long.weight", r)})
 	}
 	for c := range tokens {
 		m.Columns = append(m.Columns, Column{Panel: "generated tokens", Number: c})
@@ -122,24 +139,25 @@ func alone(rows, tokens int) *Matrix {
 	return m
 }
 
-// small has one of everything.
+// small has one of everything that a figure can show.
 func small() *Matrix {
 	m := model(moeLayer, 2, 1, 9)
-	*m.at(3, 6) = 0
+	*m.cell(3, 6) = 0
 	m.Columns[6].Marked = true
 	cutShort(m, 12)
-	*m.at(len(m.Rows)-1, 4) = 2
+	*m.cell(len(m.Rows)-1, 4) = 2
 	m.Rows = append(m.Rows, Row{Label: "rope_freqs.weight"})
 	m.Values = append(m.Values, make([]float32, len(m.Columns))...)
 	return m
 }
 
-func words(name string, m *Matrix) Text {
+func texts(name string, m *Matrix) Text {
 	return Text{
-		Title:    name + "-1.2B-Q8_0.gguf: weights read per token",
-		Subtitle: fmt.Sprintf("%d tensors in access order; 1.1 GB read per token; sequence identical in 30 of 31 generated tokens", len(m.Rows)),
-		Scale:    "Share of a tensor's bytes that a step reads (square-root scale; more than 100 % is drawn as 100 %)",
-		Mark:     "sequence differs",
+		Title: name + "-1.2B-Q8_0.gguf: weights read per token",
+		Subtitle: fmt.Sprintf("%d tensors in access order; 1.1 GB read per token; sequence identical in 30 of 31 "+
+			"generated tokens", len(m.Rows)),
+		Scale: "Share of a tensor's bytes that a step reads (square-root scale; more than 100 % is drawn as 100 %)",
+		Mark:  "sequence differs",
 	}
 }
 
@@ -152,7 +170,7 @@ func render(t *testing.T, m *Matrix, text Text) []byte {
 	return buf.Bytes()
 }
 
-// weighted has rows of other heights, and a scale of its own.
+// weighted has rows of different heights, and a scale of its own.
 func weighted() (*Matrix, Text) {
 	m := model(moeLayer, 3, 1, 4)
 	for i := range m.Rows {
@@ -161,8 +179,8 @@ func weighted() (*Matrix, Text) {
 			m.Rows[i].Weight = 30
 		}
 	}
-	*m.at(5, 3) = float32(math.NaN())
-	text := words("weighted", m)
+	*m.cell(5, 3) = float32(math.NaN())
+	text := texts("weighted", m)
 	text.Caption = "2 CPUs; 24 GiB; limit 566 MiB; Linux 6.18; tracer --detail op+io; llama-cli -m weighted.gguf"
 	text.Ticks, text.Nothing = []Tick{{0, "> 0"}, {0.25, "3 MiB"}, {1, "12 MiB"}}, "nothing"
 	return m, text
@@ -172,7 +190,7 @@ func TestGolden(t *testing.T) {
 	for _, name := range []string{"small", "one", "weighted"} {
 		t.Run(name, func(t *testing.T) {
 			m := figures()[name]
-			words := words
+			words := texts
 			if name == "weighted" {
 				var text Text
 				m, text = weighted()
@@ -189,23 +207,23 @@ func TestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v (run the test with -update to make it)", err)
 			}
-			if !same(t, got, want) {
+			if !looksSame(t, got, want) {
 				t.Errorf("the figure is not %s; see -update", path)
 			}
 			if !bytes.Equal(got, render(t, m, words(name, m))) {
 				t.Error("the same matrix gives two different files")
 			}
-			// The comparison itself can fail: one cell of another colour is found.
-			*m.at(0, 0) = 0.5
-			if same(t, render(t, m, words(name, m)), want) {
+			// The comparison itself can fail: it finds one cell of another colour.
+			*m.cell(0, 0) = 0.5
+			if looksSame(t, render(t, m, words(name, m)), want) {
 				t.Error("a figure with another cell passes for the golden image")
 			}
 		})
 	}
 }
 
-// same allows for glyphs whose edges other processors round otherwise.
-func same(t *testing.T, a, b []byte) bool {
+// looksSame allows for glyphs whose edges other processors round differently.
+func looksSame(t *testing.T, a, b []byte) bool {
 	t.Helper()
 	if decode(t, a).Bounds() != decode(t, b).Bounds() {
 		return false
@@ -226,30 +244,32 @@ func decode(t *testing.T, data []byte) image.Image {
 	return img
 }
 
-// TestFigures draws every shape and checks what would make it unreadable. With HEATMAP_DIR set it leaves the pictures there.
+// TestFigures draws every shape, and checks what would make it unreadable. If HEATMAP_DIR is set, the
+// pictures are left there.
 func TestFigures(t *testing.T) {
 	for name, m := range figures() {
 		t.Run(name, func(t *testing.T) {
-			data := render(t, m, words(name, m))
+			data := render(t, m, texts(name, m))
 			if dir := os.Getenv("HEATMAP_DIR"); dir != "" {
 				if err := os.WriteFile(filepath.Join(dir, name+".png"), data, 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
-			f := layOut(m, words(name, m))
+			f := layOut(m, texts(name, m))
 			if f.width > 3000 || f.height > 5000 {
-				t.Errorf("%d x %d pixels", f.width, f.height)
+				t.Errorf("the figure has %d x %d pixels, want at most 3000 x 5000", f.width, f.height)
 			}
 			line := f.lineHeight(smallStyle)
 			if f.rowLabels {
 				line = rowText
 			}
 			for i, l := range f.labels {
-				if i > 0 && l.at-f.labels[i-1].at < line {
-					t.Errorf("labels %q and %q overlap: %d and %d", f.labels[i-1].text, l.text, f.labels[i-1].at, l.at)
+				if i > 0 && l.middle-f.labels[i-1].middle < line {
+					t.Errorf("labels %q and %q overlap: %d and %d", f.labels[i-1].text, l.text, f.labels[i-1].middle,
+						l.middle)
 				}
-				if l.at < f.top-line || l.at > f.bottom+line {
-					t.Errorf("label %q at %d is outside of the cells, %d to %d", l.text, l.at, f.top, f.bottom)
+				if l.middle < f.top-line || l.middle > f.bottom+line {
+					t.Errorf("label %q at %d is outside of the cells, %d to %d", l.text, l.middle, f.top, f.bottom)
 				}
 				if w := f.textWidth(l.text, smallStyle); w > f.left-labelGap-margin {
 					t.Errorf("label %q leaves the figure", l.text)
@@ -259,15 +279,15 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// Every cell has the colour of its value, in its middle.
+// Every cell has the colour of its value in its middle.
 func TestCellColours(t *testing.T) {
 	m := small()
-	f := layOut(m, words("small", m))
-	img := decode(t, render(t, m, words("small", m)))
+	f := layOut(m, texts("small", m))
+	img := decode(t, render(t, m, texts("small", m)))
 	for i, p := range f.panels {
 		for r, values := range p.cells {
 			for c, v := range values {
-				x, y := f.x[i]+c*f.cell[i]+f.cell[i]/2, f.y[r]+f.rows[r]/2
+				x, y := f.panelLeft[i]+c*f.cellWidth[i]+f.cellWidth[i]/2, f.rowTop[r]+f.rowHeight[r]/2
 				got := color.RGBAModel.Convert(img.At(x, y)).(color.RGBA)
 				if isNaN(v) {
 					if got != notObserved && got != frame {
@@ -275,7 +295,7 @@ func TestCellColours(t *testing.T) {
 					}
 					continue
 				}
-				if want := cellColor(*m.at(r, p.first+c)); got != want {
+				if want := cellColor(*m.cell(r, p.first+c)); got != want {
 					t.Errorf("row %d, column %d is %v, want %v", r, p.first+c, got, want)
 				}
 			}
@@ -297,7 +317,12 @@ func TestScale(t *testing.T) {
 		v    float32
 		want color.RGBA
 	}{
-		{-1, notRead}, {0, notRead}, {1e-9, cividis[0]}, {1, cividis[len(cividis)-1]}, {7, cividis[len(cividis)-1]}, {1.0 / 9, cividis[3]},
+		{-1, notRead},
+		{0, notRead},
+		{1e-9, cividis[0]},
+		{1, cividis[len(cividis)-1]},
+		{7, cividis[len(cividis)-1]},
+		{1.0 / 9, cividis[3]},
 	} {
 		if got := cellColor(tc.v); got != tc.want {
 			t.Errorf("colour of %g is %v, want %v", tc.v, got, tc.want)
@@ -306,7 +331,7 @@ func TestScale(t *testing.T) {
 }
 
 func TestReduce(t *testing.T) {
-	const n = 2*maxColumns + 1 // three to a column, the last column whole
+	const n = 2*MaxColumns + 1 // three to a column, the last column whole
 	m := &Matrix{Rows: []Row{{Label: "a"}}}
 	for i := range n {
 		m.Columns = append(m.Columns, Column{Panel: "p", Number: i, Marked: i == 4})
@@ -314,7 +339,7 @@ func TestReduce(t *testing.T) {
 	}
 	nan := float32(math.NaN())
 	copy(m.Values, []float32{0, 4, nan, nan, nan, nan})
-	p := panels(m, mean)[0]
+	p := splitPanels(m, meanOf)[0]
 	if p.merged != 3 || len(p.number) != (n+2)/3 || p.number[1] != 3 {
 		t.Fatalf("%d to a column, %d columns, the second is %d", p.merged, len(p.number), p.number[1])
 	}
@@ -324,12 +349,12 @@ func TestReduce(t *testing.T) {
 	if got := p.cells[0][1]; !isNaN(got) {
 		t.Errorf("mean of nothing is %g, want NaN", got)
 	}
-	if got := panels(m, greatest)[0].cells[0]; got[0] != 4 || !isNaN(got[1]) || got[2] != 1 {
+	if got := splitPanels(m, greatestOf)[0].cells[0]; got[0] != 4 || !isNaN(got[1]) || got[2] != 1 {
 		t.Errorf("the greatest are %v, want 4, NaN, 1", got[:3])
 	}
 	f := layOut(m, Text{Greatest: true})
 	if name := f.panelName(f.panels[0]); name != "p (each column is the greatest of 3)" {
-		t.Errorf("the panel is called %q", name)
+		t.Errorf("panel name %q, want that of the greatest of 3", name)
 	}
 	if p.marked[0] || !p.marked[1] || p.marked[2] {
 		t.Errorf("marks %v, want the second alone", p.marked[:3])
@@ -345,8 +370,15 @@ func TestRefuses(t *testing.T) {
 	}{
 		{"no rows", Matrix{Columns: []Column{column}}, "nothing to draw"},
 		{"no columns", Matrix{Rows: []Row{row}}, "nothing to draw"},
-		{"too few values", Matrix{Rows: []Row{row, row}, Columns: []Column{column}, Values: []float32{1}}, "1 values for 2 rows and 1 columns"},
-		{"too many rows", Matrix{Rows: make([]Row, MaxRows+1), Columns: []Column{column}, Values: make([]float32, MaxRows+1)}, "at most"},
+		{
+			"too few values", Matrix{Rows: []Row{row, row}, Columns: []Column{column}, Values: []float32{1}},
+			"1 values for 2 rows and 1 columns",
+		},
+		{
+			"too many rows",
+			Matrix{Rows: make([]Row, MaxRows+1), Columns: []Column{column}, Values: make([]float32, MaxRows+1)},
+			"at most",
+		},
 	} {
 		if err := Write(io.Discard, &tc.m, Text{}, "png"); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want one with %q", tc.name, err, tc.want)
@@ -357,15 +389,18 @@ func TestRefuses(t *testing.T) {
 // A label of any length is cut to what fits, without trying all lengths.
 func TestFitLongLabel(t *testing.T) {
 	f := layOut(&Matrix{Rows: []Row{{Label: "x"}}, Columns: []Column{{}}, Values: []float32{0}}, Text{})
-	for _, label := range []string{strings.Repeat("weight", 2000), strings.Repeat("\x1b\xff", 2000), strings.Repeat("W", 100)} {
-		got := f.fit(label, smallStyle, maxLabel)
+	for _, label := range []string{
+		strings.Repeat("weight", 2000), strings.Repeat("\x1b\xff", 2000), strings.Repeat("W", 100),
+	} {
+		got := f.shorten(label, smallStyle, maxLabel)
 		if w := f.textWidth(got, smallStyle); w > maxLabel || w < maxLabel/2 || !strings.Contains(got, "…") {
 			t.Errorf("%.40q is cut to %q, %d pixels of %d", label, got, w, maxLabel)
 		}
 	}
 }
 
-// In SVG the cells are images of the very pixels of the PNG, at their places; the words are letters. In PDF all this is compressed: it is drawn, no more is known.
+// In SVG the cells are images with the very pixels of the PNG, at the same positions, and the words are
+// letters. PDF compresses all this, so only that it is drawn is known.
 func TestVector(t *testing.T) {
 	m, text := weighted()
 	pixels := decode(t, render(t, m, text))
@@ -375,10 +410,11 @@ func TestVector(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := Write(&pdf, m, text, "pdf"); err != nil || !bytes.HasPrefix(pdf.Bytes(), []byte("%PDF-")) {
-		t.Errorf("PDF of %d bytes: %v", pdf.Len(), err)
+		t.Errorf("PDF of %d bytes, error %v, want a document", pdf.Len(), err)
 	}
-	images := regexp.MustCompile(`(?s)<image x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"[^>]*"data:image/png;base64,([^"]*)"`).FindAllStringSubmatch(svg.String(), -1)
-	if want := len(f.panels) + 2; len(images) != want { // of the legend: nothing, not observed
+	images := regexp.MustCompile(
+		`(?s)<image x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"[^>]*"data:image/png;base64,([^"]*)"`).FindAllStringSubmatch(svg.String(), -1)
+	if want := len(f.panels) + 2; len(images) != want { // two are in the legend: nothing, not observed
 		t.Fatalf("%d images, want %d", len(images), want)
 	}
 	found := 0
@@ -388,19 +424,19 @@ func TestVector(t *testing.T) {
 			t.Fatal(err)
 		}
 		img := decode(t, data)
-		i := found // panels come first to last, the legend before or after them
+		i := found // panels come in order, and the legend before or after them
 		if i == len(f.panels) || img.Bounds().Dy() != f.bottom-f.top {
 			continue
 		}
-		if want := len(f.panels[i].number) * f.cell[i]; img.Bounds().Dx() != want {
+		if want := len(f.panels[i].number) * f.cellWidth[i]; img.Bounds().Dx() != want {
 			t.Errorf("panel %d is %d wide, want %d", i, img.Bounds().Dx(), want)
 		}
 		found++
 		for y := range img.Bounds().Dy() {
 			for x := range img.Bounds().Dx() {
-				if got, want := img.At(x, y), pixels.At(f.x[i]+x, f.top+y); !equal(got, want) {
+				if got, want := img.At(x, y), pixels.At(f.panelLeft[i]+x, f.top+y); !equal(got, want) {
 					_, _, _, alpha := got.RGBA()
-					if alpha == 0 && equal(want, white) { // the gaps, behind which the canvas is white
+					if alpha == 0 && equal(want, white) { // a gap, behind which the canvas is white
 						continue
 					}
 					t.Fatalf("panel %d at %d, %d: %v, in the PNG %v", i, x, y, got, want)
@@ -409,15 +445,18 @@ func TestVector(t *testing.T) {
 		}
 	}
 	if found != len(f.panels) {
-		t.Errorf("%d of %d panels", found, len(f.panels))
+		t.Errorf("found %d panels, want %d", found, len(f.panels))
 	}
-	for _, s := range []string{text.Title, text.Caption, "blk.1", "12 MiB", "not observed", "font-family:'Liberation Sans',Arimo,", f.panelName(f.panels[0])} {
+	for _, s := range []string{
+		text.Title, text.Caption, "blk.1", "12 MiB", "not observed", "font-family:'Liberation Sans',Arimo,",
+		f.panelName(f.panels[0]),
+	} {
 		if !strings.Contains(svg.String(), s) {
 			t.Errorf("%q is not in the SVG", s)
 		}
 	}
 	if err := Write(io.Discard, m, text, "bmp"); err == nil || !strings.Contains(err.Error(), "svg") {
-		t.Errorf("BMP: %v", err)
+		t.Errorf("BMP: error %v, want one that names the formats", err)
 	}
 }
 

@@ -26,10 +26,10 @@ const (
 	gridHeight = 1200
 	panelGap   = 16
 	labelGap   = 10 // between a label and what it labels
-	leader     = 22 // space for the lines from labels that had to move
+	leader     = 22 // room for the lines from labels that had to move
 	tickLength = 7
 	maxLabel   = 300 // a longer label is cut
-	rowText    = 16  // least height of a row with its own label
+	rowText    = 16  // least height of a row that has its own label
 	markHeight = 11
 	barWidth   = 440
 	barHeight  = 18
@@ -48,22 +48,22 @@ var (
 	smallStyle = style{7.5, false}
 )
 
-// figure is a laid-out figure.
-type figure struct {
+// layout says where everything in a figure lies, and paints it.
+type layout struct {
 	canvas        vg.Canvas
 	pixels        draw.Image // where rectangles are painted; nil: on canvas, which has no pixels
 	handler       text.Plain
 	width, height int
 
-	m      *Matrix
+	matrix *Matrix
 	text   Text
 	panels []panel
 
-	left, top, bottom int   // edges of the cells
-	x                 []int // left edge of each panel
-	cell              []int // width of a cell in each panel
-	y                 []int // top edge of each row
-	rows              []int // height of each row
+	left, top, bottom int   // edges of the cells, of all panels
+	panelLeft         []int // left edge of each panel
+	cellWidth         []int // width of a cell in each panel
+	rowTop            []int // top edge of each row
+	rowHeight         []int // height of each row
 	rowLabels         bool  // each row has its own label
 	blockWidth        int   // width of the column of block labels, if rowLabels
 	scaleTop          int   // top edge of the legend
@@ -74,35 +74,39 @@ type figure struct {
 type label struct {
 	text        string
 	first, last int
-	at          int // vertical centre of the text
+	middle      int // vertical centre of the text
 }
 
-func layOut(m *Matrix, t Text) *figure {
-	fold := mean
+func layOut(m *Matrix, t Text) *layout {
+	fold := meanOf
 	if t.Greatest {
-		fold = greatest
+		fold = greatestOf
 	}
-	f := &figure{m: m, text: t, panels: panels(m, fold), handler: text.Plain{Fonts: plotfont.NewCache(liberation.Collection())}}
-	f.rows = rowHeights(m.Rows)
-	least := slices.Min(f.rows)
+	f := &layout{
+		matrix: m, text: t, panels: splitPanels(m, fold),
+		handler: text.Plain{Fonts: plotfont.NewCache(liberation.Collection())},
+	}
+	f.rowHeight = rowHeights(m.Rows)
+	least := slices.Min(f.rowHeight)
 	f.rowLabels = least >= rowText
-	blocks := blocks(m.Rows)
+	blocks := groupBlocks(m.Rows)
 
-	// Vertically: title, subtitle, legend, panel names, cells, ticks.
+	// From top to bottom: title, subtitle, legend, panel names, cells, ticks.
 	f.scaleTop = margin + f.lineHeight(titleStyle) + f.lineHeight(bodyStyle) + 16
-	f.top = f.scaleTop + f.lineHeight(bodyStyle) + 6 + barHeight + tickLength + f.lineHeight(smallStyle) + 18 + f.lineHeight(headStyle) + markHeight + 6
+	f.top = f.scaleTop + f.lineHeight(bodyStyle) + 6 + barHeight + tickLength + f.lineHeight(smallStyle) + 18 +
+		f.lineHeight(headStyle) + markHeight + 6
 	y, gap := f.top, 1
 	if least >= 8 {
 		gap = 4
 	}
-	f.y = make([]int, len(m.Rows))
+	f.rowTop = make([]int, len(m.Rows))
 	for i, b := range blocks {
 		if i > 0 && (m.Rows[b.first].Block != "" || m.Rows[b.first-1].Block != "") {
 			y += gap
 		}
 		for r := b.first; r <= b.last; r++ {
-			f.y[r] = y
-			y += f.rows[r]
+			f.rowTop[r] = y
+			y += f.rowHeight[r]
 		}
 	}
 	f.bottom = y
@@ -114,7 +118,7 @@ func layOut(m *Matrix, t Text) *figure {
 	f.placeLabels(blocks)
 	f.left = margin + f.labelWidth(blocks)
 
-	// Horizontally: labels, panels.
+	// From left to right: labels, panels.
 	widest := 0
 	for _, p := range f.panels {
 		widest = max(widest, len(p.number))
@@ -125,16 +129,16 @@ func layOut(m *Matrix, t Text) *figure {
 		if i > 0 {
 			x += panelGap
 		}
-		// Narrow panels are widened to fit their name.
+		// Narrow panels are widened to fit their names.
 		own := max(cell, ceilDiv(f.textWidth(f.panelName(p), headStyle), len(p.number)))
-		f.x, f.cell = append(f.x, x), append(f.cell, own)
+		f.panelLeft, f.cellWidth = append(f.panelLeft, x), append(f.cellWidth, own)
 		x += own * len(p.number)
 	}
 	f.width = max(x+margin, minWidth)
 	return f
 }
 
-// rowHeights are uniform, or follow weights.
+// rowHeights are the heights of rows in pixels: all the same, or by weight.
 func rowHeights(rows []Row) []int {
 	each := rowHeight(len(rows))
 	heights, sum := make([]int, len(rows)), 0.0
@@ -162,7 +166,7 @@ func rowHeight(rows int) int {
 	return min(max(gridHeight/rows, floor), 28)
 }
 
-func (f *figure) panelName(p panel) string {
+func (f *layout) panelName(p panel) string {
 	if p.merged > 1 {
 		fold := "mean"
 		if f.text.Greatest {
@@ -173,8 +177,8 @@ func (f *figure) panelName(p panel) string {
 	return p.name
 }
 
-// blocks groups rows into labels, one per block or single row.
-func blocks(rows []Row) []label {
+// groupBlocks makes labels of rows: one for each block, and one for each row without a block.
+func groupBlocks(rows []Row) []label {
 	var bs []label
 	for i, r := range rows {
 		if n := len(bs); r.Block != "" && n > 0 && rows[i-1].Block == r.Block {
@@ -190,12 +194,12 @@ func blocks(rows []Row) []label {
 	return bs
 }
 
-// placeLabels chooses which labels are written so that none overlap. Rows without a block come first: they are few, and cannot be guessed
-// from their neighbours. Of the blocks, every k-th is labelled.
-func (f *figure) placeLabels(blocks []label) {
+// placeLabels chooses which labels are written so that none overlap. Rows without a block come first, as
+// they are few and cannot be guessed from their neighbours. Of the blocks, every k-th is labelled.
+func (f *layout) placeLabels(blocks []label) {
 	if f.rowLabels {
-		for i, r := range f.m.Rows {
-			f.labels = append(f.labels, label{text: r.Label, first: i, last: i, at: f.y[i] + f.rows[i]/2})
+		for i, r := range f.matrix.Rows {
+			f.labels = append(f.labels, label{text: r.Label, first: i, last: i, middle: f.rowTop[i] + f.rowHeight[i]/2})
 		}
 		return
 	}
@@ -203,7 +207,7 @@ func (f *figure) placeLabels(blocks []label) {
 	room := max((f.bottom-f.top)/line, 1)
 	var alone, grouped int
 	for _, b := range blocks {
-		if f.m.Rows[b.first].Block == "" {
+		if f.matrix.Rows[b.first].Block == "" {
 			alone++
 		} else {
 			grouped++
@@ -218,8 +222,8 @@ func (f *figure) placeLabels(blocks []label) {
 	everyBlock := niceStep(ceilDiv(grouped, max(room*2/3-kept, 1)))
 	alone, grouped = 0, 0
 	for _, b := range blocks {
-		b.at = (f.y[b.first] + f.y[b.last] + f.rows[b.last]) / 2
-		if f.m.Rows[b.first].Block == "" {
+		b.middle = (f.rowTop[b.first] + f.rowTop[b.last] + f.rowHeight[b.last]) / 2
+		if f.matrix.Rows[b.first].Block == "" {
 			if alone%everyAlone == 0 {
 				f.labels = append(f.labels, b)
 			}
@@ -231,37 +235,38 @@ func (f *figure) placeLabels(blocks []label) {
 		}
 		grouped++
 	}
-	spread(f.labels, line, f.top+line/2, f.bottom-line/2)
+	spreadLabels(f.labels, line, f.top+line/2, f.bottom-line/2)
 }
 
-// spread moves labels so that neighbours are at least line apart and all are between low and high, if they fit. It first moves each label
-// down as far as necessary, then, from the last to the first, up.
-func spread(labels []label, line, low, high int) {
+// spreadLabels moves labels so that neighbours are at least line apart, and that all are between low and
+// high, if they fit. It first moves each label down as far as necessary. Then it moves labels up, from
+// the last to the first.
+func spreadLabels(labels []label, line, low, high int) {
 	next := low
 	for i := range labels {
-		labels[i].at = max(labels[i].at, next)
-		next = labels[i].at + line
+		labels[i].middle = max(labels[i].middle, next)
+		next = labels[i].middle + line
 	}
 	next = max(high, low+(len(labels)-1)*line)
 	for i := len(labels) - 1; i >= 0; i-- {
-		labels[i].at = min(labels[i].at, next)
-		next = labels[i].at - line
+		labels[i].middle = min(labels[i].middle, next)
+		next = labels[i].middle - line
 	}
 }
 
-// labelWidth is the width needed left of the cells. It shortens labels that are too long.
-func (f *figure) labelWidth(blocks []label) int {
+// labelWidth is the width of what is left of the cells. It shortens labels that are too long.
+func (f *layout) labelWidth(blocks []label) int {
 	width := 0
 	for i := range f.labels {
-		f.labels[i].text = f.fit(f.labels[i].text, smallStyle, maxLabel)
+		f.labels[i].text = f.shorten(f.labels[i].text, smallStyle, maxLabel)
 		width = max(width, f.textWidth(f.labels[i].text, smallStyle))
 	}
 	if !f.rowLabels {
 		return width + labelGap + leader
 	}
 	for _, b := range blocks {
-		if f.m.Rows[b.first].Block != "" {
-			f.blockWidth = max(f.blockWidth, f.textWidth(f.fit(b.text, smallStyle, maxLabel/2), smallStyle))
+		if f.matrix.Rows[b.first].Block != "" {
+			f.blockWidth = max(f.blockWidth, f.textWidth(f.shorten(b.text, smallStyle, maxLabel/2), smallStyle))
 		}
 	}
 	if f.blockWidth > 0 {
@@ -270,8 +275,8 @@ func (f *figure) labelWidth(blocks []label) int {
 	return f.blockWidth + width + labelGap
 }
 
-// fit shortens s in the middle until it is no wider than width.
-func (f *figure) fit(s string, st style, width int) string {
+// shorten cuts s in the middle until it is no wider than width.
+func (f *layout) shorten(s string, st style, width int) string {
 	if f.textWidth(s, st) <= width {
 		return s
 	}
@@ -280,7 +285,7 @@ func (f *figure) fit(s string, st style, width int) string {
 	return cut(sort.Search(len(r)-1, func(keep int) bool { return f.textWidth(cut(keep+1), st) > width }))
 }
 
-func (f *figure) font(st style) plotfont.Font {
+func (f *layout) font(st style) plotfont.Font {
 	ft := plotfont.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Points(st.size)}
 	if st.bold {
 		ft.Weight = font.WeightBold
@@ -288,12 +293,12 @@ func (f *figure) font(st style) plotfont.Font {
 	return ft
 }
 
-func (f *figure) textWidth(s string, st style) int {
+func (f *layout) textWidth(s string, st style) int {
 	w, _, _ := f.handler.Box(s, f.font(st))
 	return int(math.Ceil(w.Dots(dpi)))
 }
 
-func (f *figure) lineHeight(st style) int { return int(math.Ceil(st.size / 72 * dpi * 1.25)) }
+func (f *layout) lineHeight(st style) int { return int(math.Ceil(st.size / 72 * dpi * 1.25)) }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 

@@ -1,6 +1,6 @@
 package heatmap
 
-// This file paints a laid-out figure.
+// This file paints a figure.
 
 import (
 	"image"
@@ -14,77 +14,83 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 )
 
-// paintOn paints the figure on a canvas, of pixels or not.
-func (f *figure) paintOn(canvas vg.Canvas) {
+// paintOn paints the figure on a canvas, which may have pixels or not.
+func (f *layout) paintOn(canvas vg.Canvas) {
 	f.canvas = canvas
 	if png, ok := canvas.(vgimg.PngCanvas); ok {
 		f.pixels = png.Image()
 	}
-	f.write(margin, margin+f.lineHeight(titleStyle)/2, f.text.Title, titleStyle, text.XLeft, ink)
-	f.write(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle, text.XLeft, ink)
+	f.drawText(margin, margin+f.lineHeight(titleStyle)/2, f.text.Title, titleStyle, text.XLeft, ink)
+	f.drawText(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle,
+		text.XLeft,
+		ink)
 	f.paintLegend()
 	f.paintLabels()
 	for i := range f.panels {
 		f.paintPanel(i)
 	}
-	f.write(margin, f.height-margin/2-f.lineHeight(smallStyle)/2, f.text.Caption, smallStyle, text.XLeft, ink)
+	f.drawText(margin, f.height-margin/2-f.lineHeight(smallStyle)/2, f.text.Caption, smallStyle, text.XLeft, ink)
 }
 
-func (f *figure) paintPanel(i int) {
-	p, x, cell := f.panels[i], f.x[i], f.cell[i]
+func (f *layout) paintPanel(i int) {
+	p, x, cell := f.panels[i], f.panelLeft[i], f.cellWidth[i]
 	right := x + cell*len(p.number)
-	f.fill(x-1, f.top-1, right+1, f.bottom+1, frame)
-	f.fill(x, f.top, right, f.bottom, white)
-	f.raster(image.Rect(x, f.top, right, f.bottom), func() { f.paintCells(i) })
+	f.fillBox(x-1, f.top-1, right+1, f.bottom+1, frame)
+	f.fillBox(x, f.top, right, f.bottom, white)
+	f.paintPixels(image.Rect(x, f.top, right, f.bottom), func() { f.paintCells(i) })
 	for c, marked := range p.marked {
 		if marked {
 			f.paintMark(x+c*cell+cell/2, f.top-4)
 		}
 	}
-	f.write(x, f.top-markHeight-6-f.lineHeight(headStyle)/2, f.panelName(p), headStyle, text.XLeft, ink)
+	f.drawText(x, f.top-markHeight-6-f.lineHeight(headStyle)/2, f.panelName(p), headStyle, text.XLeft, ink)
 	f.paintTicks(i)
 }
 
-// paintCells paints the cells of a panel. Large ones are separated by a white line.
-func (f *figure) paintCells(i int) {
-	x, cell := f.x[i], f.cell[i]
+// paintCells paints the cells of a panel. Large cells are separated by white lines.
+func (f *layout) paintCells(i int) {
+	x, cell := f.panelLeft[i], f.cellWidth[i]
 	across := 0
 	if cell >= 8 {
 		across = 1
 	}
 	for r, values := range f.panels[i].cells {
 		down := 0
-		if f.rows[r] >= 8 {
+		if f.rowHeight[r] >= 8 {
 			down = 1
 		}
 		for c, v := range values {
-			f.paintCell(image.Rect(x+c*cell, f.y[r], x+(c+1)*cell-across, f.y[r]+f.rows[r]-down), v)
+			f.paintCell(image.Rect(x+c*cell, f.rowTop[r], x+(c+1)*cell-across, f.rowTop[r]+f.rowHeight[r]-down), v)
 		}
 	}
 }
 
-// raster has paint's rectangles, within at, painted as pixels: a canvas that has none gets them as one image.
-func (f *figure) raster(at image.Rectangle, paint func()) {
+// paintPixels calls paint, which paints rectangles within at as pixels. A canvas that has no pixels gets
+// the rectangles as one image.
+func (f *layout) paintPixels(rect image.Rectangle, paint func()) {
 	if f.pixels != nil {
 		paint()
 		return
 	}
-	img := image.NewRGBA(at)
+	img := image.NewRGBA(rect)
 	f.pixels = img
 	paint()
 	f.pixels = nil
-	f.canvas.DrawImage(vg.Rectangle{Min: f.point(at.Min.X, at.Max.Y), Max: f.point(at.Max.X, at.Min.Y)}, img)
+	f.canvas.DrawImage(vg.Rectangle{
+		Min: f.canvasPoint(rect.Min.X, rect.Max.Y), Max: f.canvasPoint(rect.Max.X, rect.Min.Y),
+	},
+		img)
 }
 
-// paintCell paints where there are pixels.
-func (f *figure) paintCell(at image.Rectangle, v float32) {
+// paintCell paints a cell. It needs pixels: see paintPixels.
+func (f *layout) paintCell(rect image.Rectangle, v float32) {
 	if !isNaN(v) {
-		f.fillRect(at, cellColor(v))
+		f.fillRect(rect, cellColor(v))
 		return
 	}
-	f.fillRect(at, notObserved)
-	for y := at.Min.Y; y < at.Max.Y; y++ {
-		for x := at.Min.X; x < at.Max.X; x++ {
+	f.fillRect(rect, notObserved)
+	for y := rect.Min.Y; y < rect.Max.Y; y++ {
+		for x := rect.Min.X; x < rect.Max.X; x++ {
 			if (x+y)%6 == 0 {
 				f.pixels.Set(x, y, frame)
 			}
@@ -93,8 +99,8 @@ func (f *figure) paintCell(at image.Rectangle, v float32) {
 }
 
 // paintTicks numbers the columns of a panel. A panel with a single step gets no numbers.
-func (f *figure) paintTicks(i int) {
-	p, x, cell := f.panels[i], f.x[i], f.cell[i]
+func (f *layout) paintTicks(i int) {
+	p, x, cell := f.panels[i], f.panelLeft[i], f.cellWidth[i]
 	last := len(p.number) - 1
 	if last == 0 && i != len(f.panels)-1 {
 		return
@@ -107,64 +113,67 @@ func (f *figure) paintTicks(i int) {
 		if tick := ceilDiv(n, step) * step; n != tick && (tick >= n+p.merged || p.merged == 1) {
 			continue
 		}
-		at := x + c*cell + cell/2
-		f.fill(at, f.bottom+2, at+1, f.bottom+2+tickLength, faint)
-		f.write(at, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step), smallStyle, text.XCenter, ink)
+		middle := x + c*cell + cell/2
+		f.fillBox(middle, f.bottom+2, middle+1, f.bottom+2+tickLength, faint)
+		f.drawText(middle, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step),
+			smallStyle,
+			text.XCenter, ink)
 	}
 }
 
 // paintMark draws a triangle that points down to (x, y).
-func (f *figure) paintMark(x, y int) {
+func (f *layout) paintMark(x, y int) {
 	for d := range markHeight {
-		f.fill(x-d/2, y-d, x+d/2+1, y-d+1, markColor)
+		f.fillBox(x-d/2, y-d, x+d/2+1, y-d+1, markColor)
 	}
 }
 
-func (f *figure) paintLabels() {
+func (f *layout) paintLabels() {
 	for _, l := range f.labels {
 		right := f.left - labelGap
 		if !f.rowLabels {
 			right -= leader
 			// A bracket along the rows, and a line to the text, which may have been moved.
-			x, middle := f.left-6, (f.y[l.first]+f.y[l.last]+f.rows[l.last])/2
+			x, middle := f.left-6, (f.rowTop[l.first]+f.rowTop[l.last]+f.rowHeight[l.last])/2
 			if l.last > l.first {
-				f.fill(x, f.y[l.first], x+1, f.y[l.last]+f.rows[l.last], faint)
+				f.fillBox(x, f.rowTop[l.first], x+1, f.rowTop[l.last]+f.rowHeight[l.last], faint)
 			} else {
-				f.fill(x, middle, x+4, middle+1, faint)
+				f.fillBox(x, middle, x+4, middle+1, faint)
 			}
-			f.line(right+4, l.at, x, middle, faint)
+			f.drawLine(right+4, l.middle, x, middle, faint)
 		}
-		f.write(right, l.at, l.text, smallStyle, text.XRight, ink)
+		f.drawText(right, l.middle, l.text, smallStyle, text.XRight, ink)
 	}
 	if !f.rowLabels {
 		return
 	}
-	for _, b := range blocks(f.m.Rows) {
-		if f.m.Rows[b.first].Block == "" {
+	for _, b := range groupBlocks(f.matrix.Rows) {
+		if f.matrix.Rows[b.first].Block == "" {
 			continue
 		}
-		top, bottom := f.y[b.first], f.y[b.last]+f.rows[b.last]
+		top, bottom := f.rowTop[b.first], f.rowTop[b.last]+f.rowHeight[b.last]
 		x := margin + f.blockWidth - labelGap
-		f.fill(x, top+1, x+1, bottom-1, faint)
-		f.write(x-labelGap/2-2, (top+bottom)/2, f.fit(b.text, smallStyle, maxLabel/2), smallStyle, text.XRight, ink)
+		f.fillBox(x, top+1, x+1, bottom-1, faint)
+		f.drawText(x-labelGap/2-2, (top+bottom)/2, f.shorten(b.text, smallStyle, maxLabel/2), smallStyle, text.XRight,
+			ink)
 	}
 }
 
-func (f *figure) paintLegend() {
+func (f *layout) paintLegend() {
 	y := f.scaleTop
-	f.write(margin, y+f.lineHeight(bodyStyle)/2, f.text.Scale, bodyStyle, text.XLeft, ink)
+	f.drawText(margin, y+f.lineHeight(bodyStyle)/2, f.text.Scale, bodyStyle, text.XLeft, ink)
 	y += f.lineHeight(bodyStyle) + 6
-	f.fill(margin-1, y-1, margin+barWidth+1, y+barHeight+1, frame)
+	f.fillBox(margin-1, y-1, margin+barWidth+1, y+barHeight+1, frame)
 	for x := range barWidth {
-		f.fill(margin+x, y, margin+x+1, y+barHeight, scaleColor(float64(x)/(barWidth-1)))
+		f.fillBox(margin+x, y, margin+x+1, y+barHeight, scaleColor(float64(x)/(barWidth-1)))
 	}
 	ticks := f.text.Ticks
 	if ticks == nil {
 		ticks = shareTicks
 	}
 	for _, t := range ticks {
-		x := margin + int(math.Round(position(t.Share)*(barWidth-1)))
-		f.fill(x, y+barHeight+1, x+1, y+barHeight+1+tickLength, faint)
+		x := margin + int(math.Round(scalePosition(t.Share)*(barWidth-1)))
+		f.fillBox(x, y+barHeight+1, x+1, y+barHeight+1+tickLength, faint)
 		align := text.XAlignment(text.XCenter)
 		switch {
 		case t.Share <= 0:
@@ -173,7 +182,7 @@ func (f *figure) paintLegend() {
 			align = text.XRight
 			x++
 		}
-		f.write(x, y+barHeight+tickLength+f.lineHeight(smallStyle)/2, t.Label, smallStyle, align, ink)
+		f.drawText(x, y+barHeight+tickLength+f.lineHeight(smallStyle)/2, t.Label, smallStyle, align, ink)
 	}
 	x := margin + barWidth + 40
 	middle := y + barHeight/2
@@ -181,13 +190,13 @@ func (f *figure) paintLegend() {
 	entry := func(name string, paint func(image.Rectangle)) {
 		paint(image.Rect(x, y, x+swatch, y+barHeight))
 		x += swatch + labelGap
-		f.write(x, middle, name, bodyStyle, text.XLeft, ink)
+		f.drawText(x, middle, name, bodyStyle, text.XLeft, ink)
 		x += f.textWidth(name, bodyStyle) + 30
 	}
 	framed := func(v float32) func(image.Rectangle) {
-		return func(at image.Rectangle) {
-			f.fillRect(at.Inset(-1), frame)
-			f.raster(at, func() { f.paintCell(at, v) })
+		return func(rect image.Rectangle) {
+			f.fillRect(rect.Inset(-1), frame)
+			f.paintPixels(rect, func() { f.paintCell(rect, v) })
 		}
 	}
 	nothing := f.text.Nothing
@@ -199,12 +208,12 @@ func (f *figure) paintLegend() {
 		entry("not observed", framed(float32(math.NaN())))
 	}
 	if f.hasMarks() {
-		entry(f.text.Mark, func(at image.Rectangle) { f.paintMark(at.Min.X+swatch/2, at.Max.Y-3) })
+		entry(f.text.Mark, func(rect image.Rectangle) { f.paintMark(rect.Min.X+swatch/2, rect.Max.Y-3) })
 	}
 }
 
-func (f *figure) hasUnobserved() bool {
-	for _, v := range f.m.Values {
+func (f *layout) hasUnobserved() bool {
+	for _, v := range f.matrix.Values {
 		if isNaN(v) {
 			return true
 		}
@@ -212,8 +221,8 @@ func (f *figure) hasUnobserved() bool {
 	return false
 }
 
-func (f *figure) hasMarks() bool {
-	for _, c := range f.m.Columns {
+func (f *layout) hasMarks() bool {
+	for _, c := range f.matrix.Columns {
 		if c.Marked {
 			return true
 		}
@@ -221,40 +230,44 @@ func (f *figure) hasMarks() bool {
 	return false
 }
 
-// write writes one line of text, vertically centred on y. Text that would exceed the figure's right edge is shortened.
-func (f *figure) write(x, y int, s string, st style, align text.XAlignment, c color.Color) {
+// drawText writes one line of text, vertically centred on y. Text that would exceed the figure's right
+// edge is shortened.
+func (f *layout) drawText(x, y int, s string, st style, align text.XAlignment, c color.Color) {
 	if align == text.XLeft {
-		s = f.fit(s, st, f.width-x-margin/2)
+		s = f.shorten(s, st, f.width-x-margin/2)
 	}
 	sty := text.Style{Color: c, Font: f.font(st), XAlign: align, YAlign: text.YCenter, Handler: f.handler}
-	f.handler.Draw(f.canvas, s, sty, f.point(x, y))
+	f.handler.Draw(f.canvas, s, sty, f.canvasPoint(x, y))
 }
 
-func (f *figure) line(x0, y0, x1, y1 int, c color.Color) {
+func (f *layout) drawLine(x0, y0, x1, y1 int, c color.Color) {
 	f.canvas.SetColor(c)
 	f.canvas.SetLineWidth(vg.Length(1) / dpi * vg.Inch)
 	var p vg.Path
-	p.Move(f.point(x0, y0))
-	p.Line(f.point(x1, y1))
+	p.Move(f.canvasPoint(x0, y0))
+	p.Line(f.canvasPoint(x1, y1))
 	f.canvas.Stroke(p)
 }
 
-// point converts a pixel to the canvas's coordinates: points of 1/72 inch from the bottom left corner.
-func (f *figure) point(x, y int) vg.Point {
-	return vg.Point{X: f.length(x), Y: f.length(f.height - y)}
+// canvasPoint converts a pixel to the canvas's coordinates, which are points of 1/72 inch from the bottom
+// left corner.
+func (f *layout) canvasPoint(x, y int) vg.Point {
+	return vg.Point{X: f.canvasLength(x), Y: f.canvasLength(f.height - y)}
 }
 
-// length is that of so many pixels.
-func (f *figure) length(pixels int) vg.Length { return vg.Length(pixels) / dpi * vg.Inch }
+// canvasLength is the length of so many pixels.
+func (f *layout) canvasLength(pixels int) vg.Length { return vg.Length(pixels) / dpi * vg.Inch }
 
-func (f *figure) fill(x0, y0, x1, y1 int, c color.Color) { f.fillRect(image.Rect(x0, y0, x1, y1), c) }
+func (f *layout) fillBox(x0, y0, x1, y1 int, c color.Color) {
+	f.fillRect(image.Rect(x0, y0, x1, y1), c)
+}
 
-func (f *figure) fillRect(r image.Rectangle, c color.Color) {
+func (f *layout) fillRect(r image.Rectangle, c color.Color) {
 	if f.pixels != nil {
 		draw.Draw(f.pixels, r, image.NewUniform(c), image.Point{}, draw.Src)
 		return
 	}
-	from, to := f.point(r.Min.X, r.Max.Y), f.point(r.Max.X, r.Min.Y)
+	from, to := f.canvasPoint(r.Min.X, r.Max.Y), f.canvasPoint(r.Max.X, r.Min.Y)
 	var p vg.Path
 	p.Move(from)
 	p.Line(vg.Point{X: to.X, Y: from.Y})

@@ -1,6 +1,7 @@
 package holding
 
-// This file finds the models among the files that a process maps, and says what is known of them without the process.
+// This file finds the models among the files that a process maps, and finds out what can be known
+// of them without the process.
 
 import (
 	"errors"
@@ -21,36 +22,40 @@ import (
 
 // File is a GGUF file that a process maps. Amounts are bytes.
 type File struct {
-	Path      string `json:"path"` // where this process can open it
-	Size      int64  `json:"size"`
-	Weights   int64  `json:"weights"`   // all of its tensors
-	Mapped    int64  `json:"mapped"`    // those of them that lie in the mapped part, used there or not
-	PerToken  int64  `json:"per_token"` // see Holding
-	Routed    int64  `json:"routed"`    // see Holding
-	Resident  int64  `json:"resident"`  // of the file in the page cache; -1 if this process may not know
-	Store     Store  `json:"store"`
-	System    string `json:"system"`     // the file system, if it is one of those that Store tells apart: "tmpfs"
-	Device    string `json:"device"`     // that holds it, as the kernel calls it ("nvme0n1p2"); "" if that is not known
+	Path     string `json:"path"` // where this process can open it
+	Size     int64  `json:"size"`
+	Weights  int64  `json:"weights"`   // all of its tensors
+	Mapped   int64  `json:"mapped"`    // those of them that lie in the mapped part, whether they are used there or not
+	PerToken int64  `json:"per_token"` // see Holding
+	Routed   int64  `json:"routed"`    // see Holding
+	Resident int64  `json:"resident"`  // how much of the file is in the page cache; -1 if this process may not know
+	Store    Store  `json:"store"`
+	System   string `json:"system"` // the file system ("tmpfs"), if it is one that fileSystems names
+	// Device is the device that holds it, as the kernel calls it ("nvme0n1p2"); "" if not known.
+	Device    string `json:"device"`
 	ReadAhead int64  `json:"read_ahead"` // of that device, as files that are opened now get it; -1 if not known
 	PageOut   bool   `json:"page_out"`   // this process may page out what others map of it
-	Changed   bool   `json:"changed"`    // it cannot be opened as what the process maps, or is no whole GGUF file any more; only Path is set then
+	// Changed says that the file at Path is not the one that the process maps, or is no complete
+	// GGUF file any more. Then only Path is set.
+	Changed bool `json:"changed"`
 
 	ID proc.FileID `json:"-"` // as in the memory map
-	At proc.Place  `json:"-"` // to open it: nothing if it is Changed
+	At proc.Place  `json:"-"` // to open it; zero if it is Changed
 }
 
-// Store is what the pages of a file are to the kernel.
+// Store says what the pages of a file are to the kernel.
 type Store string
 
 const (
 	StoreDisk    Store = "disk"    // page cache of a file system on a disk, or of an unknown one
 	StoreNetwork Store = "network" // page cache of what a server or another program delivers
-	StoreMemory  Store = "memory"  // the pages are the file: to page them out is to swap
+	StoreMemory  Store = "memory"  // the pages are the file, so paging them out means swapping
 	StoreHuge    Store = "hugetlb" // the pages are the file, and cannot be paged out at all
 	StoreDAX     Store = "dax"     // persistent memory, mapped without a page cache
 )
 
-// fileSystems are those that are told apart, by the magic number of statfs (include/uapi/linux/magic.h; those of SMB, Ceph and AFS in their own sources).
+// fileSystems are the file systems that are told apart, by the magic number that statfs returns.
+// The numbers are in include/uapi/linux/magic.h; those of SMB, Ceph and AFS in their own sources.
 var fileSystems = map[int64]struct {
 	store Store
 	name  string
@@ -68,7 +73,8 @@ var fileSystems = map[int64]struct {
 	unix.AFS_SUPER_MAGIC:  {StoreNetwork, "afs"},
 }
 
-// storeOf decides from statfs's type and statx's attributes (STATX_ATTR_DAX: since Linux 5.8).
+// storeOf decides from the type that statfs returns and the attributes that statx returns
+// (STATX_ATTR_DAX: since Linux 5.8).
 func storeOf(magic int64, attributes uint64) (Store, string) {
 	if attributes&unix.STATX_ATTR_DAX != 0 {
 		return StoreDAX, ""
@@ -79,49 +85,72 @@ func storeOf(magic int64, attributes uint64) (Store, string) {
 	return StoreDisk, ""
 }
 
-// part is the structure of a GGUF file.
+// part is what was read of a GGUF file.
 type part struct {
-	of    os.FileInfo
-	store Store
-	sys   string
-	gguf  *gguf.File
+	info   os.FileInfo
+	store  Store
+	system string
+	gguf   *gguf.File
 }
 
-func (p *part) still(info os.FileInfo) bool {
-	return os.SameFile(info, p.of) && info.Size() == p.of.Size() && info.ModTime().Equal(p.of.ModTime())
+// isStill reports whether a file is the one that was read, unchanged.
+func (p *part) isStill(info os.FileInfo) bool {
+	return os.SameFile(info, p.info) && info.Size() == p.info.Size() && info.ModTime().Equal(p.info.ModTime())
 }
 
 // model is a File with its structure, and where it is mapped.
 type model struct {
 	file  File
 	gguf  *gguf.File
-	spans [][2]int64 // offsets of what is mapped, in order, apart from each other
-	at    uint64     // address of the first area
+	spans [][2]int64 // ranges of offsets that are mapped, in order and without overlap
+	start uint64     // address of the first area
 }
 
-// maxHeads bounds the metadata of all models of a process: it may map any number of files. Real ones have up to 13 MB.
+// maxHeads bounds the metadata of all models of a process: it may map any number of files. Real
+// ones have up to 13 MB.
 const maxHeads = 128 << 20
 
-// models adds the files to h, and returns those that could be read.
-func (e *Examiner) models(sp *space, h *Holding) []*model {
-	var all []*model
+// findModels adds the files to h, and returns those that could be read.
+func (e *Examiner) findModels(sp *space, h *Holding) []*model {
+	all := e.openModels(sp)
+	addSpans(sp, all)
+	slices.SortFunc(all, func(a, b *model) int {
+		if a.start < b.start {
+			return -1
+		}
+		return 1
+	})
+	var read []*model
+	for _, m := range all {
+		if m.gguf != nil {
+			m.countWeights()
+			read = append(read, m)
+		}
+		h.Files = append(h.Files, m.file)
+	}
+	return read
+}
+
+// openModels opens the models among the files that are mapped, the largest first.
+func (e *Examiner) openModels(sp *space) (all []*model) {
 	left := int64(maxHeads)
 	before := e.parts
 	e.parts = map[proc.FileID]part{}
 	for _, c := range sp.candidates() {
-		if e.other[c.first.File] {
+		if e.noModel[c.first.File] {
 			continue
 		}
 		if left <= 0 {
 			break
 		}
-		m, err := e.model(c, before)
+		m, err := e.openModel(c, before)
 		if errors.Is(err, gguf.ErrNotGGUF) || errors.Is(err, regular.ErrNotRegular) {
-			e.other[c.first.File] = true
+			e.noModel[c.first.File] = true
 			continue
 		}
 		var damaged *damagedError
-		if err != nil && !errors.As(err, &damaged) && !strings.HasSuffix(strings.TrimSuffix(c.first.Path, " (deleted)"), ".gguf") {
+		hasSuffix := strings.HasSuffix(strings.TrimSuffix(c.first.Path, " (deleted)"), ".gguf")
+		if err != nil && !errors.As(err, &damaged) && !hasSuffix {
 			continue // one of the many files that a process maps and that cannot be opened from here
 		}
 		if err != nil {
@@ -130,9 +159,14 @@ func (e *Examiner) models(sp *space, h *Holding) []*model {
 		if m.gguf != nil {
 			left -= m.gguf.DataOffset
 		}
-		m.file.ID, m.at = c.first.File, c.first.Start
+		m.file.ID, m.start = c.first.File, c.first.Start
 		all = append(all, m)
 	}
+	return all
+}
+
+// addSpans finds out which parts of the models are mapped.
+func addSpans(sp *space, all []*model) {
 	index := map[proc.FileID]*model{}
 	for _, m := range all {
 		index[m.file.ID] = m
@@ -144,38 +178,31 @@ func (e *Examiner) models(sp *space, h *Holding) []*model {
 			m.spans = append(m.spans, [2]int64{from, from + int64(min(a.end-a.start, maxBytes))})
 		}
 	}
-	slices.SortFunc(all, func(a, b *model) int {
-		if a.at < b.at {
-			return -1
-		}
-		return 1
-	})
-	var read []*model
 	for _, m := range all {
-		m.spans = union(m.spans)
-		if m.gguf != nil {
-			for i := range m.gguf.Tensors {
-				t := &m.gguf.Tensors[i]
-				m.file.Weights += t.Size
-				if covered(m.spans, t.Offset, t.End()) {
-					m.file.Mapped += t.Size
-				}
-			}
-			read = append(read, m)
-		}
-		h.Files = append(h.Files, m.file)
+		m.spans = uniteRanges(m.spans)
 	}
-	return read
 }
 
-// damagedError says that a file begins as a GGUF file, and is none.
+// countWeights adds up the tensors, and those that are mapped completely.
+func (m *model) countWeights() {
+	for i := range m.gguf.Tensors {
+		t := &m.gguf.Tensors[i]
+		m.file.Weights += t.Size
+		if isCovered(m.spans, t.Offset, t.End()) {
+			m.file.Mapped += t.Size
+		}
+	}
+}
+
+// damagedError says that a file begins like a GGUF file but cannot be parsed.
 type damagedError struct{ err error }
 
 func (e *damagedError) Error() string { return e.err.Error() }
 func (e *damagedError) Unwrap() error { return e.err }
 
-// model opens a file that is mapped, and reads it unless that was done before.
-func (e *Examiner) model(c *mapped, before map[proc.FileID]part) (*model, error) {
+// openModel opens a file that is mapped, and reads it unless that was done before. before has what
+// was read the last time.
+func (e *Examiner) openModel(c *mapped, before map[proc.FileID]part) (*model, error) {
 	at := c.first.Locate(e.pid)
 	f, err := at.Open()
 	if err != nil {
@@ -187,42 +214,48 @@ func (e *Examiner) model(c *mapped, before map[proc.FileID]part) (*model, error)
 		return nil, err
 	}
 	known, ok := before[at.ID]
-	if !ok || !known.still(info) {
-		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM) // the metadata is read, not the weights behind it
+	if !ok || !known.isStill(info) {
+		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM) // do not read ahead into the weights behind the metadata
 		parsed, err := gguf.Parse(f, info.Size())
 		if err != nil {
 			return nil, &damagedError{err}
 		}
-		known = part{of: info, gguf: parsed}
-		if known.store, known.sys, err = StoreOf(f); err != nil {
+		known = part{info: info, gguf: parsed}
+		if known.store, known.system, err = StoreOf(f); err != nil {
 			return nil, err
 		}
 	}
 	e.parts[at.ID] = known
-	device, readAhead := e.sys.device(info)
-	m := &model{gguf: known.gguf, file: File{Device: device, ReadAhead: readAhead, Path: at.Path, At: at, Size: info.Size(), Store: known.store, System: known.sys, PageOut: mayPageOut(f, info)}}
+	device, readAhead := e.sys.deviceOf(info)
+	m := &model{gguf: known.gguf, file: File{
+		Path: at.Path, At: at, Size: info.Size(), Store: known.store, System: known.system,
+		Device: device, ReadAhead: readAhead, PageOut: mayPageOut(f),
+	}}
 	if m.file.Resident, err = pagecache.Resident(f, 0, info.Size()); err != nil {
 		m.file.Resident = -1
 	}
 	return m, nil
 }
 
-// StoreOf says what the pages of an open file are to the kernel, and the name of its file system, see File.System.
+// StoreOf returns what the pages of an open file are to the kernel, and the name of its file system
+// (see File.System).
 func StoreOf(f *os.File) (s Store, system string, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
 		return "", "", fmt.Errorf("ask for the file system of %s: %w", f.Name(), err)
 	}
 	var st unix.Statx_t
-	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, 0, &st); err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
+	err = unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, 0, &st)
+	if err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return "", "", fmt.Errorf("ask for the attributes of %s: %w", f.Name(), err)
 	}
 	s, system = storeOf(int64(fs.Type), st.Attributes&st.Attributes_mask)
 	return s, system, nil
 }
 
-// device finds the device of a file, by the number that stat has; on overlayfs that is none.
-func (s system) device(info os.FileInfo) (name string, readAhead int64) {
+// deviceOf finds the device of a file by the number that stat returns. On overlayfs no device has
+// that number.
+func (s system) deviceOf(info os.FileInfo) (name string, readAhead int64) {
 	id := proc.IDOf(info)
 	number := fmt.Sprintf("%d:%d", id.Dev>>20, id.Dev&(1<<20-1))
 	if to, err := os.Readlink(filepath.Join(s.root, "sys/dev/block", number)); err == nil {
@@ -239,11 +272,14 @@ func (s system) device(info os.FileInfo) (name string, readAhead int64) {
 	return name, int64(kib) << 10
 }
 
-// mayPageOut says whether MADV_PAGEOUT takes pages of a file from a process if this one asks: it must own the file, may override ownership, or may write it (can_do_file_pageout
-// in mm/madvise.c, since Linux 5.4). Else the call succeeds and does nothing.
-func mayPageOut(f *os.File, info os.FileInfo) bool {
+// mayPageOut reports whether MADV_PAGEOUT takes pages of a file from another process if this
+// process asks. For that, this process must own the file, be able to override ownership, or be able
+// to write the file (can_do_file_pageout in mm/madvise.c, since Linux 5.4). Otherwise the call
+// succeeds and does nothing.
+func mayPageOut(f *os.File) bool {
 	var data [2]unix.CapUserData
-	if unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]) == nil && data[0].Effective>>unix.CAP_FOWNER&1 == 1 {
+	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0])
+	if err == nil && data[0].Effective>>unix.CAP_FOWNER&1 == 1 {
 		return true
 	}
 	var st unix.Stat_t
@@ -253,8 +289,8 @@ func mayPageOut(f *os.File, info os.FileInfo) bool {
 	return unix.Faccessat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.W_OK, unix.AT_EACCESS) == nil
 }
 
-// union sorts ranges, and joins those that touch.
-func union(spans [][2]int64) [][2]int64 {
+// uniteRanges sorts ranges, and joins those that overlap or touch.
+func uniteRanges(spans [][2]int64) [][2]int64 {
 	slices.SortFunc(spans, func(a, b [2]int64) int {
 		if a[0] < b[0] {
 			return -1
@@ -272,8 +308,8 @@ func union(spans [][2]int64) [][2]int64 {
 	return joined
 }
 
-// covered says whether a range lies in one of spans, which are in order and apart.
-func covered(spans [][2]int64, from, end int64) bool {
+// isCovered reports whether a range lies in one of the spans, which are in order and do not overlap.
+func isCovered(spans [][2]int64, from, end int64) bool {
 	i, found := slices.BinarySearchFunc(spans, from, func(s [2]int64, at int64) int {
 		switch {
 		case s[0] < at:

@@ -1,6 +1,7 @@
 package holding
 
-// These tests have what this machine lacks: GPUs, DAX, huge pages. A process is a directory as /proc has it.
+// These tests describe what this machine lacks: GPUs, DAX, huge pages. A process is a directory
+// like those in /proc.
 
 import (
 	"bytes"
@@ -36,7 +37,7 @@ const (
 	areaSize = 0x4000000
 )
 
-const fixturePID = 1<<22 + 7 // beyond what a kernel gives
+const fixturePID = 1<<22 + 7 // larger than any that a kernel gives
 
 // fake is a process in a tree of fixtures.
 type fake struct {
@@ -65,7 +66,8 @@ func newFake(t *testing.T, ownKiB int) *fake {
 %08x-%08x r--s 00000000 %02x:%02x %d %s
 %08x-%08x rw-s 00000000 00:06 9 /dev/nvidia-uvm
 %08x-%08x ---p 00000000 00:00 0 
-`, heapAt, heapAt+heapSize, anonAt, anonAt+areaSize, modelAt, modelAt+(f.file.Size+4095)/4096*4096, id.Dev>>20, id.Dev&(1<<20-1), id.Ino, f.model,
+`, heapAt, heapAt+heapSize, anonAt, anonAt+areaSize, modelAt, modelAt+(f.file.Size+4095)/4096*4096, id.Dev>>20,
+		id.Dev&(1<<20-1), id.Ino, f.model,
 		gpuAt, gpuAt+areaSize, reserved, reserved+areaSize))
 	f.write(t, "status", fmt.Sprintf("Name:\tfake\nRssAnon:\t%d kB\nVmSwap:\t0 kB\nVmLck:\t0 kB\n", ownKiB))
 	f.write(t, "mem", "")
@@ -92,8 +94,8 @@ func (f *fake) write(t *testing.T, name, text string) {
 	}
 }
 
-// tensor is struct ggml_tensor of a weight.
-func tensor(l ggml.Layout, w *gguf.Tensor, data uint64) []byte {
+// rawTensor is the struct ggml_tensor of a weight.
+func rawTensor(l ggml.Layout, w *gguf.Tensor, data uint64) []byte {
 	b := make([]byte, l.Name+64)
 	binary.LittleEndian.PutUint32(b[l.Type:], uint32(w.Type))
 	stride := uint64(4)
@@ -111,8 +113,9 @@ func tensor(l ggml.Layout, w *gguf.Tensor, data uint64) []byte {
 	return b
 }
 
-// put writes a tensor to the process's memory for each weight, with the address of its data; 1 stands for its place in the file.
-func (f *fake) put(t *testing.T, l ggml.Layout, addresses ...uint64) {
+// putTensors writes a tensor to the process's memory for each weight, with the address of its data.
+// 1 stands for where the file is mapped.
+func (f *fake) putTensors(t *testing.T, l ggml.Layout, addresses ...uint64) {
 	t.Helper()
 	mem, err := os.OpenFile(f.path("mem"), os.O_WRONLY, 0)
 	if err != nil {
@@ -124,7 +127,7 @@ func (f *fake) put(t *testing.T, l ggml.Layout, addresses ...uint64) {
 		if address == 1 {
 			address = modelAt + uint64(w.Offset)
 		}
-		if _, err := mem.WriteAt(tensor(l, w, address), int64(heapAt+0x1008+0x400*i)); err != nil {
+		if _, err := mem.WriteAt(rawTensor(l, w, address), int64(heapAt+0x1008+0x400*i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -142,9 +145,10 @@ func (f *fake) examine(t *testing.T) *Holding {
 	return h
 }
 
-const each = 4 << 20 // bytes of each weight of the fixture
+const weightSize = 4 << 20 // bytes of each weight of the fixture
 
-// With a GPU, what the processor reads counts: by the addresses of the weights, in all layouts of ggml's tensors.
+// With a GPU, only what the processor reads counts. The addresses of the weights show it, in all
+// layouts of ggml's tensors.
 func TestDevices(t *testing.T) {
 	for name, tc := range map[string]struct {
 		addresses []uint64
@@ -155,25 +159,47 @@ func TestDevices(t *testing.T) {
 		blocks    []Reason
 		notes     []Reason
 	}{
-		"all offloaded": {[]uint64{1, gpuAt, gpuAt + each, gpuAt + 2*each}, 1 << 10, Weights{Mapped: each, Device: 3 * each}, ModeDevice, true, []Reason{OnDevice}, nil},
-		"one layer":     {[]uint64{1, gpuAt, 1, 1}, 1 << 10, Weights{Mapped: 3 * each, Device: each}, ModePartly, true, nil, []Reason{OnDevice}},
-		"reserved":      {[]uint64{1, reserved, 1, 1}, 1 << 10, Weights{Mapped: 3 * each, Device: each}, ModePartly, true, nil, []Reason{OnDevice}},
-		"no address":    {[]uint64{1, 0x1000, 1, 1}, 1 << 10, Weights{Mapped: 3 * each, Device: each}, ModePartly, true, nil, []Reason{OnDevice}}, // Vulkan's
-		"not used":      {[]uint64{1, 1, 1, 1}, 1 << 10, Weights{Mapped: 4 * each}, ModeMapped, true, nil, nil},
-		"copies, too":   {[]uint64{1, gpuAt, anonAt, anonAt + each}, 9 << 10, Weights{Mapped: each, Device: each, Copied: 2 * each}, ModeCopied, true, []Reason{Copied}, []Reason{OnDevice}},
-		"not found":     {nil, 1 << 10, Weights{Unknown: 4 * each}, ModeUnknown, false, []Reason{Undecided}, nil},
-		"being loaded":  {[]uint64{0, 0, 0, 0}, 1 << 10, Weights{Unknown: 4 * each}, ModeUnknown, false, []Reason{Undecided}, nil},
+		"all offloaded": {
+			[]uint64{1, gpuAt, gpuAt + weightSize, gpuAt + 2*weightSize}, 1 << 10,
+			Weights{Mapped: weightSize, Device: 3 * weightSize}, ModeDevice, true, []Reason{OnDevice}, nil,
+		},
+		"one layer": {
+			[]uint64{1, gpuAt, 1, 1}, 1 << 10, Weights{Mapped: 3 * weightSize, Device: weightSize}, ModePartly, true,
+			nil, []Reason{OnDevice},
+		},
+		"reserved": {
+			[]uint64{1, reserved, 1, 1}, 1 << 10, Weights{Mapped: 3 * weightSize, Device: weightSize}, ModePartly,
+			true, nil, []Reason{OnDevice},
+		},
+		// Vulkan's
+		"no address": {
+			[]uint64{1, 0x1000, 1, 1}, 1 << 10, Weights{Mapped: 3 * weightSize, Device: weightSize}, ModePartly, true,
+			nil, []Reason{OnDevice},
+		},
+		"not used": {[]uint64{1, 1, 1, 1}, 1 << 10, Weights{Mapped: 4 * weightSize}, ModeMapped, true, nil, nil},
+		"copies, too": {
+			[]uint64{1, gpuAt, anonAt, anonAt + weightSize}, 9 << 10,
+			Weights{Mapped: weightSize, Device: weightSize, Copied: 2 * weightSize}, ModeCopied, true,
+			[]Reason{Copied}, []Reason{OnDevice},
+		},
+		"not found": {nil, 1 << 10, Weights{Unknown: 4 * weightSize}, ModeUnknown, false, []Reason{Undecided}, nil},
+		"being loaded": {
+			[]uint64{0, 0, 0, 0}, 1 << 10, Weights{Unknown: 4 * weightSize}, ModeUnknown, false, []Reason{Undecided},
+			nil,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, layout := range ggml.Candidates() {
 				f := newFake(t, tc.ownKiB)
-				f.put(t, layout, tc.addresses...)
+				f.putTensors(t, layout, tc.addresses...)
 				h := f.examine(t)
 				v := h.Judge(-1, false)
-				if h.Weights != tc.weights || h.Mode != tc.mode || h.Exact != tc.exact || !slices.Equal(reasons(v, true), tc.blocks) || !slices.Equal(reasons(v, false), tc.notes) {
+				if h.Weights != tc.weights || h.Mode != tc.mode || h.Exact != tc.exact ||
+					!slices.Equal(reasonsOf(v, true), tc.blocks) || !slices.Equal(reasonsOf(v, false), tc.notes) {
 					t.Errorf("%s: %+v\n%+v", layout.Origin, h, v)
 				}
-				if !slices.Equal(h.Devices, []string{"/dev/nvidia-uvm", "/dev/nvidiactl"}) || !slices.Equal(h.Backends, []string{"cuda"}) {
+				if !slices.Equal(h.Devices, []string{"/dev/nvidia-uvm", "/dev/nvidiactl"}) ||
+					!slices.Equal(h.Backends, []string{"cuda"}) {
 					t.Errorf("devices %q, backends %q", h.Devices, h.Backends)
 				}
 			}
@@ -181,27 +207,32 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// What was found is looked for at the same place first; when the process has moved it, it is found anew.
+// Tensors are looked for first at the address where they were found the last time. If the process
+// has moved them, they are found again.
 func TestAgain(t *testing.T) {
 	f := newFake(t, 1<<10)
 	l := ggml.Candidates()[0]
-	f.put(t, l, 1, 1, 1, 1)
+	f.putTensors(t, l, 1, 1, 1, 1)
 	e := newExaminer(system{f.root}, fixturePID)
 	for _, addresses := range [][]uint64{{1, 1, 1, 1}, {1, anonAt, anonAt, anonAt}, {1, 1, 1, 1}} {
-		f.put(t, l, addresses...)
+		f.putTensors(t, l, addresses...)
 		h, err := e.Examine(t.Context(), Options{})
-		if want := map[bool]Mode{true: ModeMapped, false: ModeCopied}[addresses[1] == 1]; err != nil || !h.Exact || h.Mode != want || len(e.hits) != 1 || e.hits[0] != heapAt {
+		if want := map[bool]Mode{true: ModeMapped, false: ModeCopied}[addresses[1] == 1]; err != nil || !h.Exact ||
+			h.Mode != want || len(e.hits) != 1 || e.hits[0] != heapAt {
 			t.Fatalf("%+v, %v, %#x", h, err, e.hits)
 		}
 	}
-	read := &zeros{} // weights are not there any more
-	tab := &table{space: &space{areas: []area{{start: heapAt, end: heapAt + heapSize, kind: kindMemory, scan: true}}}, layouts: ggml.Candidates(), byName: map[string][]*weight{"x.weight": nil}, missing: 1}
+	read := &zeros{} // memory without the weights
+	tab := &table{
+		space:   &space{areas: []area{{start: heapAt, end: heapAt + heapSize, kind: kindMemory, mayHoldTables: true}}},
+		layouts: ggml.Candidates(), byName: map[string][]*weight{"x.weight": nil}, missing: 1,
+	}
 	if tab.scan(t.Context(), read, []uint64{heapAt, 1 << 50}); read.n != 2*heapSize || len(tab.hits) > 0 {
-		t.Errorf("read %d bytes, %#x", read.n, tab.hits)
+		t.Errorf("read %d bytes, want %d; hits %#x, want none", read.n, 2*heapSize, tab.hits)
 	}
 }
 
-// Tensors that are not the model's, or not any more, count for nothing.
+// Tensors that do not belong to the model, or no longer do, do not count.
 func TestForeignTensors(t *testing.T) {
 	f := newFake(t, 1<<10)
 	l := ggml.Candidates()[0]
@@ -209,14 +240,16 @@ func TestForeignTensors(t *testing.T) {
 	w.Shape = []int64{1024, 512}
 	other := f.file.Tensors[1]
 	other.Type = gguf.F16
-	view := tensor(l, &f.file.Tensors[1], anonAt)
+	view := rawTensor(l, &f.file.Tensors[1], anonAt)
 	binary.LittleEndian.PutUint64(view[l.ViewSrc:], heapAt)
-	wrong := modelAt + uint64(f.file.Tensors[2].Offset) // another tensor's place
+	wrong := modelAt + uint64(f.file.Tensors[2].Offset) // another tensor's data
 	var mem []byte
-	for _, b := range [][]byte{tensor(l, &w, anonAt), tensor(l, &other, anonAt), view, tensor(l, &f.file.Tensors[1], wrong)} {
+	for _, b := range [][]byte{
+		rawTensor(l, &w, anonAt), rawTensor(l, &other, anonAt), view, rawTensor(l, &f.file.Tensors[1], wrong),
+	} {
 		mem = append(append(mem, make([]byte, 64)...), b...)
 	}
-	f.put(t, l, 1, 0, 1, 1)
+	f.putTensors(t, l, 1, 0, 1, 1)
 	file, err := os.OpenFile(f.path("mem"), os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -225,43 +258,47 @@ func TestForeignTensors(t *testing.T) {
 	if _, err := file.WriteAt(mem, heapAt); err != nil {
 		t.Fatal(err)
 	}
-	if h := f.examine(t); h.Weights != (Weights{Mapped: 3 * each, Unknown: each}) {
-		t.Errorf("%+v", h)
+	if h := f.examine(t); h.Weights != (Weights{Mapped: 3 * weightSize, Unknown: weightSize}) {
+		t.Errorf("weights %+v, want %d bytes mapped and %d unknown", h.Weights, 3*weightSize, weightSize)
 	}
 }
 
-// Where the memory may not be read, little memory of its own shows that the weights were not copied; much of it shows nothing. While the model is being loaded
-// nothing is presumed.
+// If the process's memory may not be read, but it has little memory of its own, the weights were
+// not copied. If it has much, nothing is presumed. While the model is being loaded nothing is
+// presumed either.
 func TestPresumed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ownKiB   int
 		readable bool
 		want     Mode
 	}{
-		"little": {1 << 10, false, ModeMapped}, "much": {1 << 20, false, ModeUnknown}, "being loaded": {1 << 10, true, ModeUnknown},
+		"little": {1 << 10, false, ModeMapped}, "much": {1 << 20, false, ModeUnknown},
+		"being loaded": {1 << 10, true, ModeUnknown},
 	} {
 		f := newFake(t, tc.ownKiB)
 		text, err := os.ReadFile(f.path("maps"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := slices.DeleteFunc(strings.SplitAfter(string(text), "\n"), func(l string) bool { return strings.Contains(l, "cuda") || strings.Contains(l, "nvidia") })
+		lines := slices.DeleteFunc(strings.SplitAfter(string(text), "\n"), func(l string) bool {
+			return strings.Contains(l, "cuda") || strings.Contains(l, "nvidia")
+		})
 		f.write(t, "maps", strings.Join(lines, ""))
 		if err := os.Remove(f.path("fd/5")); err != nil {
 			t.Fatal(err)
 		}
 		if tc.readable {
-			f.put(t, ggml.Candidates()[0], 0, 0, 0, 0)
+			f.putTensors(t, ggml.Candidates()[0], 0, 0, 0, 0)
 		} else if err := os.Remove(f.path("mem")); err != nil {
 			t.Fatal(err)
 		}
 		if h := f.examine(t); h.Mode != tc.want || h.Exact {
-			t.Errorf("%s: %+v", name, h)
+			t.Errorf("%s: %+v, want mode %s, not exact", name, h, tc.want)
 		}
 	}
 }
 
-// A model that was cut off or replaced since it was mapped is said to be just that.
+// A model that was cut off or replaced since it was mapped is reported as such.
 func TestChanged(t *testing.T) {
 	for name, change := range map[string]func(path string) error{
 		"cut off": func(path string) error { return os.Truncate(path, 60) },
@@ -270,12 +307,13 @@ func TestChanged(t *testing.T) {
 		},
 	} {
 		f := newFake(t, 1<<10)
-		f.put(t, ggml.Candidates()[0], 1, 1, 1, 1)
+		f.putTensors(t, ggml.Candidates()[0], 1, 1, 1, 1)
 		if err := change(f.model); err != nil {
 			t.Fatal(err)
 		}
 		h := f.examine(t)
-		if v := h.Judge(-1, false); v.Helps || !slices.Equal(reasons(v, true), []Reason{FileChanged}) || !strings.Contains(v.Line(), "model.gguf cannot be read") {
+		if v := h.Judge(-1, false); v.Helps || !slices.Equal(reasonsOf(v, true), []Reason{FileChanged}) ||
+			!strings.Contains(v.Line(), "model.gguf cannot be read") {
 			t.Errorf("%s: %+v, %+v", name, h, v)
 		}
 	}
@@ -297,12 +335,12 @@ func TestStoreOf(t *testing.T) {
 		{unix.V9FS_MAGIC, 0, StoreNetwork, "9p"},
 	} {
 		if store, name := storeOf(tc.magic, tc.attributes); store != tc.store || name != tc.name {
-			t.Errorf("%#x, %#x: %s %q", tc.magic, tc.attributes, store, name)
+			t.Errorf("storeOf(%#x, %#x) = %s %q, want %s %q", tc.magic, tc.attributes, store, name, tc.store, tc.name)
 		}
 	}
 }
 
-// One file that cannot be helped blocks if there is no other one that can.
+// A file that cannot be helped blocks only if there is no other file that can.
 func TestJudgeFiles(t *testing.T) {
 	disk := File{Path: "/a.gguf", PerToken: 100, Store: StoreDisk, PageOut: true}
 	holding := func(files ...File) *Holding {
@@ -330,20 +368,22 @@ func TestJudgeFiles(t *testing.T) {
 			h := holding(changed)
 			h.Weights.Mapped = 100
 			if v := h.Judge(-1, false); tc.reason == Network {
-				if !v.Helps || v.PerToken != 100 || !slices.Equal(reasons(v, false), []Reason{Network}) {
-					t.Errorf("%+v", v)
+				if !v.Helps || v.PerToken != 100 || !slices.Equal(reasonsOf(v, false), []Reason{Network}) {
+					t.Errorf("%+v, want a helpful verdict with a note about the network", v)
 				}
-			} else if v.Helps || v.PerToken != 0 || !slices.Equal(reasons(v, true), []Reason{tc.reason}) || !strings.HasPrefix(v.Line(), "nothing to win: ") {
-				t.Errorf("%+v", v)
+			} else if v.Helps || v.PerToken != 0 || !slices.Equal(reasonsOf(v, true), []Reason{tc.reason}) ||
+				!strings.HasPrefix(v.Line(), "nothing to win: ") {
+				t.Errorf("%+v, want %s to block", v, tc.reason)
 			}
-			if v := holding(changed, disk).Judge(50, false); !v.Helps || v.Keep != 50 || len(reasons(v, true)) > 0 {
-				t.Errorf("beside another one: %+v", v)
+			if v := holding(changed, disk).Judge(50, false); !v.Helps || v.Keep != 50 || len(reasonsOf(v, true)) > 0 {
+				t.Errorf("beside another file: %+v", v)
 			}
 		})
 	}
 }
 
-// A file with experts alone counts as one that tokens read. Without anything that every token reads a mixture is left alone; what is locked has to be all of it to matter.
+// A file that has only experts counts as one that tokens read. If a model has nothing that every
+// token reads, it is left alone. Locked memory matters only if all that tokens read is locked.
 func TestJudgeExperts(t *testing.T) {
 	trunk := File{Path: "/a.gguf", PerToken: 10, Store: StoreDisk, PageOut: true}
 	experts := File{Path: "/b.gguf", Routed: 990, Store: StoreDisk, PageOut: true}
@@ -367,23 +407,34 @@ func TestJudgeExperts(t *testing.T) {
 	}{
 		"both":             {holding(nil, trunk, experts), nil, []Reason{RoutedExperts}, 10, 490},
 		"experts on tmpfs": {holding(nil, trunk, elsewhere), []Reason{InMemory}, nil, 10, 0},
-		"trunk on a GPU": {holding(func(h *Holding) { h.Weights, h.Mode = Weights{Mapped: 990, Device: 100}, ModePartly }, experts),
-			[]Reason{RoutedExperts}, []Reason{OnDevice}, 0, 500},
-		"trunk locked": {holding(func(h *Holding) { h.Locked = 10 }, trunk, experts), nil, []Reason{RoutedExperts}, 10, 490},
-		"all locked":   {holding(func(h *Holding) { h.Locked = 1000 }, trunk, experts), []Reason{Locked}, []Reason{RoutedExperts}, 10, 490},
+		"trunk on a GPU": {
+			holding(func(h *Holding) {
+				h.Weights, h.Mode = Weights{Mapped: 990, Device: 100}, ModePartly
+			}, experts),
+			[]Reason{RoutedExperts}, []Reason{OnDevice}, 0, 500,
+		},
+		"trunk locked": {
+			holding(func(h *Holding) { h.Locked = 10 }, trunk, experts), nil, []Reason{RoutedExperts}, 10, 490,
+		},
+		"all locked": {
+			holding(func(h *Holding) { h.Locked = 1000 }, trunk, experts), []Reason{Locked}, []Reason{RoutedExperts},
+			10, 490,
+		},
 	} {
 		v := tc.h.Judge(500, false)
-		if !slices.Equal(reasons(v, true), tc.blocks) || !slices.Equal(reasons(v, false), tc.notes) || v.Helps != (tc.blocks == nil) || v.Keep != tc.keep || v.Experts != tc.experts {
+		if !slices.Equal(reasonsOf(v, true), tc.blocks) || !slices.Equal(reasonsOf(v, false), tc.notes) ||
+			v.Helps != (tc.blocks == nil) || v.Keep != tc.keep || v.Experts != tc.experts {
 			t.Errorf("%s: %s\n%+v", name, v.Line(), v)
 		}
 	}
-	h := Holding{Weights: Weights{Mapped: 500, Device: 500}, Routed: 500} // read from the file, as routers choose
-	if m := h.mode(); m != ModePartly {
-		t.Errorf("experts of the file, and all else on a GPU: %s", m)
+	h := Holding{Weights: Weights{Mapped: 500, Device: 500}, Routed: 500} // experts are read from the file
+	if m := h.decideMode(); m != ModePartly {
+		t.Errorf("experts in the file, and all else on a GPU: mode %s, want %s", m, ModePartly)
 	}
 }
 
-// crowdVariable makes the test program a process that maps a model, and as many areas as the kernel lets it.
+// crowdVariable is an environment variable. It makes the test program map the model that it names,
+// and as many areas as the kernel allows.
 const crowdVariable = "HOLDING_TEST_CROWD"
 
 func init() {
@@ -407,7 +458,7 @@ func init() {
 	time.Sleep(time.Hour)
 }
 
-// A process that maps all that it can costs no more than a bounded time.
+// Examining a process that maps as much as it can takes a bounded time.
 func TestCrowd(t *testing.T) {
 	testenv.NeedRoot(t)
 	f := newFake(t, 1)
@@ -423,7 +474,7 @@ func TestCrowd(t *testing.T) {
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	said := make([]byte, 100)
 	if n, err := out.Read(said); err != nil || string(said[:n]) != "<nil> <nil>\n" {
-		t.Fatalf("%s, %v", said[:n], err)
+		t.Fatalf("the process says %q, %v, want no errors", said[:n], err)
 	}
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
 	if areas := bytes.Count(maps, []byte("\n")); err != nil || areas < 30000 {
@@ -435,37 +486,45 @@ func TestCrowd(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d areas: %v", bytes.Count(maps, []byte("\n")), time.Since(began))
-	if len(h.Files) != 1 || h.Files[0].Weights != 4*each || h.Files[0].Mapped != 0 || h.Weights.Copied != 4*each || h.Exact { // no weight lies in the first MiB as a whole
-		t.Errorf("%+v", h)
+	// No weight lies completely in the first MiB, which is mapped.
+	if len(h.Files) != 1 || h.Files[0].Weights != 4*weightSize || h.Files[0].Mapped != 0 ||
+		h.Weights.Copied != 4*weightSize || h.Exact {
+		t.Errorf("%+v, want all weights copied, and not exact", h)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := New(cmd.Process.Pid).Examine(ctx, Options{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("cancelled: %v, want %v", err, context.Canceled)
 	}
 }
 
-// What is read of a process's memory is bounded, whatever it has.
+// However much memory a process has, a bounded part of it is read.
 func TestScanIsBounded(t *testing.T) {
 	sp := &space{}
 	for i := range uint64(1000) { // 60 GiB, each area small enough to be read as a whole
-		sp.areas = append(sp.areas, area{start: (i + 1) << 32, end: (i+1)<<32 + largeArea, kind: kindMemory, scan: true})
+		sp.areas = append(sp.areas, area{
+			start: (i + 1) << 32, end: (i+1)<<32 + largeArea, kind: kindMemory, mayHoldTables: true,
+		})
 	}
-	sp.areas = append(sp.areas, area{start: 1 << 46, end: 1<<46 + 1<<40, kind: kindMemory, scan: true, heap: true})
+	sp.areas = append(sp.areas, area{
+		start: 1 << 46, end: 1<<46 + 1<<40, kind: kindMemory, mayHoldTables: true, heap: true,
+	})
 	for _, heap := range []bool{true, false} {
 		read := &zeros{}
-		tab := &table{space: sp, layouts: ggml.Candidates(), byName: map[string][]*weight{"x.weight": nil}, missing: 1}
+		tab := &table{
+			space: sp, layouts: ggml.Candidates(), byName: map[string][]*weight{"x.weight": nil}, missing: 1,
+		}
 		if !heap {
 			tab.space = &space{areas: sp.areas[:1000]}
 		}
 		tab.scan(t.Context(), read, nil)
-		if read.n < maxScan || read.n > maxScan+chunk+overlap {
-			t.Errorf("read %d MiB", read.n>>20)
+		if read.n < maxScan || read.n > maxScan+chunkBytes+overlapBytes {
+			t.Errorf("read %d MiB, want about %d", read.n>>20, maxScan>>20)
 		}
 	}
 }
 
-// zeros is memory without end.
+// zeros is memory without end that counts how much of it is read.
 type zeros struct{ n int64 }
 
 func (z *zeros) ReadAt(b []byte, _ int64) (int, error) {
@@ -479,9 +538,9 @@ func TestGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := New(gone.Process.Pid).Examine(t.Context(), Options{Others: true}); !errors.Is(err, proc.ErrNoProcess) {
-		t.Errorf("a process that has ended: %v", err)
+		t.Errorf("a process that has ended: %v, want %v", err, proc.ErrNoProcess)
 	}
-	sleep := exec.Command("sleep", "1000") // this process has tensors of other tests in its memory
+	sleep := exec.Command("sleep", "1000") // not this process, which has tensors of other tests in its memory
 	if err := sleep.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -490,27 +549,29 @@ func TestGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := h.Judge(-1, false); h.Mode != ModeNone || v.Helps || !slices.Equal(reasons(v, true), []Reason{NoModel}) {
+	if v := h.Judge(-1, false); h.Mode != ModeNone || v.Helps || !slices.Equal(reasonsOf(v, true), []Reason{NoModel}) {
 		t.Errorf("a process without a model: %+v, %+v", h, v)
 	}
 }
 
-// Any bytes may be in a process's memory.
+// FuzzMemory searches memory that holds any bytes.
 func FuzzMemory(f *testing.F) {
 	l := ggml.Candidates()[0]
-	w := gguf.Tensor{Name: "blk.0.ffn_up.weight", Type: gguf.F32, Shape: []int64{1024, 1024}, Size: each}
-	f.Add(tensor(l, &w, anonAt), true)
-	f.Add(tensor(l, &w, 0), false)
+	w := gguf.Tensor{Name: "blk.0.ffn_up.weight", Type: gguf.F32, Shape: []int64{1024, 1024}, Size: weightSize}
+	f.Add(rawTensor(l, &w, anonAt), true)
+	f.Add(rawTensor(l, &w, 0), false)
 	f.Add([]byte(".weight\x00.weight\x00"), true)
 	sp := &space{areas: []area{{start: anonAt, end: anonAt + areaSize, kind: kindMemory}}}
 	f.Fuzz(func(t *testing.T, memory []byte, loose bool) {
 		known := &weight{model: &model{}, of: &w}
-		tab := &table{space: sp, layouts: ggml.Candidates(), byName: map[string][]*weight{}, loose: map[string]looseWeight{}}
+		tab := &table{
+			space: sp, layouts: ggml.Candidates(), byName: map[string][]*weight{}, loose: map[string]looseWeight{},
+		}
 		if !loose {
 			tab.byName[w.Name], tab.missing = []*weight{known}, 1
 		}
-		tab.look(memory, heapAt)
-		if tab.missing < 0 || !loose && known.seen.somewhere() != (tab.missing == 0) {
+		tab.search(memory, heapAt)
+		if tab.missing < 0 || !loose && known.seen.isSomewhere() != (tab.missing == 0) {
 			t.Errorf("%d missing, %+v", tab.missing, known.seen)
 		}
 		for name, w := range tab.loose {

@@ -1,15 +1,20 @@
-// Package holding finds out how a process holds its model: which GGUF files it maps, whether it computes with the bytes of these files, with copies of them or on a
-// GPU, on what kind of file system they lie, and which other processes map them, too. From that it tells whether keeping pages of the files in memory could make
-// the process faster ([Holding.Judge]), and if not, why.
+// Package holding finds out how a process holds its model: which GGUF files it maps, whether it
+// computes with the bytes of these files, with copies of them or on a GPU, on what kind of file
+// system they lie, and which other processes map them, too. From that it decides whether keeping
+// pages of the files in memory could make the process faster ([Holding.Judge]), and if not, why.
 //
-// It looks from outside, and sets no probe. llama.cpp does not say how it holds its weights, and the memory map tells only a part: of a file whose weights were
-// repacked, the whole span between the first and the last weight that is still used stays mapped, and a large anonymous area may be copies or a context's keys and
-// values. So the process's own table of tensors is looked for in its memory: ggml's struct ggml_tensor has the name of each weight, and the address of its data.
+// It looks from outside, and sets no probe. llama.cpp does not say how it holds its weights, and
+// the memory map shows only a part. Of a file whose weights were repacked, the whole span between
+// the first and the last weight that is still used stays mapped. A large anonymous area may hold
+// copies, or a context's keys and values. So the package looks for the process's own table of
+// tensors in its memory: ggml's struct ggml_tensor has the name of each weight, and the address of
+// its data.
 //
-// Nothing that the process says is believed further than its own verdict: what is read is bounded, whatever it maps.
+// A process that lies can only spoil the verdict about itself: what is read is bounded, whatever it
+// maps.
 package holding
 
-// This file defines what is found out, and the order of finding out.
+// This file defines what is found out, and the steps in which it is found out.
 
 import (
 	"context"
@@ -33,21 +38,28 @@ type Holding struct {
 	Files   []File  `json:"files"`   // GGUF files that it maps, by address
 	Weights Weights `json:"weights"` // of these files; if there are none, those that were found in the process's memory
 	Mode    Mode    `json:"mode"`
-	Exact   bool    `json:"exact"` // the process's own table of tensors was found: Weights is not presumed
+	Exact   bool    `json:"exact"` // the process's own table of tensors was found, so Weights is not presumed
 
-	Own    int64 `json:"own"`    // the process's memory that is no file's, what is swapped out included
+	Own    int64 `json:"own"`    // the process's memory that belongs to no file, including what is swapped out
 	Locked int64 `json:"locked"` // what it has locked in memory
 
-	Devices  []string `json:"devices"`   // files of GPUs that it has open or maps
-	Backends []string `json:"backends"`  // ggml's libraries for GPUs that it maps; it may use them or not
-	Routed   int64    `json:"routed"`    // of Weights.Mapped: weights of experts, of which a token reads those that routers choose
-	PerToken int64    `json:"per_token"` // of Weights.Mapped: what each token reads besides, at most; of a table of embeddings it reads a row
+	Devices  []string `json:"devices"`  // files of GPUs that it has open or maps
+	Backends []string `json:"backends"` // ggml's libraries for GPUs that it maps; it may use them or not
 
-	Others    []Other `json:"others"`     // processes that have pages of the same files in their page tables
-	OthersCut bool    `json:"others_cut"` // there may be more: a process may not be looked at, or all that is to be read is too much
+	// Routed is the part of Weights.Mapped that belongs to experts. A token reads those that
+	// routers choose.
+	Routed int64 `json:"routed"`
+	// PerToken is the part of Weights.Mapped that each token reads besides, at most. Of a table of
+	// embeddings a token reads a row, so tables do not count.
+	PerToken int64 `json:"per_token"`
+
+	Others []Other `json:"others"` // processes that have pages of the same files in their page tables
+	// OthersCut says that there may be more: a process may not be looked at, or there is too much
+	// to read.
+	OthersCut bool `json:"others_cut"`
 }
 
-// Weights says where weights are that a process computes with.
+// Weights says where the weights are that a process computes with.
 type Weights struct {
 	Mapped  int64 `json:"mapped"`  // in the mapped file
 	Copied  int64 `json:"copied"`  // elsewhere in the process's memory
@@ -55,13 +67,14 @@ type Weights struct {
 	Unknown int64 `json:"unknown"` // weights of a mapped file of which nothing is known: they may not be loaded yet
 }
 
-// Total is how many there are.
+// Total is the size of all weights.
 func (w Weights) Total() int64 { return w.Mapped + w.Copied + w.Device + w.Unknown }
 
-// Mode sums Weights up in a word.
+// Mode sums up Weights in a word.
 type Mode string
 
-// The modes. What is below 1/50 of the weights does not count: a token cannot become faster than by that share.
+// The modes. Less than 1/50 of the weights does not count: a token cannot become faster by more
+// than that share.
 const (
 	ModeNone    Mode = "none"          // no weights were found
 	ModeMapped  Mode = "mapped"        // it reads the mapped file
@@ -71,7 +84,8 @@ const (
 	ModeUnknown Mode = "unknown"
 )
 
-const negligible = 50 // see Mode
+// negligible is the divisor of this: less than 1/negligible of the weights does not count.
+const negligible = 50
 
 // Other is another process that maps the model.
 type Other struct {
@@ -81,29 +95,34 @@ type Other struct {
 
 // Options of Examine.
 type Options struct {
-	// Others says to look for other processes. That took 5 ms of a processor on a machine with 100 processes; all the rest took 9 ms the first time, with a vocabulary of
-	// 128,000 words, and 2 ms when it was asked again (BenchmarkExamine).
+	// Others says to look for other processes. That took 5 ms of CPU time on a machine with 100
+	// processes. All the rest took 9 ms the first time, with a vocabulary of 128,000 words, and 2
+	// ms the second time (BenchmarkExamine).
 	Others bool
 }
 
-// Examiner examines one process, again and again. It keeps what it has read of files that do not change. Not for concurrent use.
+// Examiner examines one process, again and again. It keeps what it has read of files that do not
+// change. It is not for concurrent use.
 type Examiner struct {
-	sys   system
-	pid   int
-	other map[proc.FileID]bool // files that are no models
-	parts map[proc.FileID]part
-	hits  []uint64 // where in the process's memory weights were found: they are looked for there first
+	sys     system
+	pid     int
+	noModel map[proc.FileID]bool // files that are no models
+	parts   map[proc.FileID]part // what was read of the models
+	// hits are addresses where weights were found in the process's memory. They are looked for
+	// there first.
+	hits []uint64
 }
 
 // New returns an examiner of the process pid.
 func New(pid int) *Examiner { return newExaminer(system{"/"}, pid) }
 
 func newExaminer(sys system, pid int) *Examiner {
-	return &Examiner{sys: sys, pid: pid, other: map[proc.FileID]bool{}, parts: map[proc.FileID]part{}}
+	return &Examiner{sys: sys, pid: pid, noModel: map[proc.FileID]bool{}, parts: map[proc.FileID]part{}}
 }
 
-// Examine says how the process holds its model now. What may not be seen is left out: without ptrace access to the process Exact is false. The error is
-// proc.ErrNoProcess if it has ended, one that wraps fs.ErrPermission if not even its memory map can be read, and ctx's.
+// Examine finds out how the process holds its model now. What may not be seen is left out: without
+// ptrace access to the process, Exact is false. The error is proc.ErrNoProcess if the process has
+// ended, one that wraps fs.ErrPermission if not even its memory map can be read, or ctx's.
 func (e *Examiner) Examine(ctx context.Context, opts Options) (*Holding, error) {
 	h, err := e.examine(ctx, opts)
 	switch {
@@ -117,38 +136,39 @@ func (e *Examiner) Examine(ctx context.Context, opts Options) (*Holding, error) 
 
 func (e *Examiner) examine(ctx context.Context, opts Options) (*Holding, error) {
 	h := &Holding{PID: e.pid}
-	space, err := e.sys.space(e.pid)
+	space, err := e.sys.readSpace(e.pid)
 	if err != nil {
 		return nil, err
 	}
-	if h.Own, h.Locked, err = e.sys.memory(e.pid); err != nil {
+	if h.Own, h.Locked, err = e.sys.readMemory(e.pid); err != nil {
 		return nil, err
 	}
 	h.Devices, h.Backends = space.devices, space.backends
-	if err := e.sys.openDevices(e.pid, h); err != nil {
+	if err := e.sys.addOpenDevices(e.pid, h); err != nil {
 		return nil, err
 	}
-	models := e.models(space, h)
+	models := e.findModels(space, h)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	e.locate(ctx, space, models, h)
+	e.locateWeights(ctx, space, models, h)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	h.Mode = h.mode()
+	h.Mode = h.decideMode()
 	if opts.Others && len(models) > 0 {
-		if err := e.sys.others(ctx, e.pid, models, h); err != nil {
+		if err := e.sys.addOthers(ctx, e.pid, models, h); err != nil {
 			return nil, err
 		}
 	}
 	return h, nil
 }
 
-// read is what tokens read from mapped files, sooner or later.
-func (h *Holding) read() int64 { return h.PerToken + h.Routed }
+// bytesRead is what tokens read from mapped files, sooner or later.
+func (h *Holding) bytesRead() int64 { return h.PerToken + h.Routed }
 
-func (h *Holding) mode() Mode {
+// decideMode derives the mode from where the weights are.
+func (h *Holding) decideMode() Mode {
 	all := h.Weights.Total()
 	much := func(n int64) bool { return n > all/negligible }
 	switch {
@@ -158,7 +178,7 @@ func (h *Holding) mode() Mode {
 		return ModeUnknown
 	case !much(h.Weights.Copied) && !much(h.Weights.Device):
 		return ModeMapped
-	case much(h.read()):
+	case much(h.bytesRead()):
 		return ModePartly
 	case h.Weights.Device > h.Weights.Copied:
 		return ModeDevice
@@ -167,15 +187,16 @@ func (h *Holding) mode() Mode {
 	}
 }
 
-// system is the root of the file system with the kernel's files; tests use a tree of fixtures.
+// system is the root of the file system with the kernel's files. Tests use a tree of fixtures.
 type system struct{ root string }
 
+// path is the path of a file about a process in /proc.
 func (s system) path(pid int, name string) string {
 	return filepath.Join(s.root, "proc", strconv.Itoa(pid), name)
 }
 
-// memory returns how much memory of its own a process has, and how much it has locked.
-func (s system) memory(pid int) (own, locked int64, err error) {
+// readMemory returns how much memory of its own a process has, and how much it has locked.
+func (s system) readMemory(pid int) (own, locked int64, err error) {
 	root, err := procfs.NewFS(filepath.Join(s.root, "proc"))
 	if err != nil {
 		return 0, 0, err
@@ -188,19 +209,21 @@ func (s system) memory(pid int) (own, locked int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	return bounded(status.RssAnon) + bounded(status.VmSwap) + bounded(status.HugetlbPages), bounded(status.VmLck), nil
+	own = clampBytes(status.RssAnon) + clampBytes(status.VmSwap) + clampBytes(status.HugetlbPages)
+	return own, clampBytes(status.VmLck), nil
 }
 
-// maxBytes bounds what is believed of an amount, so that sums of some do not wrap.
+// maxBytes bounds each amount, so that sums of a few do not wrap around.
 const maxBytes = 1 << 56
 
-func bounded(n uint64) int64 { return int64(min(n, maxBytes)) }
+func clampBytes(n uint64) int64 { return int64(min(n, maxBytes)) }
 
 // maxOpenFiles bounds how many of a process's descriptors are looked at.
 const maxOpenFiles = 4096
 
-// openDevices adds the GPUs that a process has open. Who may not look sees those that it maps.
-func (s system) openDevices(pid int, h *Holding) error {
+// addOpenDevices adds the GPUs that a process has open. If its descriptors may not be looked at,
+// only those that it maps are known.
+func (s system) addOpenDevices(pid int, h *Holding) error {
 	dir, err := os.Open(s.path(pid, "fd"))
 	if errors.Is(err, fs.ErrPermission) {
 		return nil

@@ -16,15 +16,19 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// maxOthersText bounds what is read of all processes' memory maps. Usual ones have some 100 KB, and few are read.
+// maxOthersText bounds how many bytes of all processes' memory maps are read. Usual ones have some
+// 100 KB, and few are read.
 const maxOthersText = 256 << 20
 
-// others looks for processes that use pages of the models' files. It reads the memory maps of those that have as many pages of files in their page tables as would matter,
-// so that a machine with hundreds of processes costs little; a process that maps a model and does not touch it keeps nobody from paging it out.
+// addOthers looks for processes that use pages of the models' files. It reads the memory maps of
+// those that have as many pages of files in their page tables as would matter. So a machine with
+// hundreds of processes costs little. A process that maps a model and does not touch it does not
+// matter: it keeps nobody from paging it out.
 //
-// Files are compared by device and inode number as the kernel has them in memory maps. Two containers whose overlay file systems have a file of one layer in common
-// use the same pages under different numbers: that is not seen.
-func (s system) others(ctx context.Context, pid int, models []*model, h *Holding) error {
+// Files are compared by device and inode number, as the kernel has them in memory maps. Two
+// containers whose overlay file systems have a file of one layer in common use the same pages under
+// different numbers. That is not noticed.
+func (s system) addOthers(ctx context.Context, pid int, models []*model, h *Holding) error {
 	ids := map[proc.FileID]bool{}
 	var weights int64
 	for _, m := range models {
@@ -56,13 +60,13 @@ func (s system) others(ctx context.Context, pid int, models []*model, h *Holding
 			h.OthersCut = true
 			return nil
 		}
-		found, read, err := s.maps(other, ids)
+		found, read, err := s.mapsOneOf(other, ids)
 		left -= read
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // not allowed, or too much
 			h.OthersCut = true
 		}
 		if found {
-			h.Others = append(h.Others, Other{other, s.name(other)})
+			h.Others = append(h.Others, Other{other, s.processName(other)})
 		}
 	}
 	return nil
@@ -82,37 +86,37 @@ func (s system) filePages(pid int) int64 {
 	if err != nil {
 		return 0
 	}
-	return bounded(min(n, maxBytes/uint64(pageSize)) * uint64(pageSize))
+	return clampBytes(min(n, maxBytes/uint64(pageSize)) * uint64(pageSize))
 }
 
 var pageSize = os.Getpagesize()
 
-// maps says whether a process maps one of the files, and how much was read for that.
-func (s system) maps(pid int, ids map[proc.FileID]bool) (found bool, read int64, err error) {
+// mapsOneOf reports whether a process maps one of the files, and how many bytes were read to find out.
+func (s system) mapsOneOf(pid int, ids map[proc.FileID]bool) (found bool, read int64, err error) {
 	f, err := os.Open(s.path(pid, "maps"))
 	if err != nil {
 		return false, 0, err
 	}
 	defer f.Close()
-	text := &counter{r: f}
+	text := &countingReader{r: f}
 	err = proc.EachArea(text, func(a *proc.Area) { found = found || a.File.Ino != 0 && ids[a.File] })
 	return found, text.n, err
 }
 
-// counter counts what is read.
-type counter struct {
+// countingReader counts the bytes that are read.
+type countingReader struct {
 	r io.Reader
 	n int64
 }
 
-func (c *counter) Read(b []byte) (int, error) {
+func (c *countingReader) Read(b []byte) (int, error) {
 	n, err := c.r.Read(b)
 	c.n += int64(n)
 	return n, err
 }
 
-// name is what a process calls itself, at most 15 bytes.
-func (s system) name(pid int) string {
+// processName is the name that a process gives itself, at most 15 bytes.
+func (s system) processName(pid int) string {
 	data, err := os.ReadFile(s.path(pid, "comm"))
 	if err != nil {
 		return ""

@@ -21,13 +21,14 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// small is a model of 5 MB as Q4_0, which a processor with AVX2 repacks by itself, and 39 MB as F32, which none does.
-func small(typ gguf.Type) synth.Config {
+// modelConfig is a model of 39 MB as F32, or 5 MB as Q4_0. On a processor with AVX2, llama.cpp
+// repacks Q4_0 by default. It never repacks F32.
+func modelConfig(typ gguf.Type) synth.Config {
 	return synth.Config{Layers: 4, Embd: 512, FF: 1024, Heads: 8, KVHeads: 4, Type: typ, Seed: 3}
 }
 
-// start starts llama.cpp and returns its process id when it has loaded its model. end ends it.
-func start(t *testing.T, in *llama.Installation, o llama.Options) (pid int, end func()) {
+// startLlama starts llama.cpp and returns its process id when it has loaded its model. end ends it.
+func startLlama(t *testing.T, in *llama.Installation, o llama.Options) (pid int, end func()) {
 	t.Helper()
 	o.Prompt, o.Tokens, o.Threads, o.Repeat, o.Stream = "x", 8, 1, 1<<20, true
 	cmd := in.Command(t.Context(), o)
@@ -45,7 +46,7 @@ func start(t *testing.T, in *llama.Installation, o llama.Options) (pid int, end 
 	if _, err := llama.NewStream(out); err != nil {
 		t.Fatal(err)
 	}
-	// It fills the pipe, and waits.
+	// From here on it fills the pipe, and waits.
 	return cmd.Process.Pid, end
 }
 
@@ -58,7 +59,8 @@ func examine(t *testing.T, pid int) *Holding {
 	return h
 }
 
-func reasons(v Verdict, blocks bool) (all []Reason) {
+// reasonsOf returns the reasons of the findings that block, or of the others.
+func reasonsOf(v Verdict, blocks bool) (all []Reason) {
 	for _, f := range v.Findings {
 		if f.Blocks == blocks {
 			all = append(all, f.Reason)
@@ -67,19 +69,19 @@ func reasons(v Verdict, blocks bool) (all []Reason) {
 	return all
 }
 
-// However a real llama.cpp loads its weights, it is told what it computes with.
+// However a real llama.cpp loads its weights, Examine finds out what it computes with.
 func TestLoadModes(t *testing.T) {
 	testenv.NeedRoot(t) // to read another process's memory
 	in := llamatest.ForTest(t)
-	f32, q40 := llamatest.Model(t, small(gguf.F32)), llamatest.Model(t, small(gguf.Q4_0))
-	moe := small(gguf.F32)
+	f32, q40 := llamatest.Model(t, modelConfig(gguf.F32)), llamatest.Model(t, modelConfig(gguf.Q4_0))
+	moe := modelConfig(gguf.F32)
 	moe.FF, moe.Experts, moe.Used = 256, 4, 2
 	experts := llamatest.Model(t, moe)
 	for name, tc := range map[string]struct {
 		options llama.Options
 		mode    Mode
 		blocks  []Reason
-		text    string // a part of what is said
+		text    string // a part of the verdict's line
 	}{
 		"mapped":         {llama.Options{Model: f32}, ModeMapped, nil, "would help: keeps about"},
 		"not repacked":   {llama.Options{Model: q40, NoRepack: true}, ModeMapped, nil, "would help: keeps about"},
@@ -91,11 +93,13 @@ func TestLoadModes(t *testing.T) {
 		"repacked draft": {llama.Options{Model: f32, Model2: q40}, ModePartly, nil, "would help: keeps about"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pid, end := start(t, in, tc.options)
+			pid, end := startLlama(t, in, tc.options)
 			h := examine(t, pid)
 			end()
 			v := h.Judge(-1, false)
-			if h.Mode != tc.mode || !h.Exact || !slices.Equal(reasons(v, true), tc.blocks) || v.Helps != (tc.blocks == nil) || !strings.Contains(v.Line(), tc.text) || strings.Contains(v.Line(), "\n") {
+			if h.Mode != tc.mode || !h.Exact || !slices.Equal(reasonsOf(v, true), tc.blocks) ||
+				v.Helps != (tc.blocks == nil) || !strings.Contains(v.Line(), tc.text) ||
+				strings.Contains(v.Line(), "\n") {
 				t.Errorf("%s, exact %v: %s\n%+v\n%+v", h.Mode, h.Exact, v.Line(), h, v)
 			}
 			files := 1
@@ -112,23 +116,24 @@ func TestLoadModes(t *testing.T) {
 				if path == "" {
 					continue
 				}
-				total += weightsOf(t, path)
+				total += weightBytes(t, path)
 			}
 			if h.Weights.Total() != total || h.Weights.Unknown > 0 || h.Weights.Device > 0 {
 				t.Errorf("%+v of %d bytes", h.Weights, total)
 			}
 			if name == "mapped" {
 				f := h.Files[0]
-				if f.Path != f32 || f.Mapped != total || f.Resident < total || !f.PageOut || f.PerToken >= total || f.PerToken < total/2 || v.Keep != f.PerToken {
-					t.Errorf("%+v", f)
+				if f.Path != f32 || f.Mapped != total || f.Resident < total || !f.PageOut || f.PerToken >= total ||
+					f.PerToken < total/2 || v.Keep != f.PerToken {
+					t.Errorf("%+v, want all %d bytes of %s mapped and resident", f, total, f32)
 				}
-				if v := h.Judge(f.PerToken, false); v.Helps || !slices.Equal(reasons(v, true), []Reason{Fits}) {
+				if v := h.Judge(f.PerToken, false); v.Helps || !slices.Equal(reasonsOf(v, true), []Reason{Fits}) {
 					t.Errorf("with room for all: %+v", v)
 				}
 				if v := h.Judge(f.PerToken/2, false); !v.Helps || v.Keep != f.PerToken/2 {
 					t.Errorf("with room for a half: %+v", v)
 				}
-				if v := h.Judge(0, true); v.Helps || reasons(v, true)[0] != OtherPrefetcher {
+				if v := h.Judge(0, true); v.Helps || reasonsOf(v, true)[0] != OtherPrefetcher {
 					t.Errorf("helped by another one: %+v", v)
 				}
 			}
@@ -141,7 +146,8 @@ func TestLoadModes(t *testing.T) {
 	}
 }
 
-// checkExperts looks at what is said of a mixture: experts are counted apart from what every token reads, which is kept first.
+// checkExperts checks what is found out about a model with experts. These are counted apart from
+// what every token reads, which is kept first.
 func checkExperts(t *testing.T, h *Holding, path string) {
 	t.Helper()
 	f, err := gguf.Open(path)
@@ -157,24 +163,31 @@ func checkExperts(t *testing.T, h *Holding, path string) {
 			trunk += x.Size
 		}
 	}
-	if routed < trunk/2 || h.Routed != routed || h.PerToken != trunk || h.Files[0].Routed != routed || h.Files[0].PerToken != trunk {
+	if routed < trunk/2 || h.Routed != routed || h.PerToken != trunk || h.Files[0].Routed != routed ||
+		h.Files[0].PerToken != trunk {
 		t.Errorf("%d bytes of experts and %d besides, want %d and %d", h.Routed, h.PerToken, routed, trunk)
 	}
 	for room, want := range map[int64]struct{ keep, experts int64 }{
-		-1: {trunk, routed}, trunk / 2: {trunk / 2, 0}, trunk: {trunk, 0}, trunk + routed/2: {trunk, routed / 2}, trunk + routed - 1: {trunk, routed - 1},
+		-1: {trunk, routed}, trunk / 2: {trunk / 2, 0}, trunk: {trunk, 0}, trunk + routed/2: {trunk, routed / 2},
+		trunk + routed - 1: {trunk, routed - 1},
 	} {
 		v := h.Judge(room, false)
-		line := fmt.Sprintf("would help: keeps about %s of the %s that every token reads, and %s of %s of experts", size(want.keep), size(trunk), size(want.experts), size(routed))
-		if v.Keep != want.keep || v.Experts != want.experts || v.PerToken != trunk || v.Routed != routed || v.Line() != line || len(reasons(v, true)) > 0 || !slices.Equal(reasons(v, false), []Reason{RoutedExperts}) {
-			t.Errorf("with room for %d: %s\n%+v", room, v.Line(), v)
+		line := fmt.Sprintf("would help: keeps about %s of the %s that every token reads, and %s of %s of experts",
+			formatBytes(want.keep), formatBytes(trunk), formatBytes(want.experts), formatBytes(routed))
+		if v.Keep != want.keep || v.Experts != want.experts || v.PerToken != trunk || v.Routed != routed ||
+			v.Line() != line || len(reasonsOf(v, true)) > 0 || !slices.Equal(reasonsOf(v, false),
+			[]Reason{RoutedExperts}) {
+			t.Errorf("with room for %d: %s\n%+v, want %s", room, v.Line(), v, line)
 		}
 	}
-	if v := h.Judge(trunk+routed, false); v.Helps || !slices.Equal(reasons(v, true), []Reason{Fits}) || !strings.Contains(v.Line(), size(trunk+routed)) {
+	if v := h.Judge(trunk+routed, false); v.Helps || !slices.Equal(reasonsOf(v, true), []Reason{Fits}) ||
+		!strings.Contains(v.Line(), formatBytes(trunk+routed)) {
 		t.Errorf("with room for all: %s\n%+v", v.Line(), v)
 	}
 }
 
-func weightsOf(t *testing.T, path string) (n int64) {
+// weightBytes is the size of all tensors of a file.
+func weightBytes(t *testing.T, path string) (n int64) {
 	t.Helper()
 	f, err := gguf.Open(path)
 	if err != nil {
@@ -186,37 +199,40 @@ func weightsOf(t *testing.T, path string) (n int64) {
 	return n
 }
 
-// A model in two files is one model: its table of embeddings, in the first, is read by rows as the second has an output.
+// A model in two files is one model. Of its table of embeddings, in the first file, rows are read,
+// because the second file has an output matrix.
 func TestSplit(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	model := llamatest.Model(t, small(gguf.F32))
+	model := llamatest.Model(t, modelConfig(gguf.F32))
 	parts := llamatest.Split(t, model)
 	var whole, split *Holding
 	for path, h := range map[string]**Holding{model: &whole, parts[0]: &split} {
-		pid, end := start(t, in, llama.Options{Model: path})
+		pid, end := startLlama(t, in, llama.Options{Model: path})
 		*h = examine(t, pid)
 		end()
 	}
-	if len(split.Files) != 2 || !split.Exact || split.Mode != ModeMapped || split.Weights != whole.Weights || split.PerToken != whole.PerToken || split.Files[0].PerToken+split.Files[1].PerToken != split.PerToken {
+	if len(split.Files) != 2 || !split.Exact || split.Mode != ModeMapped || split.Weights != whole.Weights ||
+		split.PerToken != whole.PerToken || split.Files[0].PerToken+split.Files[1].PerToken != split.PerToken {
 		t.Errorf("%+v\nas one file %+v", split, whole)
 	}
 }
 
-// Two processes on one model, as long as both are there.
+// Two processes that use one model are noticed, as long as both run.
 func TestOthers(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	model := llamatest.Model(t, small(gguf.F32))
-	first, _ := start(t, in, llama.Options{Model: model})
-	second, end := start(t, in, llama.Options{Model: model})
+	model := llamatest.Model(t, modelConfig(gguf.F32))
+	first, _ := startLlama(t, in, llama.Options{Model: model})
+	second, end := startLlama(t, in, llama.Options{Model: model})
 	h := examine(t, first)
 	if len(h.Others) != 1 || h.Others[0] != (Other{second, "llamarun"}) {
 		t.Fatalf("others: %v, want %d", h.Others, second)
 	}
 	v := h.Judge(-1, false)
-	if i := slices.IndexFunc(v.Findings, func(f Finding) bool { return f.Reason == Shared }); i < 0 || !v.Findings[i].Blocks || !slices.Equal(v.Findings[i].PIDs, []int{second}) || v.Helps {
-		t.Errorf("%+v", v)
+	if i := slices.IndexFunc(v.Findings, func(f Finding) bool { return f.Reason == Shared }); i < 0 ||
+		!v.Findings[i].Blocks || !slices.Equal(v.Findings[i].PIDs, []int{second}) || v.Helps {
+		t.Errorf("%+v, want %s with process %d to block", v, Shared, second)
 	}
 	end()
 	if h := examine(t, first); len(h.Others) > 0 {
@@ -224,11 +240,12 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// A model on tmpfs is memory; one that was deleted or has a name that would act on a terminal is a model nevertheless.
+// A model on tmpfs is memory already. A model that was deleted, or has a name that would act on a
+// terminal, is found nevertheless.
 func TestPlaces(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	model := llamatest.Model(t, small(gguf.F32))
+	model := llamatest.Model(t, modelConfig(gguf.F32))
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
 		t.Fatal(err)
@@ -246,15 +263,16 @@ func TestPlaces(t *testing.T) {
 	if err := os.WriteFile(there, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pid, end := start(t, in, llama.Options{Model: there})
+	pid, end := startLlama(t, in, llama.Options{Model: there})
 	h := examine(t, pid)
 	v := h.Judge(-1, false)
-	if !slices.Equal(reasons(v, true), []Reason{InMemory}) || v.Helps || h.Files[0].Store != StoreMemory || strings.ContainsAny(v.Line(), "\x1b\u202e") || !strings.Contains(v.Line(), "tmpfs") {
-		t.Errorf("%q\n%+v", v.Line(), h)
+	if !slices.Equal(reasonsOf(v, true), []Reason{InMemory}) || v.Helps || h.Files[0].Store != StoreMemory ||
+		strings.ContainsAny(v.Line(), "\x1b\u202e") || !strings.Contains(v.Line(), "tmpfs") {
+		t.Errorf("%q, want %s to block, in printable text\n%+v", v.Line(), InMemory, h)
 	}
 	end()
 
-	pid, _ = start(t, in, llama.Options{Model: model})
+	pid, _ = startLlama(t, in, llama.Options{Model: model})
 	if err := os.Remove(model); err != nil {
 		t.Fatal(err)
 	}
@@ -264,13 +282,16 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// What a look costs, with a vocabulary of usual size.
+// BenchmarkExamine measures what Examine costs, with a vocabulary of usual size.
 func BenchmarkExamine(b *testing.B) {
 	testenv.NeedRoot(b)
 	in := llamatest.ForTest(b)
-	cfg := small(gguf.Q4_0)
+	cfg := modelConfig(gguf.Q4_0)
 	cfg.Layers, cfg.Vocab = 32, 128000
-	cmd := in.Command(b.Context(), llama.Options{Model: llamatest.Model(b, cfg), Prompt: "x", Tokens: 8, Threads: 1, NoRepack: true, Repeat: 1 << 20, Stream: true})
+	cmd := in.Command(b.Context(), llama.Options{
+		Model: llamatest.Model(b, cfg), Prompt: "x", Tokens: 8, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+		Stream: true,
+	})
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		b.Fatal(err)
@@ -295,11 +316,13 @@ func BenchmarkExamine(b *testing.B) {
 					b.Fatalf("%+v, %v", h, err)
 				}
 			}
-			b.ReportMetric(float64((processorTime(b)-before).Microseconds())/1000/float64(b.N), "cpu-ms/op") // on a busy machine the other figure says little
+			// On a busy machine the time per operation says little.
+			b.ReportMetric(float64((processorTime(b)-before).Microseconds())/1000/float64(b.N), "cpu-ms/op")
 		})
 	}
 }
 
+// processorTime is the CPU time of this process.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used unix.Rusage

@@ -1,6 +1,7 @@
 package holding
 
-// This file reads a process's address space: what its areas are, which files it maps, and which of them belong to a GPU.
+// This file reads a process's address space: what its areas are, which files it maps, and which of
+// them belong to a GPU.
 
 import (
 	"cmp"
@@ -13,40 +14,42 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// kind is what an area is, as far as it tells where weights are.
+// kind says what an area may hold.
 type kind uint8
 
 const (
-	kindOther  kind = iota // nothing that holds weights: reserved addresses, the kernel's own
+	kindOther  kind = iota // no weights: reserved addresses, the kernel's own areas
 	kindFile               // a file that may be a model
-	kindMemory             // memory that is no file's, readable and writable
-	kindDevice             // a GPU's
+	kindMemory             // memory that belongs to no file, readable and writable
+	kindDevice             // a GPU's memory
 )
 
+// area is a range of addresses with one mapping.
 type area struct {
-	start, end uint64
-	offset     uint64 // in the file
-	file       proc.FileID
-	kind       kind
-	scan       bool // ggml's tables may be in it
-	heap       bool
+	start, end    uint64
+	offset        uint64 // in the file
+	file          proc.FileID
+	kind          kind
+	mayHoldTables bool // ggml's tables of tensors may be in it
+	heap          bool
 }
 
 // space is a process's address space.
 type space struct {
-	areas    []area // by address
-	files    map[proc.FileID]*mapped
+	areas    []area                  // by address
+	files    map[proc.FileID]*mapped // those that may be models
 	devices  []string
 	backends []string
 }
 
-// mapped is a file that is mapped, not as a program.
+// mapped is a file that is mapped, but not as a program.
 type mapped struct {
 	first proc.Mapping
 	bytes uint64 // of all its areas
 }
 
-func (s system) space(pid int) (*space, error) {
+// readSpace reads the memory map of a process.
+func (s system) readSpace(pid int) (*space, error) {
 	f, err := os.Open(s.path(pid, "maps"))
 	if err != nil {
 		return nil, err
@@ -61,12 +64,12 @@ func (s system) space(pid int) (*space, error) {
 		case isDevice(a.Path):
 			sp.devices = addDevice(sp.devices, a.Path)
 			is.kind = kindDevice
-		case a.File.Ino == 0 && !named, strings.HasPrefix(a.Path, "/memfd:"), strings.HasPrefix(a.Path, "/dev/zero"), strings.HasPrefix(a.Path, "/anon_hugepage"), strings.HasPrefix(a.Path, "/SYSV"):
+		case a.File.Ino == 0 && !named, isMemoryPath(a.Path):
 			if !a.Readable || !a.Writable || strings.HasPrefix(a.Path, "[v") {
 				break
 			}
 			is.kind = kindMemory
-			is.scan = !a.Shared && !named && !strings.HasPrefix(a.Path, "[stack")
+			is.mayHoldTables = !a.Shared && !named && !strings.HasPrefix(a.Path, "[stack")
 			is.heap = a.Path == "[heap]"
 		case a.Executable:
 			programs[a.File] = true
@@ -89,9 +92,20 @@ func (s system) space(pid int) (*space, error) {
 	return sp, err
 }
 
-// at returns the area that holds an address; nil if none does.
-func (s *space) at(address uint64) *area {
-	i, found := slices.BinarySearchFunc(s.areas, address, func(a area, at uint64) int { return cmp.Compare(a.start, at) })
+// isMemoryPath reports whether a path in a memory map stands for memory that belongs to no file.
+func isMemoryPath(path string) bool {
+	for _, prefix := range []string{"/memfd:", "/dev/zero", "/anon_hugepage", "/SYSV"} {
+		if strings.HasPrefix(path, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// areaAt returns the area that holds an address; nil if none does.
+func (s *space) areaAt(address uint64) *area {
+	i, found := slices.BinarySearchFunc(s.areas, address,
+		func(a area, at uint64) int { return cmp.Compare(a.start, at) })
 	if !found {
 		i--
 	}
@@ -101,7 +115,8 @@ func (s *space) at(address uint64) *area {
 	return &s.areas[i]
 }
 
-// maxFiles bounds how many of the files that a process maps are looked at, the largest first: usual ones map some 50, and a model is no small one.
+// maxFiles bounds how many of the files that a process maps are looked at, the largest first. Usual
+// processes map some 50, and a model is not among the small ones.
 const maxFiles = 512
 
 // candidates lists the files that may be models, the largest first.
@@ -112,7 +127,8 @@ func (s *space) candidates() []*mapped {
 	return all[:min(len(all), maxFiles)]
 }
 
-// devicePaths begin the names of GPUs' files: NVIDIA's, AMD's compute driver, all that have a driver for rendering (AMD, Intel, and others with Vulkan), accelerators.
+// devicePaths are how the names of GPUs' files begin: NVIDIA's, AMD's compute driver, all that have
+// a driver for rendering (AMD, Intel, and others with Vulkan), accelerators.
 var devicePaths = []string{"/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel/", "/dev/dxg"}
 
 func isDevice(path string) bool {
@@ -122,6 +138,7 @@ func isDevice(path string) bool {
 // maxNames bounds lists of names.
 const maxNames = 32
 
+// addDevice adds a path to a list if it is that of a GPU.
 func addDevice(to []string, path string) []string {
 	if !isDevice(path) || slices.Contains(to, path) || len(to) == maxNames {
 		return to
@@ -129,12 +146,18 @@ func addDevice(to []string, path string) []string {
 	return append(to, strings.Clone(path))
 }
 
-// backends are ggml's libraries that keep weights in another memory than the processor's, by the word in their names (libggml-cuda.so).
-var backends = []string{"cuda", "hip", "musa", "vulkan", "sycl", "opencl", "cann", "webgpu", "metal", "rpc", "hexagon", "zdnn", "virtgpu"}
+// backends are ggml's libraries that keep weights in other memory than the processor's, by the word
+// in their names (libggml-cuda.so).
+var backends = []string{
+	"cuda", "hip", "musa", "vulkan", "sycl", "opencl", "cann", "webgpu", "metal", "rpc", "hexagon", "zdnn", "virtgpu",
+}
 
+// addBackend adds the word for a library to a list if it is one of backends.
 func addBackend(to []string, path string) []string {
 	rest, ok := strings.CutPrefix(filepath.Base(path), "libggml-")
-	i := slices.IndexFunc(backends, func(b string) bool { return strings.HasPrefix(rest, b+".") || strings.HasPrefix(rest, b+"-") })
+	i := slices.IndexFunc(backends, func(b string) bool {
+		return strings.HasPrefix(rest, b+".") || strings.HasPrefix(rest, b+"-")
+	})
 	if !ok || i < 0 || slices.Contains(to, backends[i]) {
 		return to
 	}

@@ -16,16 +16,16 @@ import (
 
 const csvMagic = "# route_trace v1"
 
-// ErrNotCSV says that a file does not begin as such a trace does.
+// ErrNotCSV says that a file does not begin as a routing trace does.
 var ErrNotCSV = errors.New("no routing trace: it does not begin with \"" + csvMagic + "\"")
 
-// maxLine is how long a line may be, in bytes.
+// maxLine is the greatest length of a line in bytes.
 const maxLine = 1 << 12
 
-// csvColumns are those that are read; a file may have more.
+// csvColumns are the columns that are read. A file may have more.
 var csvColumns = []string{"turn", "phase", "step", "layer", "slot", "expert"}
 
-// ReadCSV reads a trace, compressed by gzip or not:
+// ReadCSV reads a trace, which may be compressed by gzip:
 //
 //	# route_trace v1
 //	# model=/models/m.gguf n_layer=48 n_expert=128 n_expert_used=6
@@ -33,7 +33,8 @@ var csvColumns = []string{"turn", "phase", "step", "layer", "slot", "expert"}
 //	turn,phase,step,layer,slot,expert
 //	0,0,0,0,0,49                              (phase: 0 is prompt, 1 decode)
 //
-// Errors name the line. They wrap ErrNotCSV, ErrNoRoutes, or what reading failed with. What it takes in memory is bounded.
+// Errors name the line. They wrap ErrNotCSV, ErrNoRoutes, or the reader's error. The memory that it takes
+// is bounded.
 func ReadCSV(r io.Reader) (*Trace, error) {
 	in := bufio.NewReader(r)
 	if magic, _ := in.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
@@ -52,7 +53,7 @@ func ReadCSV(r io.Reader) (*Trace, error) {
 		if n == 1 && strings.TrimRight(lines.Text(), "\r") != csvMagic {
 			return nil, ErrNotCSV
 		}
-		if err := c.line(strings.TrimRight(lines.Text(), "\r")); err != nil {
+		if err := c.readLine(strings.TrimRight(lines.Text(), "\r")); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
 		}
 	}
@@ -62,35 +63,36 @@ func ReadCSV(r io.Reader) (*Trace, error) {
 	if n == 0 {
 		return nil, ErrNotCSV
 	}
-	if c.build == nil {
+	if c.builder == nil {
 		return nil, ErrNoRoutes
 	}
-	return c.build.finish()
+	return c.builder.finish()
 }
 
+// csvReader makes a trace of the lines of a file.
 type csvReader struct {
-	model      string
-	n, e, k    int64 // layers, experts, experts per token
-	layers     map[int32]int64
-	column     []int // of csvColumns
-	build      *builder
-	fields     []string
-	hasHeading bool
+	model                              string
+	layerCount, expertCount, usedCount int64
+	layers                             map[int32]int64 // bytes of an expert
+	columns                            []int           // where each of csvColumns is
+	builder                            *builder
+	fields                             []string
+	hasHeading                         bool
 }
 
-func (c *csvReader) line(s string) error {
+func (c *csvReader) readLine(s string) error {
 	switch {
 	case strings.HasPrefix(s, "#"):
-		return c.comment(s)
+		return c.readComment(s)
 	case !c.hasHeading:
-		return c.heading(s)
+		return c.readHeading(s)
 	}
 	c.fields = c.fields[:0]
 	for field := range strings.SplitSeq(s, ",") {
 		c.fields = append(c.fields, field)
 	}
 	var v [6]int32
-	for i, at := range c.column {
+	for i, at := range c.columns {
 		if at >= len(c.fields) {
 			return fmt.Errorf("%d fields: %s is missing", len(c.fields), csvColumns[i])
 		}
@@ -103,18 +105,23 @@ func (c *csvReader) line(s string) error {
 	if v[1] != 0 && v[1] != 1 {
 		return fmt.Errorf("phase is %d, want 0 (prompt) or 1 (decode)", v[1])
 	}
-	return c.build.add(row{turn: v[0], phase: Phase(v[1]), step: v[2], layer: v[3], slot: v[4], expert: v[5], id: UnknownID})
+	return c.builder.addRow(row{
+		turn: v[0], phase: Phase(v[1]), step: v[2], layer: v[3], slot: v[4], expert: v[5], id: UnknownID,
+	})
 }
 
-// comment reads words of the form key=value; those that it does not know are passed over.
-func (c *csvReader) comment(s string) error {
+// readComment reads words of the form key=value. It skips those that it does not know.
+func (c *csvReader) readComment(s string) error {
 	if c.hasHeading {
 		return nil
 	}
 	layer, bytes := int64(-1), int64(-1)
 	for _, word := range strings.Fields(s[1:]) {
 		key, value, _ := strings.Cut(word, "=")
-		numbers := map[string]*int64{"n_layer": &c.n, "n_expert": &c.e, "n_expert_used": &c.k, "layer": &layer, "expert_bytes": &bytes}
+		numbers := map[string]*int64{
+			"n_layer": &c.layerCount, "n_expert": &c.expertCount, "n_expert_used": &c.usedCount, "layer": &layer,
+			"expert_bytes": &bytes,
+		}
 		if key == "model" {
 			c.model = path.Base(value)
 		}
@@ -135,8 +142,8 @@ func (c *csvReader) comment(s string) error {
 	return nil
 }
 
-// heading reads the names of the columns; all of the comments has been read.
-func (c *csvReader) heading(s string) error {
+// readHeading reads the names of the columns, when all comments have been read.
+func (c *csvReader) readHeading(s string) error {
 	c.hasHeading = true
 	names := strings.Split(s, ",")
 	for _, want := range csvColumns {
@@ -149,17 +156,19 @@ func (c *csvReader) heading(s string) error {
 		if at < 0 {
 			return fmt.Errorf("the columns are %.100q, and %s is none of them", s, want)
 		}
-		c.column = append(c.column, at)
+		c.columns = append(c.columns, at)
 	}
-	if c.n < 1 || c.n > maxLayers || c.e < 1 || c.e > maxExperts || c.k < 1 || c.k > min(maxChosen, c.e) {
-		return fmt.Errorf("the lines above say %d layers, %d experts, %d per token (n_layer, n_expert, n_expert_used): want 1 to %d, 1 to %d, 1 to %d",
-			c.n, c.e, c.k, maxLayers, maxExperts, maxChosen)
+	if c.layerCount < 1 || c.layerCount > maxLayers || c.expertCount < 1 || c.expertCount > maxExperts ||
+		c.usedCount < 1 || c.usedCount > min(maxChosen, c.expertCount) {
+		return fmt.Errorf("the lines above say %d layers, %d experts, %d per token (n_layer, n_expert, "+
+			"n_expert_used): want 1 to %d, 1 to %d, 1 to %d",
+			c.layerCount, c.expertCount, c.usedCount, maxLayers, maxExperts, maxChosen)
 	}
-	t := &Trace{Model: c.model, Experts: int(c.e), K: int(c.k)}
-	for i := range int32(c.n) {
+	t := &Trace{Model: c.model, Experts: int(c.expertCount), K: int(c.usedCount)}
+	for i := range int32(c.layerCount) {
 		t.Layers = append(t.Layers, Layer{Number: i, Bytes: c.layers[i]})
 	}
 	var err error
-	c.build, err = newBuilder(t)
+	c.builder, err = newBuilder(t)
 	return err
 }

@@ -10,7 +10,7 @@ import (
 // budgets are the numbers of experts, in units of K, at which a prediction is judged.
 var budgets = []float64{0.5, 1, 1.5, 2, 3}
 
-// Score says how good a predictor's first n experts were.
+// Score says how good the first n experts of predictions were.
 type Score struct {
 	Budget    float64 `json:"budget"`    // n in units of K
 	N         int     `json:"n"`         // at least 1
@@ -18,18 +18,18 @@ type Score struct {
 	Precision float64 `json:"precision"` // the share of the n that were chosen
 }
 
-// LeadScores are those of predictions some routers ahead.
+// LeadScores are the scores of predictions that were made some routers ahead.
 type LeadScores struct {
 	Lead    int       `json:"lead"`
 	Scores  []Score   `json:"scores"`   // at 0.5, 1, 1.5, 2 and 3 times K; nil if no layer was scored
-	Curve   []float64 `json:"curve"`    // recall at K in each eighth of the scored tokens, the first first
+	Curve   []float64 `json:"curve"`    // recall at K in each eighth of the scored tokens, in order
 	ByLayer []float64 `json:"by_layer"` // recall at K
 }
 
-// Evaluation is how good a predictor is on a trace.
+// Evaluation says how good a predictor is on a trace.
 type Evaluation struct {
 	Trained int          `json:"trained"` // tokens that were learned from before the first was scored
-	Scored  int          `json:"scored"`  // tokens that were scored, and learned from after that
+	Scored  int          `json:"scored"`  // tokens that were scored, and then learned from
 	Leads   []LeadScores `json:"leads"`
 }
 
@@ -46,9 +46,10 @@ func (l *LeadScores) At(budget float64) Score {
 // CurvePoints is the number of points of a curve.
 const CurvePoints = 8
 
-// Evaluate runs a predictor, which has seen nothing yet, over a trace. Tokens from first on are scored, each before it is learned from; those
-// before are only learned from. A prediction with lead h of a layer is made when the router h layers before has chosen, or, in the first
-// layers, when the token has begun. What a target computes as one batch, a prompt, is learned token by token.
+// Evaluate runs a predictor, which has seen nothing yet, over a trace. Tokens from first on are scored,
+// each before it is learned from. Those before are only learned from. A prediction with lead h of a layer
+// is made when the router h layers before has chosen. In the first layers it is made when the token has
+// begun. What a target computes as one batch, as a prompt, is learned token by token.
 func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int) (*Evaluation, error) {
 	s := t.Shape()
 	ev := &Evaluation{Trained: first, Scored: len(t.Tokens) - first}
@@ -58,7 +59,7 @@ func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int
 	}
 	wide := NewTally(s).Widest()
 	scores, order := make([]float32, s.Experts), make([]int32, s.Experts)
-	// The best experts of each lead and layer, from when they are predicted until the layer is observed.
+	// The best experts of each lead and layer are kept from their prediction until the layer is observed.
 	best := make([][]int32, len(leads)*s.Layers)
 	for i := range best {
 		best[i] = make([]int32, 0, wide)
@@ -99,11 +100,13 @@ func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int
 	return ev, nil
 }
 
-// N is a budget in units of K as a number of experts, at least 1.
-func (s *Shape) N(budget float64) int { return min(max(int(budget*float64(s.K)), 1), s.Experts) }
+// ExpertsFor is how many experts a budget in units of K has; at least 1.
+func (s *Shape) ExpertsFor(budget float64) int {
+	return min(max(int(budget*float64(s.K)), 1), s.Experts)
+}
 
-// Top returns the n experts with the highest scores, the highest first; among equals, that with the lowest number. They are in order, which
-// has room for all.
+// Top returns the n experts with the highest scores, the highest first. Of equals, the lowest number
+// comes first. It writes to order, which has room for all experts.
 func Top(scores []float32, order []int32, n int) []int32 {
 	order = order[:0]
 	for e := range scores {
@@ -128,52 +131,58 @@ type Tally struct {
 	shape       Shape
 	hits, tried []int // by budget
 	chosen      int
-	layers      [][2]int // hits at K and chosen, by layer
-	parts       [CurvePoints][2]int
+	byLayer     [][2]int // hits at K, and chosen experts, by layer
+	curve       [CurvePoints][2]int
 }
 
 // NewTally makes an empty tally.
 func NewTally(s Shape) *Tally {
-	return &Tally{shape: s, hits: make([]int, len(budgets)), tried: make([]int, len(budgets)), layers: make([][2]int, s.Layers)}
+	return &Tally{
+		shape: s, hits: make([]int, len(budgets)), tried: make([]int, len(budgets)), byLayer: make([][2]int, s.Layers),
+	}
 }
 
-// Widest is the largest number of experts that is judged.
-func (u *Tally) Widest() int { return u.shape.N(slices.Max(budgets)) }
+// Widest is the greatest number of experts that is judged.
+func (u *Tally) Widest() int { return u.shape.ExpertsFor(slices.Max(budgets)) }
 
-// Add counts a prediction for a layer: best are the experts that were named, the best first, as many as Widest says; part is the point of the curve.
+// Add counts a prediction for a layer. best are the experts that were named, the best first, as many as
+// Widest says. part is the point of the curve.
 func (u *Tally) Add(best, chosen []int32, layer, part int) {
 	u.chosen += len(chosen)
 	for i, b := range budgets {
-		n := min(u.shape.N(b), len(best))
+		n := min(u.shape.ExpertsFor(b), len(best))
 		hits := 0
 		for _, e := range best[:n] {
-			if contains(chosen, e) {
+			if slices.Contains(chosen, e) {
 				hits++
 			}
 		}
 		u.hits[i] += hits
 		u.tried[i] += n
 		if b == 1 {
-			u.layers[layer][0] += hits
-			u.layers[layer][1] += len(chosen)
-			u.parts[part][0] += hits
-			u.parts[part][1] += len(chosen)
+			u.byLayer[layer][0] += hits
+			u.byLayer[layer][1] += len(chosen)
+			u.curve[part][0] += hits
+			u.curve[part][1] += len(chosen)
 		}
 	}
 }
 
-// Scores are the result, for predictions so many routers ahead.
+// Scores are the result, for predictions that were made so many routers ahead.
 func (u *Tally) Scores(lead int) LeadScores {
 	l := LeadScores{Lead: lead}
 	for i, b := range budgets {
 		if u.chosen > 0 {
-			l.Scores = append(l.Scores, Score{Budget: b, N: u.shape.N(b), Recall: ratio(u.hits[i], u.chosen), Precision: ratio(u.hits[i], u.tried[i])})
+			l.Scores = append(l.Scores, Score{
+				Budget: b, N: u.shape.ExpertsFor(b), Recall: ratio(u.hits[i], u.chosen),
+				Precision: ratio(u.hits[i], u.tried[i]),
+			})
 		}
 	}
-	for _, p := range u.parts {
+	for _, p := range u.curve {
 		l.Curve = append(l.Curve, ratio(p[0], p[1]))
 	}
-	for _, p := range u.layers {
+	for _, p := range u.byLayer {
 		l.ByLayer = append(l.ByLayer, ratio(p[0], p[1]))
 	}
 	return l

@@ -2,12 +2,15 @@ package moe
 
 // This file has the policies that say which experts to keep in memory.
 
-// Policy says what it is worth to keep an expert. Its caller follows the target like that of a Predictor: Observe for each layer in order.
-// Memory is allocated when a policy is made. A policy is for one goroutine.
+// Policy says how much it is worth to keep an expert in memory. Its caller follows the target as that of
+// a Predictor does: it calls Observe for each layer in order. Memory is allocated when a policy is made.
+// A policy is for one goroutine.
 type Policy interface {
-	// Observe tells what a layer's router chose; empty if that is not known. It comes before experts are taken out to make room for these.
+	// Observe tells what a layer's router chose; empty if that is not known. It is called before experts
+	// are dropped to make room for the chosen ones.
 	Observe(layer int, chosen []int32)
-	// Worth of keeping an expert, now: that with the least goes first. Only the order means something.
+	// Worth is the worth of keeping an expert now. The expert with the least is dropped first. Only the
+	// order counts.
 	Worth(layer int, expert int32) float32
 }
 
@@ -18,7 +21,7 @@ type LRU struct {
 	used    []float32
 }
 
-// NewLRU makes such a policy.
+// NewLRU makes a policy that has seen nothing.
 func NewLRU(s Shape) *LRU { return &LRU{experts: s.Experts, used: make([]float32, s.Layers*s.Experts)} }
 
 // Observe implements Policy.
@@ -39,69 +42,76 @@ type LFU struct{ *Frequency }
 func NewLFU(s Shape, decay float64) LFU { return LFU{NewFrequency(s, decay)} }
 
 // Worth implements Policy.
-func (l LFU) Worth(layer int, expert int32) float32 { return l.of(layer)[expert] }
+func (l LFU) Worth(layer int, expert int32) float32 { return l.sharesOf(layer)[expert] }
 
-// ExpectedUse keeps what is expected to be used soonest, if each token chooses an expert as often as it was chosen of late.
+// ExpectedUse keeps what is expected to be used soonest, if each token chooses an expert as often as it
+// was chosen lately.
 type ExpectedUse struct {
-	often *Frequency
-	at    int // the layer that was observed last
+	frequency *Frequency
+	lastLayer int // the layer that was observed last
 }
 
-// NewExpectedUse makes such a policy. decay is that of the frequency.
+// NewExpectedUse makes a policy. decay is that of the frequency.
 func NewExpectedUse(s Shape, decay float64) *ExpectedUse {
-	return &ExpectedUse{often: NewFrequency(s, decay)}
+	return &ExpectedUse{frequency: NewFrequency(s, decay)}
 }
 
 // Observe implements Policy.
 func (u *ExpectedUse) Observe(layer int, chosen []int32) {
-	u.often.Observe(layer, chosen)
-	u.at = layer
+	u.frequency.Observe(layer, chosen)
+	u.lastLayer = layer
 }
 
-// Worth implements Policy: it is the expected time until the next use, in tokens, negative.
+// Worth implements Policy. It is the negative of the expected time until the next use, in tokens.
 func (u *ExpectedUse) Worth(layer int, expert int32) float32 {
-	return 1 - u.often.shape.until(u.at, layer) - 1/u.often.smooth(u.often.of(layer)[expert])
+	return 1 - u.frequency.shape.tokensUntil(u.lastLayer,
+		layer) - 1/u.frequency.smoothed(u.frequency.sharesOf(layer)[expert])
 }
 
-// until is how long it takes from when one layer was observed until another comes, in tokens: more than 0, at most 1.
-func (s *Shape) until(at, layer int) float32 {
-	ahead := layer - at
+// tokensUntil is how long it takes after one layer was observed until another comes, in tokens: more than
+// 0, at most 1.
+func (s *Shape) tokensUntil(observed, layer int) float32 {
+	ahead := layer - observed
 	if ahead <= 0 {
 		ahead += s.Layers
 	}
 	return float32(ahead) / float32(s.Layers)
 }
 
-// Chance keeps what is most probably chosen when its layer comes next, per time that it has to be kept. It is told these probabilities by
-// whoever has a predictor; where it is not, it goes by frequency. It keeps more of what is needed than ExpectedUse does: an expert that is
-// chosen seldom waits long, but how long is known least of all.
+// Chance keeps what is most likely to be chosen when its layer comes next, per time that it has to be
+// kept. A caller that has a predictor sets these probabilities with Expect; otherwise they are the
+// frequencies. Chance keeps more of what is needed than ExpectedUse does: an expert that is seldom chosen
+// has a long time until its next use, and that time is the least certain.
 type Chance struct {
-	often *Frequency
-	next  []float32 // by layer and expert: the probability
-	at    int
+	frequency   *Frequency
+	probability []float32 // by layer and expert
+	lastLayer   int
 }
 
-// NewChance makes such a policy. decay is that of the frequency.
+// NewChance makes a policy. decay is that of the frequency.
 func NewChance(s Shape, decay float64) *Chance {
-	c := &Chance{often: NewFrequency(s, decay)}
-	c.next = append(c.next, c.often.p...)
+	c := &Chance{frequency: NewFrequency(s, decay)}
+	c.probability = append(c.probability, c.frequency.shares...)
 	return c
 }
 
-// Observe implements Policy. Until Expect is called, the layer's experts are expected as often as they were used.
+// Observe implements Policy. Until Expect is called, the layer's experts are expected as often as they
+// were used.
 func (c *Chance) Observe(layer int, chosen []int32) {
-	c.often.Observe(layer, chosen)
-	c.Expect(layer, c.often.of(layer))
-	c.at = layer
+	c.frequency.Observe(layer, chosen)
+	c.Expect(layer, c.frequency.sharesOf(layer))
+	c.lastLayer = layer
 }
 
-// Expect tells how probable it is that each expert of a layer is chosen when that comes next.
+// Expect tells how likely it is that each expert of a layer is chosen when the layer comes next.
 func (c *Chance) Expect(layer int, p []float32) {
-	n := c.often.shape.Experts
-	copy(c.next[layer*n:(layer+1)*n], p)
+	n := c.frequency.shape.Experts
+	copy(c.probability[layer*n:(layer+1)*n], p)
 }
 
-// Worth implements Policy: it is the probability, divided by the time until then and a token more, for which it is kept on the average in any case.
+// Worth implements Policy. It is the probability divided by a time: that until the layer comes, and one
+// token more, for which an expert is kept on average in any case.
 func (c *Chance) Worth(layer int, expert int32) float32 {
-	return c.next[layer*c.often.shape.Experts+int(expert)] / (1 + c.often.shape.until(c.at, layer))
+	shape := &c.frequency.shape
+	return c.probability[layer*shape.Experts+int(expert)] / (1 + shape.tokensUntil(c.lastLayer, layer))
 }

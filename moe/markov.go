@@ -1,39 +1,46 @@
 package moe
 
-// This file predicts a layer from what a layer before it chose.
+// This file predicts a layer from what an earlier layer chose.
 
 import "math"
 
-// Markov predicts what a layer chooses from what was chosen some routers before: the layer before it (distance 1), the one before that, or
-// the same layer for the previous token (distance Shape.Layers). It counts how often each expert followed each other one.
+// Markov predicts what a layer chooses from what was chosen some routers before. That is the layer before
+// it (distance 1), the one before that, or the same layer for the previous token (distance Shape.Layers).
+// It counts how often each expert followed each other expert.
 type Markov struct {
 	shape    Shape
 	distance int
 	prior    *Frequency
-	last     choices // by layer: what it chose last
-	at       int     // the router that was observed last, counted from the beginning of the first token; -1 before
-	seen     []int   // by layer: when it was observed last, or -1
-	follows  []uint8 // by layer, expert chosen before, expert: how often
-	total    []uint8 // by layer and expert chosen before: how often that was followed by anything
+	last     choices // what each layer chose last
+	// lastRouter is the router that was observed last, counted from the beginning of the first token; -1
+	// before that.
+	lastRouter int
+	seenAt     []int   // when each layer was observed last, as lastRouter counts; -1 if it was not
+	follows    []uint8 // by layer, expert chosen before, expert: how often
+	total      []uint8 // by layer, expert chosen before: how often anything followed
 }
 
 const (
-	markovPrior  = 2.0 // observations that the prior counts for
-	markovWeight = 0.8 // the experts chosen before are not independent witnesses; a mixture weighs them anew
+	markovPrior = 2.0 // observations that the prior counts for
+	// The experts that were chosen before are not independent witnesses. A mixture weighs them anew.
+	markovWeight = 0.8
 	markovDecay  = 0.98
 )
 
-// MarkovBytes is about the memory that a Markov predictor takes.
+// MarkovBytes is roughly the memory that a Markov predictor takes.
 func MarkovBytes(s Shape) int64 { return int64(s.Layers) * int64(s.Experts) * int64(s.Experts+2) }
 
-// NewMarkov makes a predictor from what was chosen distance routers before, 1 <= distance <= s.Layers.
+// NewMarkov makes a predictor from what was chosen distance routers before, with 1 <= distance <=
+// s.Layers.
 func NewMarkov(s Shape, distance int) *Markov {
 	m := &Markov{
-		shape: s, distance: distance, prior: NewFrequency(s, markovDecay), last: newChoices(s, s.Layers), at: -1, seen: make([]int, s.Layers),
-		follows: make([]uint8, s.Layers*s.Experts*s.Experts), total: make([]uint8, s.Layers*s.Experts),
+		shape: s, distance: distance, prior: NewFrequency(s, markovDecay), last: newChoices(s, s.Layers),
+		lastRouter: -1,
+		seenAt:     make([]int, s.Layers),
+		follows:    make([]uint8, s.Layers*s.Experts*s.Experts), total: make([]uint8, s.Layers*s.Experts),
 	}
-	for i := range m.seen {
-		m.seen[i] = -1
+	for i := range m.seenAt {
+		m.seenAt[i] = -1
 	}
 	return m
 }
@@ -41,30 +48,31 @@ func NewMarkov(s Shape, distance int) *Markov {
 // Begin does nothing.
 func (m *Markov) Begin(int32) {}
 
-// source is what was chosen distance routers before the next time that layer's router chooses; nil if that is not known yet.
+// source is what was chosen distance routers before the next choice of a layer; nil if that is not known
+// yet.
 func (m *Markov) source(layer int) []int32 {
-	target := m.at + 1 // the next time
+	target := m.lastRouter + 1 // the next time that the layer's router chooses
 	if rest := target % m.shape.Layers; rest != layer {
 		target += (layer - rest + m.shape.Layers) % m.shape.Layers
 	}
 	from := target - m.distance
-	if from < 0 || m.seen[from%m.shape.Layers] != from {
+	if from < 0 || m.seenAt[from%m.shape.Layers] != from {
 		return nil
 	}
-	return m.last.at(from % m.shape.Layers)
+	return m.last.get(from % m.shape.Layers)
 }
 
-func (m *Markov) row(layer int, before int32) ([]uint8, *uint8) {
+func (m *Markov) countsOf(layer int, before int32) ([]uint8, *uint8) {
 	i := layer*m.shape.Experts + int(before)
 	return m.follows[i*m.shape.Experts : (i+1)*m.shape.Experts], &m.total[i]
 }
 
-// Scores implements Predictor. Where what it goes by is not known yet, it scores by frequency.
+// Scores implements Predictor. Where the earlier choice is not known yet, it scores by frequency.
 func (m *Markov) Scores(layer int, scores []float32) {
 	m.prior.Scores(layer, scores)
-	p := m.prior.of(layer)
+	p := m.prior.sharesOf(layer)
 	for _, a := range m.source(layer) {
-		row, total := m.row(layer, a)
+		row, total := m.countsOf(layer, a)
 		if *total == 0 {
 			continue
 		}
@@ -75,7 +83,7 @@ func (m *Markov) Scores(layer int, scores []float32) {
 				scores[e] += markovWeight * nothing
 				continue
 			}
-			q := m.prior.smooth(p[e])
+			q := m.prior.smoothed(p[e])
 			scores[e] += markovWeight * float32(math.Log(float64((float32(c)+markovPrior*q)/((n+markovPrior)*q))))
 		}
 	}
@@ -87,8 +95,9 @@ func (m *Markov) Observe(layer int, chosen []int32) {
 		if len(chosen) == 0 {
 			break
 		}
-		row, total := m.row(layer, a)
-		if *total == math.MaxUint8 { // no count exceeds it: what was long ago counts half
+		row, total := m.countsOf(layer, a)
+		// No count exceeds the total. What was long ago counts half.
+		if *total == math.MaxUint8 {
 			for e := range row {
 				row[e] /= 2
 			}
@@ -101,6 +110,6 @@ func (m *Markov) Observe(layer int, chosen []int32) {
 	}
 	m.prior.Observe(layer, chosen)
 	m.last.set(layer, chosen)
-	m.at += (layer-(m.at+1)%m.shape.Layers+m.shape.Layers)%m.shape.Layers + 1
-	m.seen[layer] = m.at
+	m.lastRouter += (layer-(m.lastRouter+1)%m.shape.Layers+m.shape.Layers)%m.shape.Layers + 1
+	m.seenAt[layer] = m.lastRouter
 }

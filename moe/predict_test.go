@@ -1,5 +1,7 @@
 package moe
 
+// This file tests all predictors on traces whose best recall is known, and on public traces.
+
 import (
 	"context"
 	"errors"
@@ -9,8 +11,12 @@ import (
 	"testing"
 )
 
-// synthetic makes a trace of generated tokens; choose says what a token chooses, and may use what it chose in the layers before.
-func synthetic(t testing.TB, s Shape, tokens int, choose func(token, layer int, before [][]int32) []int32, ids func(token int) int32) *Trace {
+// synthetic makes a trace of generated tokens. choose says what a token chooses, and may use what it
+// chose in the layers before.
+func synthetic(
+	t testing.TB, s Shape, tokens int, choose func(token, layer int, before [][]int32) []int32,
+	ids func(token int) int32,
+) *Trace {
 	t.Helper()
 	empty := &Trace{Experts: s.Experts}
 	for l := range s.Layers {
@@ -29,7 +35,9 @@ func synthetic(t testing.TB, s Shape, tokens int, choose func(token, layer int, 
 		for layer := range s.Layers {
 			all = append(all, choose(token, layer, all))
 			for slot, e := range all[layer] {
-				if err := b.add(row{step: int32(token), layer: int32(layer), slot: int32(slot), expert: e, phase: Decode, id: id}); err != nil {
+				if err := b.addRow(row{
+					step: int32(token), layer: int32(layer), slot: int32(slot), expert: e, phase: Decode, id: id,
+				}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -42,7 +50,7 @@ func synthetic(t testing.TB, s Shape, tokens int, choose func(token, layer int, 
 	return tr
 }
 
-// recall is that of a predictor with a lead at K.
+// recall is the recall of a predictor at K, with a lead.
 func recall(t testing.TB, tr *Trace, p Predictor, first, lead int) float64 {
 	t.Helper()
 	ev, err := Evaluate(t.Context(), tr, p, first, []int{lead})
@@ -59,15 +67,16 @@ func between(t testing.TB, what string, x, low, high float64) {
 	}
 }
 
-// everything is each predictor.
+// everything has each predictor by name.
 func everything(s Shape, leads []int) map[string]Predictor {
 	return map[string]Predictor{
-		"frequency": NewFrequency(s, 0.95), "previous": NewPrevious(s), "same token": NewSameToken(s, 1<<12), "markov": NewMarkov(s, 1), "markov 2": NewMarkov(s, 2),
+		"frequency": NewFrequency(s, 0.95), "previous": NewPrevious(s), "same token": NewSameToken(s, 1<<12),
+		"markov": NewMarkov(s, 1), "markov 2": NewMarkov(s, 2),
 		"markov, a token": NewMarkov(s, s.Layers), "ids": NewIDs(s, leads, 1<<30),
 	}
 }
 
-// distinct draws k experts.
+// distinct draws K different experts.
 func distinct(r *rand.Rand, s Shape) []int32 {
 	var all []int32
 	for _, e := range r.Perm(s.Experts)[:s.K] {
@@ -76,11 +85,13 @@ func distinct(r *rand.Rand, s Shape) []int32 {
 	return all
 }
 
-// Where routing is uniformly random nobody can do better than K of Experts. A predictor that saw the future would.
+// Where routing is uniformly random, nobody can do better than K of Experts. A predictor that saw the
+// future would.
 func TestUniform(t *testing.T) {
 	s := Shape{Layers: 6, Experts: 16, K: 2}
 	r := rand.New(rand.NewPCG(1, 2))
-	tr := synthetic(t, s, 700, func(int, int, [][]int32) []int32 { return distinct(r, s) }, func(int) int32 { return int32(r.IntN(20)) })
+	tr := synthetic(t, s, 700, func(int, int, [][]int32) []int32 { return distinct(r, s) },
+		func(int) int32 { return int32(r.IntN(20)) })
 	for name, p := range everything(s, []int{1, 2}) {
 		ev, err := Evaluate(t.Context(), tr, p, 200, []int{1, 2})
 		if err != nil {
@@ -96,7 +107,7 @@ func TestUniform(t *testing.T) {
 	}
 }
 
-// Experts that follow each other in a fixed way, save for one time in ten.
+// Experts follow each other in a fixed way, but for one time in ten.
 func TestChain(t *testing.T) {
 	s := Shape{Layers: 8, Experts: 16, K: 1}
 	r := rand.New(rand.NewPCG(3, 4))
@@ -122,13 +133,13 @@ func TestChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c := ev.Leads[0].Curve; c[0] > c[7]-0.02 || len(c) != 8 {
-		t.Errorf("it does not learn: %.2f", c)
+		t.Errorf("recall by eighths %.2f, want 8 that grow by 0.02 at least", c)
 	}
 	between(t, "layer 0", ev.Leads[0].ByLayer[0], first-0.02, first+0.02)
 	between(t, "layer 5", ev.Leads[0].ByLayer[5], p-0.1, p+0.02)
 }
 
-// A cycle: each token chooses what follows the one before's.
+// A cycle: each token chooses what follows the choices of the token before.
 func TestCycle(t *testing.T) {
 	s := Shape{Layers: 3, Experts: 12, K: 2}
 	tr := synthetic(t, s, 600, func(token, layer int, _ [][]int32) []int32 {
@@ -139,7 +150,7 @@ func TestCycle(t *testing.T) {
 	}
 }
 
-// Routes that hang on the token alone, as hashed routers' do.
+// Routes depend on the token alone, as those of hashed routers do.
 func TestSameToken(t *testing.T) {
 	s := Shape{Layers: 4, Experts: 32, K: 4}
 	r := rand.New(rand.NewPCG(5, 6))
@@ -158,7 +169,8 @@ func TestSameToken(t *testing.T) {
 	between(t, "by id", recall(t, tr, NewSameToken(s, 1<<20), 250, 1), 1, 1)
 	between(t, "mixture", recall(t, tr, NewIDs(s, []int{1}, 1<<30), 250, 1), 0.99, 1)
 	between(t, "one place for all ids", recall(t, tr, NewSameToken(s, 1), 250, 1), 0, 0.25)
-	one := NewSameToken(s, 1) // in whose only place another's choices must not be taken for its own
+	// It has one slot only. What another token chose there must not be taken for the token's own choices.
+	one := NewSameToken(s, 1)
 	scores := make([]float32, s.Experts)
 	one.Begin(1)
 	one.Observe(0, []int32{3, 4, 5, 6})
@@ -168,12 +180,12 @@ func TestSameToken(t *testing.T) {
 	}{{1, true}, {2, false}} {
 		one.Begin(tc.id)
 		if one.Scores(0, scores); (scores[3] > scores[7]) != tc.known {
-			t.Errorf("token %d: scores %.2f", tc.id, scores)
+			t.Errorf("token %d: scores %.2f, want that 3 is above 7: %v", tc.id, scores, tc.known)
 		}
 	}
 }
 
-// rightIn is a predictor that knows one layer, and says something else of all others with the same confidence.
+// rightIn is a predictor that knows one layer, and is as confident in wrong choices of all others.
 type rightIn struct {
 	layer int
 	trace *Trace
@@ -202,7 +214,7 @@ func TestMixtureTellsLayersApart(t *testing.T) {
 	between(t, "mixture", recall(t, tr, m, 500, 1), 0.99, 1)
 }
 
-// What is right in one layer and wrong in another is weighed by layer, and scores mean what they say.
+// A predictor that is right in one layer and wrong in another is weighed by layer. Scores are calibrated.
 func TestMixtureWeighsByLayer(t *testing.T) {
 	s := Shape{Layers: 2, Experts: 16, K: 2}
 	r := rand.New(rand.NewPCG(7, 8))
@@ -230,7 +242,8 @@ func TestMixtureWeighsByLayer(t *testing.T) {
 	between(t, "the probability of a hot expert", 1/(1+math.Exp(-float64(scores[3]))), 0.7, 0.85)
 }
 
-// It knows when it is used far ahead: each lead has weights of its own, and one that is not learned is answered.
+// A mixture knows how far ahead it is asked: each lead has weights of its own. A lead that is not learned
+// is answered, too.
 func TestMixtureLeads(t *testing.T) {
 	s := Shape{Layers: 6, Experts: 16, K: 2}
 	m := NewIDs(s, []int{1, 4}, 1<<30)
@@ -241,7 +254,7 @@ func TestMixtureLeads(t *testing.T) {
 			m.Scores(l, scores)
 			for _, z := range scores {
 				if math.IsNaN(float64(z)) || math.IsInf(float64(z), 0) {
-					t.Fatalf("score %g", z)
+					t.Fatalf("score %g, want a finite one", z)
 				}
 			}
 		}
@@ -249,7 +262,7 @@ func TestMixtureLeads(t *testing.T) {
 	}
 }
 
-// No more tables are kept than there is room for; the nearest come first.
+// No more tables are kept than there is room for. The nearest routers come first.
 func TestBoundedMemory(t *testing.T) {
 	large, small := Shape{Layers: 60, Experts: 896, K: 16}, Shape{Layers: 8, Experts: 8, K: 2}
 	for _, tc := range []struct {
@@ -257,15 +270,20 @@ func TestBoundedMemory(t *testing.T) {
 		bytes     int64
 		distances []int
 	}{
-		{large, 0, nil}, {large, MarkovBytes(large)*16/15 + 16, []int{1}}, {small, 5 * MarkovBytes(small) / 2, []int{1, 2}}, {small, 1 << 30, []int{1, 2, 4, 8, 3}},
-		{Shape{Layers: 2, Experts: 8, K: 2}, 1 << 30, []int{1, 2}}, {Shape{Layers: 1, Experts: 8, K: 2}, 1 << 30, []int{1}},
+		{large, 0, nil},
+		{large, MarkovBytes(large)*16/15 + 16, []int{1}},
+		{small, 5 * MarkovBytes(small) / 2, []int{1, 2}},
+		{small, 1 << 30, []int{1, 2, 4, 8, 3}},
+		{Shape{Layers: 2, Experts: 8, K: 2}, 1 << 30, []int{1, 2}},
+		{Shape{Layers: 1, Experts: 8, K: 2}, 1 << 30, []int{1}},
 	} {
 		var distances []int
-		for _, p := range NewIDs(tc.shape, []int{1}, tc.bytes).of {
+		for _, p := range NewIDs(tc.shape, []int{1}, tc.bytes).members {
 			if m, ok := p.(*Markov); ok {
 				distances = append(distances, m.distance)
 				if have := int64(len(m.follows) + len(m.total)); have > MarkovBytes(tc.shape) {
-					t.Errorf("%v: %d bytes, and %d are told", tc.shape, have, MarkovBytes(tc.shape))
+					t.Errorf("%v: tables of %d bytes, want at most MarkovBytes, %d", tc.shape, have,
+						MarkovBytes(tc.shape))
 				}
 			}
 		}
@@ -295,7 +313,7 @@ func TestNoAllocations(t *testing.T) {
 				}
 			}
 		}); n != 0 {
-			t.Errorf("%s allocates %g times per token", name, n)
+			t.Errorf("%s allocates %g times per token, want 0", name, n)
 		}
 	}
 }
@@ -305,11 +323,11 @@ func TestTop(t *testing.T) {
 	for n, want := range [][]int32{{}, {3}, {3, 1}, {3, 1, 4}, {3, 1, 4, 0}, {3, 1, 4, 0, 2}} {
 		got := Top([]float32{0, 2, -1, 3, 2}, order, n)
 		if len(got) != n {
-			t.Errorf("%d of them: %v", n, got)
+			t.Errorf("Top of %d = %v, want %d experts", n, got, n)
 		}
 		for i := range got {
 			if got[i] != want[i] {
-				t.Errorf("%d of them: %v, want %v", n, got, want)
+				t.Errorf("Top of %d = %v, want %v", n, got, want)
 			}
 		}
 	}
@@ -321,11 +339,12 @@ func TestEvaluateEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Evaluate(ctx, tr, NewPrevious(s), 1, []int{1}); !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
 }
 
-// The bars: ids alone, one layer ahead, on public traces of real models. Learned from the prompt, scored on all generated tokens, online.
+// The bars for predictors that know ids alone, one layer ahead, on public traces of real models. They
+// learn from the prompt, and are scored on all generated tokens, online.
 func TestPublicRecall(t *testing.T) {
 	for _, tc := range []struct {
 		name     string

@@ -1,27 +1,31 @@
 package moe
 
-// This file says how a model uses its experts, whatever a cache or predictor makes of it.
+// This file says how a model uses its experts, independent of caches and predictors.
 
 import (
 	"math"
 	"slices"
 )
 
-// Profile says how unevenly experts are used, and how soon again. Shares are of the choices (a token's expert in a layer) of the generated tokens;
-// if there are none, of all.
+// Profile says how unevenly experts are used, and how soon again. Shares are of the choices of the
+// generated tokens, or of all tokens if none was generated. A choice is one expert of a token in a layer.
 type Profile struct {
-	Tokens  int     `json:"tokens"`
-	Entropy float64 `json:"entropy"` // of the experts' load, mean over layers, as a share of the most there can be: 1 is even use
-	Least   float64 `json:"least"`   // that of the least even layer
-	Hot     int     `json:"hot"`     // a quarter of a layer's experts
-	// HotLoad is what share of the second half's choices fall on the quarter of each layer that was used most before. In hindsight it would be
-	// large in any short trace.
+	Tokens int `json:"tokens"`
+	// Entropy is the entropy of the experts' load as a share of the greatest possible, on average over
+	// layers. 1 is even use.
+	Entropy float64 `json:"entropy"`
+	Least   float64 `json:"least"` // the entropy of the least even layer
+	Hot     int     `json:"hot"`   // a quarter of a layer's experts
+	// HotLoad is the share of the second half's choices that fall on the quarter of each layer's experts
+	// that was used most before. Chosen in hindsight, that quarter would have a large share in any short
+	// trace.
 	HotLoad float64 `json:"hot_load"`
 	Touched float64 `json:"touched"` // share of all experts that were used at least once
 	Overlap float64 `json:"overlap"` // share of a token's experts that the token before chose in the same layer
-	Chance  float64 `json:"chance"`  // what that would be if all was random
+	Chance  float64 `json:"chance"`  // what that would be if all choices were random
 	New     float64 `json:"new"`     // share of the choices that were the first of their expert
-	// Reuse is after how many tokens an expert was chosen again, at the quantiles 0.5, 0.75 and 0.9 of those choices that were not the first.
+	// Reuse is after how many tokens an expert was chosen again, at the quantiles 0.5, 0.75 and 0.9 of
+	// those choices that were not the first.
 	Reuse [3]int `json:"reuse"`
 }
 
@@ -50,7 +54,7 @@ func NewProfile(t *Trace) Profile {
 			for _, e := range now {
 				load[e]++
 				total++
-				if contains(before, e) {
+				if slices.Contains(before, e) {
 					again++
 				}
 				if last[e] >= 0 {
@@ -85,7 +89,8 @@ func NewProfile(t *Trace) Profile {
 			}
 		}
 	}
-	p.HotLoad, p.Touched, p.Overlap, p.New = ratio(hot, later), ratio(touched, s.Layers*s.Experts), ratio(again, pairs), ratio(touched, chosen)
+	p.HotLoad, p.Touched, p.Overlap, p.New = ratio(hot, later), ratio(touched, s.Layers*s.Experts),
+		ratio(again, pairs), ratio(touched, chosen)
 	slices.Sort(distances)
 	for i, q := range []float64{0.5, 0.75, 0.9} {
 		if len(distances) > 0 {
@@ -95,7 +100,8 @@ func NewProfile(t *Trace) Profile {
 	return p
 }
 
-// entropy is that of a distribution, divided by the most that it can be: that of an even one over as many experts as could have been chosen.
+// entropy is the entropy of a distribution, divided by the greatest possible: that of an even
+// distribution over as many experts as could have been chosen.
 func entropy(load []int, total int) float64 {
 	most := min(len(load), total)
 	if most < 2 {

@@ -1,5 +1,7 @@
 package moe
 
+// This file tests how routing traces are read: from CSV, from a capture's rows, and from bad input.
+
 import (
 	"bytes"
 	"compress/gzip"
@@ -15,7 +17,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// public reads a public trace that lies beside the repository, or skips the test.
+// public reads a public trace that lies beside the repository. If there is none, it skips the test.
 func public(t testing.TB, name string) *Trace {
 	t.Helper()
 	f, err := os.Open(filepath.Join("..", "..", "shared", "data", "moe-routes", name+".route.csv.gz"))
@@ -45,17 +47,22 @@ func TestPublicTraces(t *testing.T) {
 		{"gptoss", Shape{36, 128, 2}, 149, 85, 5952 + 4608, "gpt-oss-120b-Q4_K_M.gguf", 36 * 2 * 13219200},
 	} {
 		tr := public(t, tc.name)
-		if tr.Shape() != tc.shape || len(tr.Tokens) != tc.tokens || tr.FirstDecode() != tc.prompt || len(tr.chosen) != tc.chosen || tr.Model != tc.model || tr.TokenBytes() != tc.bytes {
-			t.Errorf("%s: %v, %d tokens, %d of the prompt, %d choices, %s, %d bytes per token", tc.name, tr.Shape(), len(tr.Tokens), tr.FirstDecode(), len(tr.chosen), tr.Model, tr.TokenBytes())
+		if tr.Shape() != tc.shape || len(tr.Tokens) != tc.tokens || tr.FirstDecode() != tc.prompt ||
+			len(tr.chosen) != tc.chosen || tr.Model != tc.model || tr.TokenBytes() != tc.bytes {
+			t.Errorf("%s: %v, %d tokens, %d of the prompt, %d choices, %s, %d bytes per token, want %+v", tc.name,
+				tr.Shape(), len(tr.Tokens), tr.FirstDecode(), len(tr.chosen), tr.Model, tr.TokenBytes(), tc)
 		}
 	}
 }
 
-const heading = "# route_trace v1\n# model=/m/a.gguf arch=x n_layer=3 n_expert=8 n_expert_used=2\n# layer=0 expert_bytes=100 dense_bytes=5\n# layer=2 expert_bytes=300\n" +
+const heading = "# route_trace v1\n# model=/m/a.gguf arch=x n_layer=3 n_expert=8 n_expert_used=2\n# layer=0 " +
+	"expert_bytes=100 dense_bytes=5\n# layer=2 expert_bytes=300\n" +
 	"turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n"
 
-// A prompt of two tokens comes by layer, its last layer has one token; layer 1 has no experts.
-const good = heading + "0,0,0,0,0,7,0.5,0,1\n0,0,0,0,1,1,0.5,0,1\n0,0,1,0,0,2,0.5,0,1\n0,0,1,0,1,3,0.5,0,1\n0,0,1,2,0,6,1,0,1\n0,0,1,2,1,5,1,0,1\n" +
+// good has a prompt of two tokens, which comes by layer. Its last layer has one token. Layer 1 has no experts.
+const good = heading +
+	"0,0,0,0,0,7,0.5,0,1\n0,0,0,0,1,1,0.5,0,1\n0,0,1,0,0,2,0.5,0,1\n0,0,1,0,1,3,0.5,0,1\n" +
+	"0,0,1,2,0,6,1,0,1\n0,0,1,2,1,5,1,0,1\n" +
 	"0,1,2,0,0,4,1,1,0\n0,1,2,0,1,5,1,1,0\n0,1,2,2,0,0,1,1,0\n0,1,2,2,1,1,1,1,0\n"
 
 func TestReadCSV(t *testing.T) {
@@ -65,13 +72,17 @@ func TestReadCSV(t *testing.T) {
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"plain": good, "gzip": zipped.String(), "CRLF": strings.ReplaceAll(good, "\n", "\r\n"), "no newline": strings.TrimRight(good, "\n")} {
+	for name, text := range map[string]string{
+		"plain": good, "gzip": zipped.String(), "CRLF": strings.ReplaceAll(good, "\n", "\r\n"),
+		"no newline": strings.TrimRight(good, "\n"),
+	} {
 		tr, err := ReadCSV(strings.NewReader(text))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if !slices.Equal(tr.Layers, []Layer{{0, 100}, {2, 300}}) || tr.Model != "a.gguf" || tr.Shape() != (Shape{2, 8, 2}) || len(tr.Tokens) != 3 || tr.FirstDecode() != 2 {
-			t.Errorf("%s: %+v", name, tr)
+		if !slices.Equal(tr.Layers, []Layer{{0, 100}, {2, 300}}) || tr.Model != "a.gguf" ||
+			tr.Shape() != (Shape{2, 8, 2}) || len(tr.Tokens) != 3 || tr.FirstDecode() != 2 {
+			t.Errorf("%s: trace %+v, want that of the lines", name, tr)
 		}
 		for i, want := range [][]int32{{7, 1}, {}, {2, 3}, {6, 5}, {4, 5}, {0, 1}} {
 			if got := tr.Chosen(i/2, i%2); !slices.Equal(got, want) {
@@ -81,7 +92,7 @@ func TestReadCSV(t *testing.T) {
 	}
 }
 
-// What is wrong is said with its line.
+// Errors name the line.
 func TestReadCSVRefuses(t *testing.T) {
 	row := func(s string) string { return heading + "0,1,5,0,0,7,1\n0,1,5,0,1,6,1\n" + s + "\n" }
 	for _, tc := range []struct{ text, says string }{
@@ -104,26 +115,35 @@ func TestReadCSVRefuses(t *testing.T) {
 		{row("0,1,4,0,0,1"), "line 8: step 4, position 0 after step 5: steps must ascend"},
 		{row("0,1,6,0,0,1\n0,1,5,0,0,1"), "line 9: step 5, position 0 after step 6, position 0 of the same layer"},
 		{row("0,0,5,1,0,1"), "line 8: step 5 is of the phase prompt, and of decode before"},
-		{row("0,1,5,1,0,1\n0,1,5,2,0,1\n0,1,5,1,1,2"), "line 10: slot 1 of step 5, layer 1: want slot 1 next, and one after the other"},
+		{row("0,1,5,1,0,1\n0,1,5,2,0,1\n0,1,5,1,1,2"), "line 10: slot 1 of step 5, layer 1: want slot 1 next, and " +
+			"one after the other"},
 		{row("-1,1,5,0,0,1"), "line 8: turn -1"},
 		{csvMagic + "\nturn,phase,step,layer,slot\n", "line 2: the columns are"},
 		{csvMagic + "\nturn,phase,step,layer,slot,expert\n", "line 2: the lines above say 0 layers"},
 		{csvMagic + "\n# n_layer=-1\n", `line 2: n_layer is "-1"`},
-		{csvMagic + "\n# n_layer=2 n_expert=4 n_expert_used=5\nturn,phase,step,layer,slot,expert\n", "line 3: the lines above say 2 layers, 4 experts, 5 per token"},
-		{csvMagic + "\n# n_layer=1024 n_expert=1024 n_expert_used=1\nturn,phase,step,layer,slot,expert\n", "line 3: 1024 layers with 1024 experts, want 131072"},
-		{csvMagic + "\n# n_layer=1 n_expert=1 n_expert_used=1\n# layer=0 expert_bytes=1099511627776\nturn,phase,step,layer,slot,expert\n" + many(9000), "9000 tokens of 1099511627776 bytes of experts are too many"},
+		{
+			csvMagic + "\n# n_layer=2 n_expert=4 n_expert_used=5\nturn,phase,step,layer,slot,expert\n",
+			"line 3: the lines above say 2 layers, 4 experts, 5 per token",
+		},
+		{
+			csvMagic + "\n# n_layer=1024 n_expert=1024 n_expert_used=1\nturn,phase,step,layer,slot,expert\n",
+			"line 3: 1024 layers with 1024 experts, want 131072",
+		},
+		{csvMagic + "\n# n_layer=1 n_expert=1 n_expert_used=1\n# layer=0 " +
+			"expert_bytes=1099511627776\nturn,phase,step,layer,slot,expert\n" + many(9000),
+			"9000 tokens of 1099511627776 bytes of experts are too many"},
 		{csvMagic + "\n# layer=5000 expert_bytes=4\n", "line 2: layer 5000"},
 		{csvMagic + "\n#" + strings.Repeat("x", maxLine), "line 2: bufio.Scanner: token too long"},
 		{"\x1f\x8bxxxxxxxxxxxx", "decompress: "},
 	} {
 		tr, err := ReadCSV(strings.NewReader(tc.text))
 		if err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%.40q...: %v, %v, want %q", strings.TrimPrefix(tc.text, heading), tr, err, tc.says)
+			t.Errorf("%.40q...: trace %v, error %v, want %q", strings.TrimPrefix(tc.text, heading), tr, err, tc.says)
 		}
 	}
 }
 
-// many rows are of a token each.
+// many has n rows, each of a token of its own.
 func many(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -141,19 +161,19 @@ func TestReadCSVIsBounded(t *testing.T) {
 	}
 	_, err := ReadCSV(strings.NewReader(b.String()))
 	if err == nil || !strings.Contains(err.Error(), "more than 4096 tokens are too many") {
-		t.Error(err)
+		t.Errorf("error %v, want that there are too many tokens", err)
 	}
 }
 
 func TestRowsAreBounded(t *testing.T) {
 	b, err := newBuilder(&Trace{Experts: 9, Layers: []Layer{{}}})
-	if err != nil || b.most != maxChoices {
-		t.Fatal(b, err)
+	if err != nil || b.rowLimit != maxChoices {
+		t.Fatalf("builder %+v, error %v, want one of at most %d rows", b, err, maxChoices)
 	}
-	b.most = 3
+	b.rowLimit = 3
 	for slot := range int32(4) {
-		if err := b.add(row{slot: slot, expert: slot}); (err != nil) != (slot == 3) {
-			t.Errorf("row %d: %v", slot, err)
+		if err := b.addRow(row{slot: slot, expert: slot}); (err != nil) != (slot == 3) {
+			t.Errorf("row %d: error %v, want one for row 3 only", slot, err)
 		}
 	}
 }
@@ -161,7 +181,8 @@ func TestRowsAreBounded(t *testing.T) {
 func FuzzReadCSV(f *testing.F) {
 	f.Add([]byte(good))
 	f.Add([]byte(heading + "1,1,0,2,0,3\n"))
-	f.Add([]byte(csvMagic + "\n# n_layer=1 n_expert=1 n_expert_used=1\nexpert,slot,layer,step,phase,turn\n0,0,0,0,1,0\n"))
+	f.Add(
+		[]byte(csvMagic + "\n# n_layer=1 n_expert=1 n_expert_used=1\nexpert,slot,layer,step,phase,turn\n0,0,0,0,1,0\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		tr, err := ReadCSV(bytes.NewReader(data))
 		if err != nil {
@@ -171,11 +192,12 @@ func FuzzReadCSV(f *testing.F) {
 	})
 }
 
-// check says whether a trace is what readers promise.
+// check fails the test if a trace is not as readers promise.
 func check(t *testing.T, tr *Trace) {
 	t.Helper()
 	if len(tr.Tokens) == 0 || len(tr.Layers) == 0 || tr.K < 1 || tr.K > tr.Experts {
-		t.Fatalf("%d tokens, %d layers, %d of %d experts", len(tr.Tokens), len(tr.Layers), tr.K, tr.Experts)
+		t.Fatalf("%d tokens, %d layers, %d of %d experts, want at least 1 of each", len(tr.Tokens), len(tr.Layers),
+			tr.K, tr.Experts)
 	}
 	total := 0
 	for token := range tr.Tokens {
@@ -183,13 +205,15 @@ func check(t *testing.T, tr *Trace) {
 			chosen := slices.Clone(tr.Chosen(token, layer))
 			total += len(chosen)
 			slices.Sort(chosen)
-			if len(slices.Compact(chosen)) != len(tr.Chosen(token, layer)) || len(chosen) > 0 && (chosen[0] < 0 || int(chosen[len(chosen)-1]) >= tr.Experts) {
-				t.Fatalf("token %d, layer %d: %v", token, layer, tr.Chosen(token, layer))
+			if len(slices.Compact(chosen)) != len(tr.Chosen(token, layer)) || len(chosen) > 0 &&
+				(chosen[0] < 0 || int(chosen[len(chosen)-1]) >= tr.Experts) {
+				t.Fatalf("token %d, layer %d: experts %v, want different ones below %d", token, layer,
+					tr.Chosen(token, layer), tr.Experts)
 			}
 		}
 	}
 	if total != len(tr.chosen) {
-		t.Fatalf("%d choices of %d are reached", total, len(tr.chosen))
+		t.Fatalf("%d choices are reached, want %d", total, len(tr.chosen))
 	}
 }
 
@@ -215,40 +239,85 @@ func TestFromRoutes(t *testing.T) {
 		{Step: 3, Phase: tables.PhaseGeneration, TokenIDs: []int32{12}},
 	}, nil), 0)
 	if err != nil || len(steps) != 2 {
-		t.Fatal(steps, err)
+		t.Fatalf("steps %v, error %v, want steps 1 and 3", steps, err)
 	}
 	structure := []tables.StructureRow{
-		{Name: "blk.1.ffn_up_exps.weight", Layer: 1, Experts: 4, ExpertStride: 10}, {Name: "blk.1.ffn_down_exps.weight", Layer: 1, Experts: 4, ExpertStride: 20},
-		{Name: "blk.0.ffn_up.weight", Layer: 0}, {Name: "blk.2.ffn_up_exps.weight", Layer: 2, Experts: 4, ExpertStride: 40},
+		{Name: "blk.1.ffn_up_exps.weight", Layer: 1, Experts: 4, ExpertStride: 10},
+		{Name: "blk.1.ffn_down_exps.weight", Layer: 1, Experts: 4, ExpertStride: 20},
+		{Name: "blk.0.ffn_up.weight", Layer: 0},
+		{Name: "blk.2.ffn_up_exps.weight", Layer: 2, Experts: 4, ExpertStride: 40},
 		{Name: "blk.0.ffn_up_exps.weight", Layer: 0, Experts: 9, ExpertStride: 40, Model: 1},
 	}
 	rows := []tables.Route{
-		{Step: 0, Layer: 1, Expert: 3}, {Step: 0, Layer: 1, Slot: 1, Expert: 2}, {Step: 0, Layer: 1, Slot: 2, Expert: 1},
-		{Step: 1, Layer: 1, Expert: 3}, {Step: 1, Layer: 1, Slot: 1, Expert: 0}, {Step: 1, Layer: 1, Expert: 2, Position: 1}, {Step: 1, Layer: 1, Slot: 1, Expert: 1, Position: 1},
-		{Step: 1, Layer: 2, Expert: 0, Position: 1}, {Step: 1, Layer: 2, Expert: 3, Position: tables.NoPosition}, {Step: 2, Layer: 0, Expert: 8}, {Step: 3, Layer: 1, Expert: 1}, {Step: 3, Layer: 2, Expert: 2},
+		{Step: 0, Layer: 1, Expert: 3},
+		{Step: 0, Layer: 1, Slot: 1, Expert: 2},
+		{Step: 0, Layer: 1, Slot: 2, Expert: 1},
+		{Step: 1, Layer: 1, Expert: 3},
+		{Step: 1, Layer: 1, Slot: 1, Expert: 0},
+		{Step: 1, Layer: 1, Expert: 2, Position: 1},
+		{Step: 1, Layer: 1, Slot: 1, Expert: 1, Position: 1},
+		{Step: 1, Layer: 2, Expert: 0, Position: 1},
+		{Step: 1, Layer: 2, Expert: 3, Position: tables.NoPosition},
+		{Step: 2, Layer: 0, Expert: 8},
+		{Step: 3, Layer: 1, Expert: 1},
+		{Step: 3, Layer: 2, Expert: 2},
 	}
 	tr, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps)
 	if err != nil {
 		t.Fatal(err)
 	}
 	check(t, tr)
-	if tr.Model != "m.gguf" || tr.Shape() != (Shape{2, 4, 2}) || !slices.Equal(tr.Layers, []Layer{{1, 30}, {2, 40}}) || tr.TokenBytes() != 140 ||
+	if tr.Model != "m.gguf" || tr.Shape() != (Shape{2, 4, 2}) ||
+		!slices.Equal(tr.Layers, []Layer{{1, 30}, {2, 40}}) || tr.TokenBytes() != 140 ||
 		!slices.Equal(tr.Tokens, []Token{{1, 0, Prompt, 10}, {1, 1, Prompt, 11}, {3, 0, Decode, 12}}) ||
-		!slices.Equal(tr.Chosen(0, 0), []int32{3, 0}) || len(tr.Chosen(0, 1)) != 0 || !slices.Equal(tr.Chosen(1, 1), []int32{0}) || !slices.Equal(tr.Chosen(2, 1), []int32{2}) {
-		t.Errorf("%+v", tr)
+		!slices.Equal(tr.Chosen(0, 0), []int32{3, 0}) || len(tr.Chosen(0, 1)) != 0 ||
+		!slices.Equal(tr.Chosen(1, 1), []int32{0}) || !slices.Equal(tr.Chosen(2, 1), []int32{2}) {
+		t.Errorf("trace %+v, want that of the rows of steps 1 and 3", tr)
 	}
 	rows[10].Expert = 4
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps); err == nil || err.Error() != "row 10 of the routes: expert 4, want 0 to 3" {
-		t.Error(err)
+	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps); err == nil ||
+		err.Error() != "row 10 of the routes: expert 4, want 0 to 3" {
+		t.Errorf("error %v, want that of row 10", err)
 	}
 	broken := errors.New("broken")
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], broken), steps); !errors.Is(err, broken) {
-		t.Error(err)
+	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], broken), steps); !errors.Is(err,
+		broken) {
+		t.Errorf("error %v, want %v", err, broken)
 	}
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], nil), steps); !errors.Is(err, ErrNoRoutes) {
-		t.Error(err)
+	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], nil), steps); !errors.Is(err,
+		ErrNoRoutes) {
+		t.Errorf("error %v, want %v", err, ErrNoRoutes)
 	}
 	if OfStructure("m.gguf", structure[2:3], 0) != nil {
-		t.Error("a dense model has experts")
+		t.Error("OfStructure of a dense model is not nil")
+	}
+}
+
+// The context that chose most often is taken, or the one that is asked for.
+func TestChoosingContext(t *testing.T) {
+	structure := []tables.StructureRow{{Model: 4}, {Model: 7}}
+	rows := []*tables.Access{
+		{Context: 2, Tensor: 1, Experts: []int32{1}},
+		{Context: 0, Tensor: 0},
+		{Context: 1, Tensor: 0, Experts: []int32{0, 3}},
+		{Context: 1, Tensor: 0, Experts: []int32{2, 3}},
+		{Context: 2, Tensor: 1, Experts: []int32{0}},
+	}
+	for _, tc := range []struct {
+		rows                     []*tables.Access
+		context, chosen, ofModel int32
+		err                      error
+	}{
+		{rows, -1, 1, 4, nil}, // as often as context 2
+		{append(rows, rows[0]), -1, 2, 7, nil},
+		{rows, 2, 2, 7, nil},
+		{rows, 0, 0, 0, ErrNoRoutes},
+		{rows[1:2], -1, 0, 0, ErrNoRoutes},
+	} {
+		chosen, model, err := ChoosingContext(rowsOf(tc.rows, nil), structure, tc.context)
+		if chosen != tc.chosen || model != tc.ofModel || !errors.Is(err, tc.err) {
+			t.Errorf("context %d of %d rows: context %d, model %d, error %v, want %d, %d, %v",
+				tc.context, len(tc.rows), chosen, model, err, tc.chosen, tc.ofModel, tc.err)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package moe
 
-// This file counts the use of experts: of each, of each layer's, token by token, and of several tokens together.
+// This file counts the use of experts: of each expert, of each layer's, by each token, and by several
+// tokens together.
 
 import (
 	"math"
@@ -11,26 +12,26 @@ import (
 type Use struct {
 	Layer     int // an index of Trace.Layers
 	Expert    int
-	Prompt    int // by tokens of prompts
-	Generated int // by generated tokens
-	First     int // the first token that chose it, of all; -1 if none did
+	Prompt    int // by how many tokens of prompts
+	Generated int // by how many generated tokens
+	First     int // the first token that chose it; -1 if none did
 	Last      int
-	// Reuse is after how many tokens it was chosen again, on average; 0 if it was chosen once.
+	// Reuse is after how many tokens it was chosen again, on average; 0 if it was not chosen twice.
 	Reuse float64
 }
 
-// Use is that of each expert, layer by layer.
-func (t *Trace) Use() []Use {
+// Uses is the use of each expert, layer by layer.
+func (t *Trace) Uses() []Use {
 	s, first := t.Shape(), t.FirstDecode()
 	all := make([]Use, s.Layers*s.Experts)
 	for layer := range s.Layers {
-		of := all[layer*s.Experts : (layer+1)*s.Experts]
-		for e := range of {
-			of[e] = Use{Layer: layer, Expert: e, First: -1, Last: -1}
+		uses := all[layer*s.Experts : (layer+1)*s.Experts]
+		for e := range uses {
+			uses[e] = Use{Layer: layer, Expert: e, First: -1, Last: -1}
 		}
 		for token := range t.Tokens {
 			for _, e := range t.Chosen(token, layer) {
-				u := &of[e]
+				u := &uses[e]
 				if token < first {
 					u.Prompt++
 				} else {
@@ -42,9 +43,9 @@ func (t *Trace) Use() []Use {
 				u.Last = token
 			}
 		}
-		for e := range of {
-			if n := of[e].Prompt + of[e].Generated; n > 1 {
-				of[e].Reuse = float64(of[e].Last-of[e].First) / float64(n-1)
+		for e := range uses {
+			if n := uses[e].Prompt + uses[e].Generated; n > 1 {
+				uses[e].Reuse = float64(uses[e].Last-uses[e].First) / float64(n-1)
 			}
 		}
 	}
@@ -56,10 +57,10 @@ type TokenUse struct {
 	Chosen  int // experts in all layers
 	Kept    int // of them those that the token before chose in the same layer
 	New     int // of them those that no token before had chosen
-	Touched int // experts that have been chosen up to here
+	Touched int // experts that have been chosen so far
 }
 
-// TokenUses has an element for each token: Touched is the curve of first touches.
+// TokenUses has an element for each token.
 func (t *Trace) TokenUses() []TokenUse {
 	s := t.Shape()
 	seen := make([]bool, s.Layers*s.Experts)
@@ -73,7 +74,7 @@ func (t *Trace) TokenUses() []TokenUse {
 			}
 			for _, e := range t.Chosen(token, layer) {
 				u.Chosen++
-				if contains(before, e) {
+				if slices.Contains(before, e) {
 					u.Kept++
 				}
 				if at := layer*s.Experts + int(e); !seen[at] {
@@ -88,21 +89,21 @@ func (t *Trace) TokenUses() []TokenUse {
 	return all
 }
 
-// LayerUse is how a layer's experts are used.
+// LayerUse says how a layer's experts are used.
 type LayerUse struct {
 	Layer   int     // an index of Trace.Layers
-	Chosen  int     // by how many choices
+	Chosen  int     // how many choices there were
 	Used    int     // experts that were chosen at all
-	Entropy float64 // of their load, as a share of the most there can be: 1 is even use
-	Hottest int     // the expert that was chosen most; the first of several
-	Coldest int     // and that which was chosen least
-	Most    int     // how often the hottest was
+	Entropy float64 // of their load, as a share of the greatest possible: 1 is even use
+	Hottest int     // the expert that was chosen most; of several the first
+	Coldest int     // the expert that was chosen least; of several the first
+	Most    int     // how often the hottest was chosen
 	Least   int
 	Hot     int // choices that fall on the quarter of the experts that was chosen most
 	Kept    int // choices that the token before made, too
 }
 
-// LayerUses is that of each layer, over all tokens.
+// LayerUses is the use of each layer's experts by all tokens.
 func (t *Trace) LayerUses() []LayerUse {
 	s := t.Shape()
 	all := make([]LayerUse, s.Layers)
@@ -117,7 +118,7 @@ func (t *Trace) LayerUses() []LayerUse {
 			for _, e := range now {
 				load[e]++
 				u.Chosen++
-				if contains(before, e) {
+				if slices.Contains(before, e) {
 					u.Kept++
 				}
 			}
@@ -143,7 +144,8 @@ func (t *Trace) LayerUses() []LayerUse {
 	return all
 }
 
-// Together is which share of all experts so many consecutive tokens touch, on average over where they begin: of prompts' tokens, and of generated ones; NaN where there are fewer tokens than that.
+// Together is the share of all experts that so many consecutive tokens touch, on average over where they
+// begin. It is NaN where there are fewer tokens than that.
 type Together struct {
 	Tokens            int
 	Prompt, Generated float64
@@ -161,20 +163,21 @@ func (t *Trace) Together() []Together {
 		all = append(all, Together{Tokens: first})
 		slices.SortFunc(all, func(a, b Together) int { return a.Tokens - b.Tokens })
 	}
-	prompt, generated := t.together(all, 0, first), t.together(all, first, len(t.Tokens))
+	prompt, generated := t.togetherShares(all, 0, first), t.togetherShares(all, first, len(t.Tokens))
 	for i := range all {
 		all[i].Prompt, all[i].Generated = prompt[i], generated[i]
 	}
 	return all
 }
 
-// together counts, for each number of tokens, the windows of so many among tokens from one on to another in which an expert is used: all but those that lie between two uses.
-func (t *Trace) together(of []Together, from, to int) []float64 {
+// togetherShares has a share for each number of tokens. It counts the windows of so many tokens, between
+// from and to, in which an expert is used: all windows but those that lie between two uses.
+func (t *Trace) togetherShares(together []Together, from, to int) []float64 {
 	s := t.Shape()
-	without := make([]int, len(of)) // windows and experts
-	unused := func(gap int) {
-		for i := range of {
-			without[i] += max(gap-of[i].Tokens+1, 0)
+	without := make([]int, len(together)) // windows in which an expert is not used, summed over the experts
+	countUnused := func(gap int) {
+		for i := range together {
+			without[i] += max(gap-together[i].Tokens+1, 0)
 		}
 	}
 	last := make([]int, s.Experts)
@@ -184,17 +187,17 @@ func (t *Trace) together(of []Together, from, to int) []float64 {
 		}
 		for token := from; token < to; token++ {
 			for _, e := range t.Chosen(token, layer) {
-				unused(token - last[e] - 1)
+				countUnused(token - last[e] - 1)
 				last[e] = token
 			}
 		}
 		for _, at := range last {
-			unused(to - at - 1)
+			countUnused(to - at - 1)
 		}
 	}
-	shares := make([]float64, len(of))
-	for i := range of {
-		windows := to - from - of[i].Tokens + 1
+	shares := make([]float64, len(together))
+	for i := range together {
+		windows := to - from - together[i].Tokens + 1
 		shares[i] = math.NaN()
 		if windows > 0 {
 			shares[i] = 1 - float64(without[i])/float64(windows*s.Layers*s.Experts)

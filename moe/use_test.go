@@ -1,5 +1,7 @@
 package moe
 
+// This file tests the counts of experts' use.
+
 import (
 	"math"
 	"math/rand/v2"
@@ -9,7 +11,8 @@ import (
 	"testing"
 )
 
-// What was planted is counted: two tokens of a prompt, three generated, one layer; expert 2 is hot.
+// What was planted is counted: a prompt of two tokens, three generated tokens, one layer. Expert 2 is
+// hot.
 func TestUse(t *testing.T) {
 	tr, err := ReadCSV(strings.NewReader(`# route_trace v1
 # model=m n_layer=1 n_expert=4 n_expert_used=2
@@ -35,27 +38,33 @@ turn,phase,step,layer,slot,expert
 		{Expert: 2, Prompt: 2, Generated: 3, First: 0, Last: 4, Reuse: 1},
 		{Expert: 3, First: -1, Last: -1},
 	}
-	if got := tr.Use(); !slices.Equal(got, want) {
+	if got := tr.Uses(); !slices.Equal(got, want) {
 		t.Errorf("use %+v, want %+v", got, want)
 	}
 	tokens := []TokenUse{{2, 0, 2, 2}, {2, 1, 1, 3}, {2, 2, 0, 3}, {2, 1, 0, 3}, {2, 2, 0, 3}}
 	if got := tr.TokenUses(); !reflect.DeepEqual(got, tokens) {
 		t.Errorf("tokens %+v, want %+v", got, tokens)
 	}
-	layers := []LayerUse{{Layer: 0, Chosen: 10, Used: 3, Entropy: entropy([]int{3, 2, 5}, 10) * math.Log(3) / math.Log(4), Hottest: 2, Coldest: 3, Most: 5, Least: 0, Hot: 5, Kept: 6}}
+	layers := []LayerUse{
+		{
+			Layer: 0, Chosen: 10, Used: 3, Entropy: entropy([]int{3, 2, 5}, 10) * math.Log(3) / math.Log(4),
+			Hottest: 2, Coldest: 3, Most: 5, Least: 0, Hot: 5, Kept: 6,
+		},
+	}
 	if got := tr.LayerUses(); len(got) != 1 || math.Abs(got[0].Entropy-layers[0].Entropy) > 1e-9 {
 		t.Errorf("layers %+v, want %+v", got, layers)
 	} else if got[0].Entropy = layers[0].Entropy; got[0] != layers[0] {
 		t.Errorf("layers %+v, want %+v", got, layers)
 	}
-	// Two generated tokens together touch 2, 1 and 0; then 0 and 2: three of four experts, then two.
+	// Two generated tokens together touch 2, 1 and 0, then 0 and 2: three of four experts, then two.
 	together := []Together{{1, 0.5, 0.5}, {2, 0.75, (3. + 2) / 2 / 4}}
 	if got := tr.Together(); !slices.Equal(got, together) {
 		t.Errorf("together %+v, want %+v", got, together)
 	}
 }
 
-// A prompt of any length is among what is counted; fewer tokens than asked for touch nothing that is known.
+// The length of the prompt is among the numbers of tokens. Where there are fewer tokens than a number,
+// nothing is known.
 func TestTogether(t *testing.T) {
 	s := Shape{Layers: 3, Experts: 8, K: 2}
 	r := rand.New(rand.NewPCG(5, 6))
@@ -65,7 +74,7 @@ func TestTogether(t *testing.T) {
 	}
 	first := tr.FirstDecode()
 	if all := tr.Together(); len(all) != 5 || all[4].Tokens != 9 || all[3].Tokens != 8 {
-		t.Fatalf("%+v: want 1, 2, 4, 8 and 9 tokens", all)
+		t.Fatalf("together %+v, want 1, 2, 4, 8 and 9 tokens", all)
 	}
 	for _, at := range tr.Together() {
 		for _, part := range []struct {
@@ -87,7 +96,7 @@ func TestTogether(t *testing.T) {
 			}
 			if windows == 0 {
 				if !math.IsNaN(part.got) {
-					t.Errorf("%d of %d tokens: %g", at.Tokens, part.to-part.from, part.got)
+					t.Errorf("%d of %d tokens touch %g, want NaN", at.Tokens, part.to-part.from, part.got)
 				}
 				continue
 			}

@@ -1,9 +1,15 @@
 #!/bin/sh
-# Makes the packages: dist.sh OUT ARCH... writes OUT/tensorcast-VERSION-linux-ARCH.tar.gz and OUT/tensorcast_VERSION_ARCH.deb.
-# The same commit, Go and C compiler give the same bytes, wherever the checkout lies: times are the commit's, owners are root, paths are trimmed.
-# The commands are static (no cgo). The C libraries are made for this machine's architecture only.
-# With BIN, a directory that make build filled, its commands and libraries are packed as they are, only as a .deb and hardly compressed: for tests.
-# The .deb needs dpkg-deb, and is left out, with a word, where that is missing.
+# Makes the packages: dist.sh OUT ARCH... writes OUT/tensorcast-VERSION-linux-ARCH.tar.gz and
+# OUT/tensorcast_VERSION_ARCH.deb.
+#
+# The same commit, Go and C compiler give the same bytes at any path of the checkout: times are that
+# of the commit, owners are root, and paths are trimmed. The commands are static (no cgo). The C
+# libraries are made for this machine's architecture only.
+#
+# The variable BIN is for tests. It names a directory that make build has filled. Then its commands
+# and libraries are packed as they are, only as a .deb and hardly compressed.
+#
+# The .deb needs dpkg-deb. Where that is missing, the .deb is left out with a message.
 set -eu
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
@@ -14,16 +20,23 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 export TZ=UTC LC_ALL=C
 version=$(git describe --tags --match 'v[0-9]*' --abbrev=12 --dirty 2> /dev/null | sed 's/^v//; s/-/+/; s/-/./g')
-[ -n "$version" ] || version=0.0.$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S)+$(git describe --always --abbrev=12 --dirty | tr - .) # no release yet
+if [ -z "$version" ]; then # no release yet
+	version=0.0.$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S)+$(git describe --always --abbrev=12 --dirty | tr - .)
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 umask 022
 
-# The revision is passed on, because Go finds none in git's worktrees. Its own stamp is off: all checkouts give one result.
-flags="-checklinkname=0 -s -w -X tensorcast/internal/cli.revision=$commit -X tensorcast/internal/cli.revisionTime=$(date -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)"
-compile() { # architecture, directory
+# The linker gets the revision, because Go finds none in git's worktrees. Go's own stamp is off, so
+# that all checkouts give the same result.
+flags="-checklinkname=0 -s -w -X tensorcast/internal/cli.revision=$commit"
+flags="$flags -X tensorcast/internal/cli.revisionTime=$(date -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)"
+
+# compile builds the commands for architecture $1 into directory $2.
+compile() {
 	mkdir "$2"
-	GOOS=linux GOARCH=$1 CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags="$flags" -o "$2/" ./cmd/...
+	GOOS=linux GOARCH=$1 CGO_ENABLED=0 GOFLAGS='' \
+		go build -trimpath -buildvcs=false -ldflags="$flags" -o "$2/" ./cmd/...
 }
 
 # pack makes the packages of architecture $1.
@@ -34,7 +47,8 @@ pack() {
 		name=tensorcast-$version-linux-$arch
 		packaging/install.sh "$bin" "$work/$name" "" "$run"
 		rm "$work/$name/share/doc/tensorcast/installed" # nothing was installed
-		tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu -C "$work" -cf - "$name" | gzip -9n > "$out/$name.tar.gz"
+		tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu \
+			-C "$work" -cf - "$name" | gzip -9n > "$out/$name.tar.gz"
 	fi
 
 	if ! command -v dpkg-deb > /dev/null; then
@@ -47,14 +61,17 @@ pack() {
 	find "$deb/usr/share/man" -type f -exec gzip -9n {} +
 	mv "$deb/usr/share/doc/tensorcast/LICENSE" "$work/license"
 	{
-		printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: tensorcast\n\n'
+		printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n'
+		printf 'Upstream-Name: tensorcast\n\n'
 		printf 'Files: *\nCopyright: the tensorcast authors\nLicense: Apache-2.0\n'
 		sed 's/^/ /; s/^ *$/ ./' "$work/license"
 	} > "$deb/usr/share/doc/tensorcast/copyright"
-	# What the libraries need of the C library is the highest version that their symbols name. The commands need none.
+	# The libraries need the highest version of the C library that their symbols name. The commands
+	# need no C library.
 	depends=
 	if [ -d "$deb/usr/lib" ]; then
-		needed=$(readelf --dyn-syms --wide "$deb"/usr/lib/*.so | sed -n 's/.*@GLIBC_\([0-9.]*\).*/\1/p' | sort -Vu | tail -n 1)
+		needed=$(readelf --dyn-syms --wide "$deb"/usr/lib/*.so |
+			sed -n 's/.*@GLIBC_\([0-9.]*\).*/\1/p' | sort -Vu | tail -n 1)
 		[ -n "$needed" ] || { echo "dist: the libraries name no version of the C library" >&2; exit 1; }
 		depends="Depends: libc6 (>= $needed)"
 	fi
@@ -65,7 +82,8 @@ pack() {
 		echo "Version: $version"
 		echo "Architecture: $arch"
 		echo "Maintainer: $(git log -1 --format='%an <%ae>')"
-		echo "Installed-Size: $(find "$deb/usr" -type f -printf '%s\n' | awk '{ n += $1 } END { printf "%d", n / 1024 }')"
+		echo "Installed-Size: $(find "$deb/usr" -type f -printf '%s\n' |
+			awk '{ n += $1 } END { printf "%d", n / 1024 }')"
 		[ -z "$depends" ] || echo "$depends"
 		echo "Section: utils"
 		echo "Priority: optional"
@@ -77,11 +95,13 @@ pack() {
 	} > "$deb/DEBIAN/control"
 	(cd "$deb" && find usr -type f | sort | xargs -d '\n' md5sum) > "$deb/DEBIAN/md5sums"
 	find "$deb" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-	dpkg-deb --root-owner-group --uniform-compression -Zgzip "-z$level" --build "$deb" "$out/tensorcast_${version}_$arch.deb" > /dev/null
+	dpkg-deb --root-owner-group --uniform-compression -Zgzip "-z$level" \
+		--build "$deb" "$out/tensorcast_${version}_$arch.deb" > /dev/null
 }
 
 native=$(go env GOHOSTARCH) level=9
-run=${BIN:-$work/bin-$native} # the commands that write the manual pages and completions, which do not differ
+# The commands in $run write manual pages and completions, which are the same for all architectures.
+run=${BIN:-$work/bin-$native}
 if [ -n "${BIN:-}" ]; then
 	level=1
 else

@@ -1,6 +1,8 @@
 // Package packaging_test checks the scripts that install and pack the commands.
 package packaging_test
 
+// This file tests install.sh.
+
 import (
 	"fmt"
 	"io/fs"
@@ -11,11 +13,12 @@ import (
 	"testing"
 )
 
-// commands are those that are installed.
+// commands are the installed commands.
 var commands = []string{"ggufmap", "tracer", "analyze", "prefetchd"}
 
-// fakes writes programs that stand for the commands, and returns their directory: what is installed does not depend on what they do.
-func fakes(t *testing.T) string {
+// writeFakes writes fake commands and libraries, and returns their directory. The installation does
+// not depend on what they do.
+func writeFakes(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, c := range commands {
@@ -39,8 +42,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// tree describes each file below dir: path, kind, mode, content.
-func tree(t *testing.T, dir string) string {
+// describeTree describes each file below dir by its path, type, mode and content.
+func describeTree(t *testing.T, dir string) string {
 	t.Helper()
 	var all strings.Builder
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -66,7 +69,7 @@ func tree(t *testing.T, dir string) string {
 	return all.String()
 }
 
-// install runs install.sh where there are no programs but the system's: no Go, whoever runs it.
+// install runs install.sh with only the system's programs in PATH, so without Go.
 func install(args ...string) (string, error) {
 	cmd := exec.Command("./install.sh", args...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "TMPDIR=" + os.TempDir()}
@@ -81,8 +84,9 @@ func mustInstall(t *testing.T, args ...string) {
 	}
 }
 
-// machine is a root directory with files and directories of others, some of them empty.
-func machine(t *testing.T) string {
+// newRoot creates a root directory with files and directories of other programs. Some directories
+// are empty.
+func newRoot(t *testing.T) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "a root")
 	write(t, root+"/usr/bin/other", "other")
@@ -96,44 +100,47 @@ func machine(t *testing.T) string {
 }
 
 func TestUninstallLeavesNothing(t *testing.T) {
-	bin := fakes(t)
+	bin := writeFakes(t)
 	for _, prefix := range []string{"/usr", "/usr/local", "/opt/tensor cast", "", "/"} {
-		root := machine(t)
-		before := tree(t, root)
+		root := newRoot(t)
+		before := describeTree(t, root)
 		mustInstall(t, bin, root, prefix)
 		for _, c := range commands {
-			if info, err := os.Stat(filepath.Join(root, prefix, "bin", c)); err != nil || info.Mode().Perm() != 0o755 {
-				t.Errorf("prefix %q: %s: %v, %v", prefix, c, info, err)
+			info, err := os.Stat(filepath.Join(root, prefix, "bin", c))
+			if err != nil || info.Mode().Perm() != 0o755 {
+				t.Errorf("prefix %q: %s: %v, %v; want mode 0755", prefix, c, info, err)
 			}
 		}
-		once := tree(t, root)
+		once := describeTree(t, root)
 		mustInstall(t, bin, root, prefix)
-		if again := tree(t, root); again != once {
-			t.Errorf("prefix %q: installed twice:\n%s\nonce:\n%s", prefix, again, once)
+		if again := describeTree(t, root); again != once {
+			t.Errorf("prefix %q: installed twice:\n%s\nwant as once:\n%s", prefix, again, once)
 		}
 		mustInstall(t, "--remove", root, prefix)
-		if after := tree(t, root); after != before {
-			t.Errorf("prefix %q: before:\n%s\nafter:\n%s", prefix, before, after)
+		if after := describeTree(t, root); after != before {
+			t.Errorf("prefix %q: after the removal:\n%s\nwant as before:\n%s", prefix, after, before)
 		}
 	}
 }
 
-// What others put into our directories stays, and so do these.
+// Files of others in our directories stay, and so do these directories.
 func TestUninstallLeavesOthers(t *testing.T) {
-	root := machine(t)
-	mustInstall(t, fakes(t), root, "/usr/local")
+	root := newRoot(t)
+	mustInstall(t, writeFakes(t), root, "/usr/local")
 	write(t, root+"/usr/local/share/fish/vendor_completions.d/other.fish", "other")
 	write(t, root+"/usr/local/bin/other", "other")
 	mustInstall(t, "--remove", root, "/usr/local")
-	if after := tree(t, root+"/usr/local"); strings.Count(after, "\n") != 7 || strings.Count(after, "other") != 4 {
-		t.Errorf("left:\n%s", after)
+	after := describeTree(t, root+"/usr/local")
+	if strings.Count(after, "\n") != 7 || strings.Count(after, "other") != 4 {
+		t.Errorf("after the removal:\n%s\nwant 7 entries with the two files of others", after)
 	}
 }
 
-// A newer installation takes away what only the older one had, and its directories are removed with those of the newer one.
+// A newer installation removes files that only the older one had. The older one's directories are
+// removed with those of the newer one.
 func TestInstallOverAnother(t *testing.T) {
-	root, bin := machine(t), fakes(t)
-	before := tree(t, root)
+	root, bin := newRoot(t), writeFakes(t)
+	before := describeTree(t, root)
 	mustInstall(t, bin, root, "/usr")
 	for _, l := range []string{"libtfmbs_device.so", "libggml-tfmbs.so", "libtfmbs_intercept.so"} {
 		if err := os.Remove(filepath.Join(bin, l)); err != nil {
@@ -141,44 +148,46 @@ func TestInstallOverAnother(t *testing.T) {
 		}
 	}
 	mustInstall(t, bin, root, "/usr")
-	if now := tree(t, root); strings.Contains(now, "/usr/lib/libtfmbs_device.so ") || strings.Contains(now, "tfmbs_host.h ") {
-		t.Errorf("the older one's libraries are left:\n%s", now)
+	now := describeTree(t, root)
+	if strings.Contains(now, "/usr/lib/libtfmbs_device.so ") || strings.Contains(now, "tfmbs_host.h ") {
+		t.Errorf("libraries of the older installation are left:\n%s", now)
 	}
 	mustInstall(t, "--remove", root, "/usr")
-	if after := tree(t, root); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	if after := describeTree(t, root); after != before {
+		t.Errorf("the tree is\n%s\nwant as before:\n%s", after, before)
 	}
 }
 
 func TestInstallFails(t *testing.T) {
-	root, bin := machine(t), fakes(t)
-	before := tree(t, root)
+	root, bin := newRoot(t), writeFakes(t)
+	before := describeTree(t, root)
 	out, err := install("--remove", root, "/usr")
 	if err == nil || !strings.Contains(out, "nothing is installed there") {
-		t.Errorf("uninstall without an installation: %v\n%s", err, out)
+		t.Errorf("removal without an installation: error %v, want one that says so\n%s", err, out)
 	}
 	if err := os.Remove(filepath.Join(bin, "tracer")); err != nil {
 		t.Fatal(err)
 	}
 	if out, err = install(bin, root, "/usr"); err == nil || !strings.Contains(out, "run make build first") {
-		t.Errorf("a command is missing: %v\n%s", err, out)
+		t.Errorf("a command is missing: error %v, want the advice to run make build\n%s", err, out)
 	}
-	if after := tree(t, root); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	if after := describeTree(t, root); after != before {
+		t.Errorf("the tree is\n%s\nwant as before:\n%s", after, before)
 	}
 
-	// A command that fails when half is done: what is there can be removed.
+	// One of the commands fails in the middle of the installation. The files installed until then
+	// can be removed.
 	if err := os.WriteFile(filepath.Join(bin, "tracer"), []byte("#!/bin/sh\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if out, err = install(bin, root, "/usr"); err == nil {
-		t.Errorf("installed a command that fails\n%s", out)
+		t.Errorf("the installation of a command that fails gave no error\n%s", out)
 	}
-	if half := tree(t, root); half == before {
-		t.Error("nothing was installed before the failure: the test shows nothing")
+	if half := describeTree(t, root); half == before {
+		t.Error("nothing was installed before the failure, so this test proves nothing")
 	}
 	mustInstall(t, "--remove", root, "/usr")
-	if after := tree(t, root); after != before {
-		t.Errorf("after half an installation: before:\n%s\nafter:\n%s", before, after)
+	if after := describeTree(t, root); after != before {
+		t.Errorf("after half an installation and its removal:\n%s\nwant as before:\n%s", after, before)
 	}
 }

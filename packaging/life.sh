@@ -1,12 +1,15 @@
 #!/bin/sh
-# The life of a .deb on a machine with systemd (machine.sh makes one): it is installed, its services are started and help a llama.cpp that
-# has too little memory, it is installed again, and it is removed while it helps. What that shows is printed; what should not be ends it.
+# Tests the life of a .deb on a machine with systemd (machine.sh makes one). The package is
+# installed, and its services help a llama.cpp that has too little memory. Then the package is
+# installed again, and removed while a service helps. Results are printed. The first unexpected one
+# ends the script.
 #
 #	life.sh DEB MODEL LIMIT LLAMARUN
 #
-# LIMIT, in bytes, is what the server's service may use of memory, less than it needs. It changes the machine: installed packages, services.
+# LIMIT is the memory of the server's service in bytes, less than it needs. The script changes the
+# machine: packages and services.
 set -eu
-[ $# = 4 ] && [ -d /run/systemd/system ] || { sed -n '5s/^#\t/usage: /p' "$0" >&2; exit 2; }
+[ $# = 4 ] && [ -d /run/systemd/system ] || { sed -n 's/^#\t/usage: /p' "$0" >&2; exit 2; }
 deb=$1 model=$2 limit=$3 llamarun=$4
 step() { echo "== $*"; }
 fail() {
@@ -15,7 +18,7 @@ fail() {
 	journalctl --no-pager -n 40 -u 'tensorcast*' -u server >&2 || true
 	exit 1
 }
-until_true() { # SECONDS WHAT COMMAND...: waits for it
+until_true() { # SECONDS WHAT COMMAND...: waits until the command succeeds
 	left=$(($1 * 5)) what=$2
 	shift 2
 	until "$@" > /dev/null 2>&1; do
@@ -24,18 +27,24 @@ until_true() { # SECONDS WHAT COMMAND...: waits for it
 		sleep 0.2
 	done
 }
-# What a package must not leave: files, but dpkg's and the journal's own; units; processes; what was set in the kernel.
-left() {
-	(cd "${LAYER:-/}" && find . -xdev \( -path ./var/lib/dpkg -o -path ./var/log -o -path ./var/cache/man -o -path ./proc -o -path ./sys -o -path ./tmp \) -prune -o ! -type d -print) | sort
-	find /run -not -path /run/server.out -not -path '/run/systemd/*' -not -path '/run/log/*' -not -path '/run/credentials*' | sort
+# list_state lists everything that a package must not leave: files other than those of dpkg and the
+# journal, units, processes, and settings of the kernel.
+list_state() {
+	(
+		cd "${LAYER:-/}"
+		find . -xdev \( -path ./var/lib/dpkg -o -path ./var/log -o -path ./var/cache/man \
+			-o -path ./proc -o -path ./sys -o -path ./tmp \) -prune -o ! -type d -print
+	) | sort
+	find /run -not -path /run/server.out -not -path '/run/systemd/*' -not -path '/run/log/*' \
+		-not -path '/run/credentials*' | sort
 	systemctl list-unit-files --no-legend --no-pager | awk '{print $1, $2}'
 	systemctl list-units --all --plain --no-legend --no-pager 'tensorcast*'
 	ps -A -o comm= | grep -xE 'prefetchd|tracer|llamarun' || true
 	cat /sys/class/bdi/*/read_ahead_kb
-	awk '/Mlocked|Unevictable/ {print $1, int($2 / 65536 + 0.5) * 64 " MiB"}' /proc/meminfo # others' come and go
+	# Rounded, because the locked memory of other programs changes a little.
+	awk '/Mlocked|Unevictable/ {print $1, int($2 / 65536 + 0.5) * 64 " MiB"}' /proc/meminfo
 	find /sys/fs/cgroup -type d -name '*prefetchd*'
 }
-prefetchd_lines() { journalctl --no-pager -o cat -u "$1"; }
 
 cat > /run/systemd/system/server.service << EOF
 [Service]
@@ -47,18 +56,25 @@ SuccessExitStatus=SIGINT
 OOMPolicy=continue
 EOF
 systemctl daemon-reload
-# The model is not in memory when the server starts: who reads a page first pays for it.
-start() { : > /run/server.out; sync "$model"; dd if="$model" iflag=nocache count=0 status=none; systemctl start server; }
+# The model is dropped from the page cache before the server starts, because a page is charged to
+# the first who reads it.
+start_server() {
+	: > /run/server.out
+	sync "$model"
+	dd if="$model" iflag=nocache count=0 status=none
+	systemctl start server
+}
 tokens() { sed -n 's/.*"id":\([0-9]*\),.*/\1/p' /run/server.out | head -n "${1:-1000}"; }
-some() { [ "$(tokens | wc -l)" -ge "$1" ]; }
-pace() { # tokens per second, of the last half of the first N
-	sed -n 's/.*"end_ns":\([0-9]*\),.*/\1/p' /run/server.out | awk -v n="$1" 'NR == n / 2 {a = $1} NR == n {printf "%.2f", n / 2 * 1e9 / ($1 - a)}'
+has_tokens() { [ "$(tokens | wc -l)" -ge "$1" ]; }
+pace() { # tokens per second in the second half of the first N
+	sed -n 's/.*"end_ns":\([0-9]*\),.*/\1/p' /run/server.out |
+		awk -v n="$1" 'NR == n / 2 {a = $1} NR == n {printf "%.2f", n / 2 * 1e9 / ($1 - a)}'
 }
 
-left > before
+list_state > before
 step "a server in $((limit >> 20)) MiB, by itself"
-start
-until_true 120 "16 tokens without help" some 16
+start_server
+until_true 120 "16 tokens without help" has_tokens 16
 plain=$(pace 16)
 tokens 16 > plain.tokens
 systemctl stop server
@@ -68,23 +84,24 @@ step "dpkg --install"
 dpkg --install "$deb" > dpkg.log 2>&1 || { cat dpkg.log >&2; fail "dpkg --install"; }
 for c in ggufmap tracer analyze prefetchd; do "$c" --version | head -n 1; done
 ggufmap --summary "$model" | head -n 3
-[ "$(systemctl is-enabled tensorcast-prefetchd)" = disabled ] || fail "installed, the service is enabled: nobody asked for that"
+[ "$(systemctl is-enabled tensorcast-prefetchd)" = disabled ] ||
+	fail "the service is enabled after the installation: nobody asked for that"
 tracer doctor > doctor.log 2>&1 || { cat doctor.log; fail "tracer doctor"; }
 
 step "systemctl enable --now tensorcast-prefetchd"
 systemctl enable --now tensorcast-prefetchd 2>&1
-start
-# Others on the machine may be short of memory at any time, and then prefetchd gives some back for two seconds.
-until_true 120 "status that says that it helps, and keeps something" \
-	sh -c 'prefetchd status --json > status.json; grep "\"phase\": \"helping\"" status.json && grep "\"held_bytes\": [1-9]" status.json'
-until_true 120 "64 tokens with help" some 64
+start_server
+# prefetchd gives memory back for two seconds whenever other programs are short of it.
+until_true 120 "status that says that it helps, and keeps something" sh -c 'prefetchd status --json > status.json
+	grep "\"phase\": \"helping\"" status.json && grep "\"held_bytes\": [1-9]" status.json'
+until_true 120 "64 tokens with help" has_tokens 64
 prefetchd status
 prefetchd status --metrics > metrics.txt
 grep -q '^tensorcast_prefetchd_' metrics.txt || fail "status --metrics"
 helped=$(pace 64)
-tokens 16 | cmp - plain.tokens || fail "with help, the text is another"
-# Nothing is asked of the paces: what runs beside this is different each time.
-echo "$helped tokens per second, $(awk -v a="$plain" -v b="$helped" 'BEGIN {printf "%.1f", b / a}') times the former"
+tokens 16 | cmp - plain.tokens || fail "the text with help differs from that without"
+# The paces are not checked, because the load beside this test is different each time.
+echo "$helped tokens per second, $(awk -v a="$plain" -v b="$helped" 'BEGIN {printf "%.1f", b / a}') times as fast"
 
 step "the server ends, the service goes on"
 systemctl stop server
@@ -94,7 +111,7 @@ systemctl is-active tensorcast-prefetchd
 systemctl disable --now tensorcast-prefetchd 2>&1
 
 step "systemctl enable --now tensorcast-prefetchd@server, beside one service"
-start
+start_server
 systemctl enable --now tensorcast-prefetchd@server 2>&1
 until_true 60 "status beside the server" sh -c 'prefetchd status | grep keeping'
 prefetchd status
@@ -103,16 +120,17 @@ dpkg --install "$deb" > dpkg.log 2>&1 || { cat dpkg.log >&2; fail "dpkg --instal
 [ "$(systemctl is-active tensorcast-prefetchd@server)" = active ] || fail "the upgrade ended it"
 systemctl stop server
 until_true 20 "its end with the server" sh -c '! systemctl is-active tensorcast-prefetchd@server'
-[ "$(systemctl show --property=Result --value tensorcast-prefetchd@server)" = success ] || fail "it failed when the server ended"
+[ "$(systemctl show --property=Result --value tensorcast-prefetchd@server)" = success ] ||
+	fail "it failed when the server ended"
 
 step "dpkg --purge, while it helps"
-start
+start_server
 until_true 60 "status, with the server started again" sh -c 'prefetchd status | grep keeping'
 dpkg --purge tensorcast > dpkg.log 2>&1 || { cat dpkg.log >&2; fail "dpkg --purge"; }
 n=$(tokens | wc -l)
-until_true 60 "tokens after the package was removed" some $((n + 16)) # those are compared
-tokens 16 | cmp - plain.tokens || fail "with the package removed, the text is another"
+until_true 60 "tokens after the package was removed" has_tokens $((n + 16))
+tokens 16 | cmp - plain.tokens || fail "the text after the package was removed differs"
 systemctl stop server
-left > after
+list_state > after
 diff before after || fail "the purged package left something (>), or took something away (<)"
 echo "nothing is left"

@@ -1,5 +1,7 @@
 package packaging_test
 
+// This file runs life.sh in a copy of this machine.
+
 import (
 	"bytes"
 	"errors"
@@ -18,17 +20,18 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// cannot is machine.sh's exit status where there can be no such machine.
+// cannot is machine.sh's exit status where no copy of the machine can be made.
 const cannot = 125
 
-// A .deb lives on a machine that systemd has booted as life.sh says: it is installed, helps by both units, is installed again, and is purged while it helps. The machine is a copy of this one.
+// In a copy of this machine that systemd has booted, the .deb is installed, helps with both units,
+// is installed again, and is purged while it helps. See life.sh.
 func TestLife(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip("no .deb can be made: dpkg-deb is missing (Debian package dpkg)")
 	}
-	// On a disk, which /tmp need not be. What the copy changes in it stays.
+	// The directory must be on a disk, and /tmp may not be. Changes that the copy makes in it stay.
 	dir, err := os.MkdirTemp("/var/tmp", "tensorcast-life-")
 	if err != nil {
 		t.Fatal(err)
@@ -42,13 +45,13 @@ func TestLife(t *testing.T) {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
 		cmd.Env = append(os.Environ(), env...)
-		var out, said bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &said
+		var out, messages bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &messages
 		var exit *exec.ExitError
 		if err := cmd.Run(); errors.As(err, &exit) && exit.ExitCode() == cannot {
-			return said.String(), cannot
+			return messages.String(), cannot
 		} else if err != nil {
-			t.Fatalf("%s: %v\n%s\n%s", command[0], err, &out, &said)
+			t.Fatalf("%s: %v\n%s\n%s", command[0], err, &out, &messages)
 		}
 		return out.String(), 0
 	}
@@ -60,7 +63,9 @@ func TestLife(t *testing.T) {
 		t.Fatal(deb, err)
 	}
 
-	plan, err := synth.NewPlan(synth.Config{Layers: 12, Embd: 1024, FF: 4096, Heads: 16, KVHeads: 8, Type: gguf.Q8_0, Seed: 7}) // 200 MB
+	plan, err := synth.NewPlan(synth.Config{ // 200 MB
+		Layers: 12, Embd: 1024, FF: 4096, Heads: 16, KVHeads: 8, Type: gguf.Q8_0, Seed: 7,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,17 +77,18 @@ func TestLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const own = 32 << 20 // the server's memory besides the weights, about
+	const own = 32 << 20 // about the server's memory besides the weights
 	life, err := filepath.Abs("life.sh")
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, code := run(nil, "./machine.sh", dir, life, deb[0], model, fmt.Sprint(info.Size()*7/10+own), in.Command(t.Context(), llama.Options{}).Path)
+	limit, driver := fmt.Sprint(info.Size()*7/10+own), in.Command(t.Context(), llama.Options{}).Path
+	out, code := run(nil, "./machine.sh", dir, life, deb[0], model, limit, driver)
 	if code == cannot {
 		t.Skip(strings.TrimSpace(out))
 	}
 	t.Log("\n" + out)
 	if !strings.HasSuffix(out, "nothing is left\n") {
-		t.Error("it did not come to its end")
+		t.Error("life.sh did not come to its end")
 	}
 }

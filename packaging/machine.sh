@@ -1,20 +1,25 @@
 #!/bin/sh
-# Runs a command in a copy of this machine that is thrown away, booted by systemd: to install packages and to start services for real.
+# Runs a command in a copy of this machine that is booted by systemd and thrown away afterwards. So
+# packages can really be installed, and services started.
 #
 #	packaging/machine.sh DIR COMMAND [ARGUMENT...]
 #
-# The copy has this machine's kernel, network and files. What it changes goes to an overlay and is forgotten, but what it changes in DIR, which
-# is the same directory inside. Models belong there, on a disk's own file system. It has its own processes, systemd as the first of them, and
-# its own branch of each hierarchy of control groups. COMMAND runs as a service with DIR as its working directory. In its environment, LAYER
-# is a directory that holds what was changed of the file system (/run, /tmp and DIR are not part of it).
+# The copy has this machine's kernel, network and files. Its changes of files go to an overlay and
+# are dropped, except in DIR, which is the same directory inside. Models belong there, so that they
+# are on a disk's own file system. The copy has its own processes, the first of which is systemd,
+# and its own branch of each hierarchy of control groups.
 #
-# The output comes when all is over. The exit status is the command's; 125 if there can be no such copy here, and why; 124 after ten minutes.
-# It needs root, and Debian's package systemd (it need not be what started this machine).
+# COMMAND runs as a service with DIR as its working directory. The variable LAYER in its environment
+# is the directory with all changed files (without those in /run, /tmp and DIR).
+#
+# The output is printed at the end. The exit status is that of the command, or 124 after ten
+# minutes, or 125 with a message if no such copy can be made here. It needs root, and Debian's
+# package systemd (which need not have started this machine).
 set -eu
 
 say() { echo "machine: $*" >&2; }
 cannot() { say "$*"; exit 125; }
-[ $# -ge 2 ] || { sed -n '4s/^#\t//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n 's/^#\t//p' "$0" >&2; exit 2; }
 [ "$(id -u)" = 0 ] || cannot "only root can mount, and make control groups"
 systemd=''
 for s in /lib/systemd/systemd /usr/lib/systemd/systemd; do [ ! -x $s ] || systemd=$s; done
@@ -24,7 +29,7 @@ shift
 
 name=machine-$$
 work=$dir/$name
-groups='' # where a branch was made, by hierarchy
+groups='' # the groups in which a branch was created, one per hierarchy
 clean() {
 	for g in $groups; do
 		echo $$ > "$g/cgroup.procs" 2> /dev/null || true
@@ -37,8 +42,8 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 mkdir "$work" "$work/upper" "$work/layer" "$work/root"
 
-# The branches lie below the groups that this script is in.
-own() { # PATH TYPE: its group in the hierarchy that is mounted there
+# The branches are below the groups in which this script is.
+own_group() { # PATH TYPE: this script's group in the hierarchy that is mounted at PATH
 	group=$(awk -F: -v name="${1##*/}" -v type="$2" '{
 		if (type == "cgroup2") { if ($1 == 0) print $3; next }
 		n = split($2, names, ",")
@@ -51,10 +56,12 @@ while read -r _ path type _; do
 	cgroup | cgroup2) ;;
 	*) continue ;;
 	esac
-	g=$(own "$path" "$type")
+	g=$(own_group "$path" "$type")
 	[ -d "$g" ] || cannot "this script's own control group, $g, cannot be seen from here"
-	if [ "$type" = cgroup2 ] && grep -qw memory "$g/cgroup.controllers"; then # not where v1 has the memory
-		echo +memory > "$g/cgroup.subtree_control" 2> /dev/null || cannot "the control group $g holds processes, so it can have no groups with limits: run this in the root group"
+	if [ "$type" = cgroup2 ] && grep -qw memory "$g/cgroup.controllers"; then # false where version 1 has the memory
+		echo +memory > "$g/cgroup.subtree_control" 2> /dev/null ||
+			cannot "the control group $g has processes, so it can have no groups with limits:" \
+				"run this in the root group"
 	fi
 	mkdir "$g/$name"
 	groups="$groups $g"
@@ -74,7 +81,7 @@ quote() { printf "'%s' " "$(printf %s "$1" | sed "s/'/'\\\\''/g")"; }
 } > "$work/command"
 cat > "$work/service" << EOF
 [Unit]
-Description=What the machine was made for
+Description=The command of machine.sh
 Requires=basic.target
 After=basic.target
 SuccessAction=exit
@@ -118,19 +125,22 @@ while read -r _ path type options _; do
 	mkdir -p ".$path"
 	mount -t "$type" ${options:+-o "$options"} "$type" ".$path"
 done < run/groups
-# This machine's devices, clock, modules and disks are not the copy's.
+# Mask services that would change this machine's devices, clock, modules and disks.
 mkdir -p etc/systemd/system mnt/old
 for u in systemd-udevd systemd-udev-trigger systemd-sysctl systemd-modules-load systemd-remount-fs systemd-binfmt; do
 	ln -sf /dev/null etc/systemd/system/$u.service
 done
 for u in kernel control; do ln -sf /dev/null etc/systemd/system/systemd-udevd-$u.socket; done
-for u in apt-daily apt-daily-upgrade dpkg-db-backup e2scrub_all fstrim man-db; do ln -sf /dev/null etc/systemd/system/$u.timer; done
+for u in apt-daily apt-daily-upgrade dpkg-db-backup e2scrub_all fstrim man-db; do
+	ln -sf /dev/null etc/systemd/system/$u.timer
+done
 : > etc/fstab
 cp "$work/service" etc/systemd/system/machine.service
 pivot_root . mnt/old
 cd /
 umount -l /mnt/old
-exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin "$systemd" --unit=machine.service --log-target=console --show-status=no
+exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+	"$systemd" --unit=machine.service --log-target=console --show-status=no
 EOF
 status=0
 timeout -k 10 600 unshare --mount --pid --uts --ipc --cgroup --fork --kill-child --propagation private \
@@ -139,6 +149,6 @@ cat "$work/out"
 cat "$work/err" >&2
 if ! [ -e "$work/begun" ]; then
 	cat "$work/console" >&2
-	cannot "the copy ended with $status before it ran anything; what it said is above"
+	cannot "the copy ended with $status before it ran anything; its output is above"
 fi
 exit $status

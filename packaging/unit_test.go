@@ -1,5 +1,7 @@
 package packaging_test
 
+// This file tests the systemd units.
+
 import (
 	"os"
 	"os/exec"
@@ -9,13 +11,15 @@ import (
 	"testing"
 )
 
-// exposure is the most that `systemd-analyze security` may find (0 is nothing, 100 is all): a process that does what prefetchd does has some.
+// exposure is the highest accepted result of `systemd-analyze security`, from 0 (best) to 100.
+// prefetchd needs some privileges.
 const exposure = "40"
 
-// An installed unit is one that systemd takes without a word, names the program where it was installed, and has few privileges.
+// systemd accepts an installed unit without a warning. The unit names the program where it was
+// installed, and has few privileges.
 func TestUnits(t *testing.T) {
 	root := t.TempDir()
-	mustInstall(t, fakes(t), root, "/opt/it")
+	mustInstall(t, writeFakes(t), root, "/opt/it")
 	units, err := filepath.Glob(root + "/opt/it/lib/systemd/system/*.service")
 	if err != nil || len(units) == 0 {
 		t.Fatalf("no unit was installed: %v", err)
@@ -25,8 +29,9 @@ func TestUnits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if text := string(data); strings.Contains(text, "@BINDIR@") || !strings.Contains(text, "/opt/it/bin/prefetchd ") {
-			t.Errorf("%s does not name the program:\n%s", unit, text)
+		text := string(data)
+		if strings.Contains(text, "@BINDIR@") || !strings.Contains(text, "/opt/it/bin/prefetchd ") {
+			t.Errorf("%s does not have the program's path /opt/it/bin/prefetchd:\n%s", unit, text)
 		}
 	}
 
@@ -35,7 +40,8 @@ func TestUnits(t *testing.T) {
 		t.Skip("not checked by systemd: systemd-analyze is missing (Debian package systemd)")
 	}
 	for _, unit := range units {
-		// A template is verified as an instance, beside the service that it belongs to. Its documentation is not in this machine's man.
+		// A template is verified as an instance, together with the service to which it belongs. Its
+		// manual page is not installed here, so the line Documentation is removed.
 		dir := t.TempDir()
 		write(t, dir+"/server.service", "[Service]\nExecStart=/bin/true\n")
 		data, err := os.ReadFile(unit)
@@ -44,17 +50,20 @@ func TestUnits(t *testing.T) {
 		}
 		instance := filepath.Join(dir, strings.Replace(filepath.Base(unit), "@.", "@server.", 1))
 		text := regexp.MustCompile("(?m)^Documentation=.*\n").ReplaceAllString(string(data), "")
-		write(t, instance, strings.ReplaceAll(text, "/opt/it/", root+"/opt/it/")) // where the program is
-		if out, err := exec.Command(analyze, "verify", instance).CombinedOutput(); err != nil || strings.Contains(string(out), filepath.Base(instance)) {
-			t.Errorf("%s: %v\n%s", filepath.Base(unit), err, out)
+		write(t, instance, strings.ReplaceAll(text, "/opt/it/", root+"/opt/it/")) // the real path of the program
+		out, err := exec.Command(analyze, "verify", instance).CombinedOutput()
+		if err != nil || strings.Contains(string(out), filepath.Base(instance)) {
+			t.Errorf("%s: %v, want no warnings\n%s", filepath.Base(unit), err, out)
 		}
-		if out, err := exec.Command(analyze, "security", "--no-pager", "--offline=true", "--threshold="+exposure, instance).CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", filepath.Base(unit), err, out)
+		security := exec.Command(analyze,
+			"security", "--no-pager", "--offline=true", "--threshold="+exposure, instance)
+		if out, err := security.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v, want at most %s\n%s", filepath.Base(unit), err, exposure, out)
 		}
 	}
 }
 
-// Both units run the same program: they leave it the same privileges.
+// Both units run the same program, so they give it the same privileges.
 func TestUnitsAlike(t *testing.T) {
 	restrictions := func(name string) string {
 		data, err := os.ReadFile("systemd/" + name)
@@ -69,6 +78,6 @@ func TestUnitsAlike(t *testing.T) {
 		return strings.TrimSpace(regexp.MustCompile("(?m)^(#.*)?\n").ReplaceAllString(rest, ""))
 	}
 	if one, all := restrictions("tensorcast-prefetchd@.service"), restrictions("tensorcast-prefetchd.service"); one != all {
-		t.Errorf("beside one server:\n%s\nfor all:\n%s", one, all)
+		t.Errorf("the unit beside one server has\n%s\nwant the same as the unit for all:\n%s", one, all)
 	}
 }

@@ -8,45 +8,49 @@ import (
 	"tensorcast/event"
 )
 
-// Builder learns the cycle of one llama_context from its decodes: for each, call Begin, Op for each of its ops, and End. To learn what a token reads,
-// give it decodes of one token; those of a few teach the same sequence, but more slices gathered.
+// Builder learns the cycle of one llama_context from its decodes. For each decode, call Begin, then
+// Op for each of its ops, then End. To learn what a token reads, give it decodes of one token.
+// Decodes of a few tokens have the same sequence, but gather more slices.
 //
-// It keeps the last sequence that a whole decode had, and of the decodes in a row that had it the least times. Its memory is bounded by two
-// sequences. It is not safe for concurrent use.
+// It keeps the sequence of the last whole decode, and the shortest times of the consecutive decodes
+// that had it. Its memory is bounded by two sequences. It is not safe for concurrent use.
 type Builder struct {
 	files func(event.FileID) (index int, ok bool)
 
 	open    bool
-	step    []CycleRead // of the decode under way
+	step    []CycleRead // of the current decode
 	outside Outside     // of the decode under way
 
 	cycle       []CycleRead // of the last whole decode
-	steps       int         // in a row, that had this sequence
+	steps       int         // consecutive decodes that had this sequence
 	lastOutside Outside     // of the last whole decode
 }
 
-// Outside is what a decode read of weights that lie outside mapped files, copied there when the model was loaded.
+// Outside is what a decode read of weights that lie outside mapped files, copied there when the
+// model was loaded.
 type Outside struct {
 	Reads int
 	Bytes int64
 }
 
-// maxReads bounds a sequence. Models of 100 layers have a few thousand reads; a large batch, which is cut in several graphs, goes through them
-// several times.
+// maxReads bounds a sequence. Models of 100 layers have a few thousand reads. A large batch, which
+// is cut in several graphs, goes through them several times.
 const maxReads = 1 << 15
 
-// maxOutside bounds Outside.Bytes, so that the sum over a decode that never ends does not wrap.
+// maxOutside bounds Outside.Bytes, so that the sum over a decode that never ends does not overflow.
 const maxOutside = 1 << 62
 
-// NewBuilder makes a Builder. files tells the index of a file in Cycle.Files; reads of a file for which ok is false are left out.
+// NewBuilder returns a Builder. files returns the index of a file in Cycle.Files. Reads of a file
+// for which ok is false are left out.
 func NewBuilder(files func(event.FileID) (index int, ok bool)) *Builder {
 	return &Builder{files: files}
 }
 
-// Begin begins a decode. One that is under way, whose end was lost, is dropped.
+// Begin begins a decode. If one is open, its end was lost, and it is dropped.
 func (b *Builder) Begin() { b.open, b.step, b.outside = true, b.step[:0], Outside{} }
 
-// Op takes an op of the decode under way; between decodes it does nothing. It keeps the strings in o, and nothing else of it.
+// Op adds an op of the current decode. Between decodes it does nothing. It keeps only the strings
+// of o.
 func (b *Builder) Op(o *event.Op) {
 	if !b.open {
 		return
@@ -72,7 +76,8 @@ func (b *Builder) Op(o *event.Op) {
 	})
 }
 
-// End ends the decode under way. What it read becomes the cycle, unless it read nothing, or more than a sequence may have.
+// End ends the current decode. What it read becomes the cycle, unless it read nothing, or more than
+// a sequence may have.
 func (b *Builder) End() {
 	if !b.open {
 		return
@@ -82,7 +87,7 @@ func (b *Builder) End() {
 	if len(b.step) == 0 {
 		return
 	}
-	if !slices.EqualFunc(b.step, b.cycle, func(x, y CycleRead) bool { return x.same(&y) }) {
+	if !slices.EqualFunc(b.step, b.cycle, func(x, y CycleRead) bool { return x.matches(&y) }) {
 		b.step, b.cycle, b.steps = b.cycle[:0], b.step, 1
 		return
 	}
@@ -96,8 +101,9 @@ func (b *Builder) End() {
 	}
 }
 
-// Cycle is what the last whole decode read, with the least times of the decodes in a row that had this sequence; nil before the first. It is the caller's,
-// who knows the files and fills in Files.
+// Cycle returns what the last whole decode read, with the shortest times of the consecutive decodes
+// that had this sequence. It returns nil before the first decode. The caller owns the result, and
+// fills in Files.
 func (b *Builder) Cycle() *Cycle {
 	if b.steps == 0 {
 		return nil
@@ -105,8 +111,10 @@ func (b *Builder) Cycle() *Cycle {
 	return &Cycle{Reads: slices.Clone(b.cycle)}
 }
 
-// Steps is how many decodes in a row had the sequence of Cycle, the last one among them; 0 before the first.
+// Steps returns how many consecutive decodes up to the last had the sequence of Cycle, 0 before the
+// first decode.
 func (b *Builder) Steps() int { return b.steps }
 
-// Outside is what the last whole decode read outside files: a weight counts as often as it was read.
+// Outside returns what the last whole decode read outside files. A weight counts as often as it was
+// read.
 func (b *Builder) Outside() Outside { return b.lastOutside }

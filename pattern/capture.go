@@ -1,6 +1,6 @@
 package pattern
 
-// This file makes the cycle of a capture.
+// This file makes a cycle from a capture.
 
 import (
 	"errors"
@@ -11,12 +11,14 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// ErrNoFiles says that a capture does not tell the sizes and fingerprints of the model's files, so that no cycle can be made of it: it is of a
-// split model, by an earlier version.
-var ErrNoFiles = errors.New("the capture does not say of which files the model consists (it was made by an earlier version): capture again")
+// ErrNoFiles means that a capture lacks the sizes and fingerprints of the model's files, so that no
+// cycle can be made from it. An earlier version made it, of a split model.
+var ErrNoFiles = errors.New("the capture does not say of which files the model consists (it was made by an " +
+	"earlier version): capture again")
 
-// Cycle is the reference sequence of the generation phase, with the least times over the steps that follow it. A step that generates tokens of
-// several sequences gathers slices for all of them: there the number of slices is the median over the steps.
+// Cycle returns the reference sequence of the generation phase, with the shortest times over the
+// steps that follow it. A step that generates tokens of several sequences gathers slices for all of
+// them. The number of slices is the median over the steps.
 //
 // It fails with ErrNoFiles, and with ErrInvalid where the capture contradicts itself.
 func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
@@ -32,7 +34,7 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 		}
 	}
 	c := &Cycle{Files: files, Reads: make([]CycleRead, len(ref.reads))}
-	nanos := p.least(ref)
+	nanos := p.leastTimes(ref)
 	bytes := make([]int64, len(ref.steps))
 	for i, read := range ref.reads {
 		row := &p.Structure[read.Tensor]
@@ -52,7 +54,7 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 		if gather, ok := gatherOf(read.Op); ok {
 			r.Offset, r.Length = row.Offset, row.Size
 			if slice := sliceBytes(row, gather.Dim); slice > 0 {
-				r.gather(slice, max(n/slice, 1), gather.Experts)
+				r.setGather(slice, max(n/slice, 1), gather.Experts)
 			}
 		}
 	}
@@ -62,7 +64,7 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 	return c, nil
 }
 
-// files are those of the model.
+// files returns the files of the model.
 func (p *Pattern) files(meta *tables.Meta) ([]CycleFile, error) {
 	if int(p.Model) >= len(meta.Models) {
 		return nil, fmt.Errorf("%w: its tensors are of model %d of %d", ErrInvalid, p.Model, len(meta.Models))
@@ -75,7 +77,7 @@ func (p *Pattern) files(meta *tables.Meta) ([]CycleFile, error) {
 	if files != nil {
 		return files, nil
 	}
-	// Of a model in one file an earlier version has told the same.
+	// For a model in one file, captures of earlier versions hold the same elsewhere.
 	for i := range p.Structure {
 		row := &p.Structure[i]
 		if row.Model != p.Model {
@@ -89,8 +91,9 @@ func (p *Pattern) files(meta *tables.Meta) ([]CycleFile, error) {
 	return files, nil
 }
 
-// least is, for each read of a reference, the least time over the steps that follow it.
-func (p *Pattern) least(ref reference) []int64 {
+// leastTimes returns, for each read of a reference, the shortest time over the steps that follow
+// it.
+func (p *Pattern) leastTimes(ref reference) []int64 {
 	var least []int64
 	seen := map[int]bool{}
 	for _, i := range ref.steps {
@@ -99,7 +102,7 @@ func (p *Pattern) least(ref reference) []int64 {
 			continue
 		}
 		seen[s.sequence] = true
-		times := p.compute[timed{s.sequence, s.context, s.Phase}]
+		times := p.compute[computeKey{s.sequence, s.context, s.Phase}]
 		if least == nil {
 			least = slices.Clone(times)
 		} else {
@@ -109,7 +112,8 @@ func (p *Pattern) least(ref reference) []int64 {
 	return least
 }
 
-// sliceBytes is how many bytes one index of a tensor's dimension dim spans. Tensors in files are contiguous.
+// sliceBytes returns how many bytes one index of a tensor's dimension dim spans. Tensors in files
+// are contiguous.
 func sliceBytes(row *tables.StructureRow, dim int) int64 {
 	if dim >= len(row.Shape) {
 		return row.Size // there is one slice

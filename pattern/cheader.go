@@ -9,14 +9,18 @@ import (
 	"strings"
 )
 
-// WriteHeader writes the cycle as a header that compiles as C (since C89, where size_t has 64 bits) and as C++ without a warning:
+// WriteHeader writes the cycle as a header that compiles as C (since C89, where size_t has 64 bits)
+// and as C++ without a warning:
 //
 //	struct AccessEntry { const char *name; size_t offset; size_t size; };
 //	static const struct AccessEntry PER_TOKEN_PATTERN[] = {...};
 //	#define PER_TOKEN_PATTERN_LENGTH ...
 //
-// An entry is a read, in the order of use. Its offset is in the model's file, which a comment names where there are several; its size is all that any token may read of the tensor, and a comment says
-// how much a token gathers where that is less. Names are bytes of the file's, escaped. A cycle that [Cycle.Write] refuses is refused (ErrInvalid), and one without reads: C has no empty arrays.
+// An entry is a read, in the order of use. Its offset is in the model's file. A comment names the
+// file if there are several. Its size is all that any token may read of the tensor. A comment says
+// how much a token gathers if that is less. Names are the bytes of the file's names, escaped.
+// WriteHeader refuses (ErrInvalid) a cycle that [Cycle.Write] refuses, and one without reads,
+// because C has no empty arrays.
 func (c *Cycle) WriteHeader(w io.Writer) error {
 	if err := c.check(); err != nil {
 		return err
@@ -25,10 +29,11 @@ func (c *Cycle) WriteHeader(w io.Writer) error {
 		return fmt.Errorf("%w: it has no reads", ErrInvalid)
 	}
 	var b bytes.Buffer
-	b.WriteString("/* What one generated token reads of its model, in the order of use. Offsets and sizes are bytes of the file.\n")
+	b.WriteString("/* What one generated token reads of its model, in the order of use. Offsets and sizes are " +
+		"bytes of the file.\n")
 	for i := range c.Files {
 		f := &c.Files[i]
-		fmt.Fprintf(&b, " * File %d: %s, %d bytes, fingerprint %s\n", i, comment(f.Name), f.Size, f.Fingerprint)
+		fmt.Fprintf(&b, " * File %d: %s, %d bytes, fingerprint %s\n", i, commentText(f.Name), f.Size, f.Fingerprint)
 	}
 	b.WriteString(` */
 #ifndef ACCESS_PATTERN_H
@@ -69,7 +74,8 @@ static const struct AccessEntry PER_TOKEN_PATTERN[] = {
 	return err
 }
 
-// quoteC is a text as a literal of C: bytes beyond ASCII are octal, of three digits, which no digit behind them continues, and no question marks make a trigraph.
+// quoteC returns a text as a literal of C. Bytes beyond ASCII become octal escapes of three digits,
+// which no following digit can continue. Question marks are escaped, so that they make no trigraph.
 func quoteC(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -88,8 +94,9 @@ func quoteC(s string) string {
 	return b.String()
 }
 
-// comment is a text that neither ends the comment in which it is, nor looks like the beginning of another, nor continues a line.
-func comment(s string) string {
+// commentText returns a text that neither ends the comment around it, nor looks like the beginning
+// of another, nor continues a line.
+func commentText(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || strings.ContainsRune(`/*\?`, r) {
 			return '_'

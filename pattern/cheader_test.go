@@ -1,5 +1,7 @@
 package pattern_test
 
+// This file compiles the C header of a cycle.
+
 import (
 	"errors"
 	"fmt"
@@ -12,10 +14,13 @@ import (
 	"tensorcast/pattern"
 )
 
-// The header compiles as C and C++ without a warning, and a program that includes it finds what the cycle has.
+// The header compiles as C and C++ without a warning, and a program that includes it finds the
+// contents of the cycle.
 func TestHeader(t *testing.T) {
 	c := &pattern.Cycle{
-		Files: []pattern.CycleFile{{Name: `odd *name??.gguf`, Size: 9_000_000_000, Fingerprint: strings.Repeat("0a", 16)}, {Name: "b.gguf", Size: 5000, Fingerprint: strings.Repeat("1b", 16)}},
+		Files: []pattern.CycleFile{{Name: `odd *name??.gguf`, Size: 9_000_000_000,
+			Fingerprint: strings.Repeat("0a", 16)},
+			{Name: "b.gguf", Size: 5000, Fingerprint: strings.Repeat("1b", 16)}},
 		Reads: []pattern.CycleRead{
 			{Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 32, Length: 4096, Slice: 128, Slices: 1, Nanos: -1},
 			{Tensor: `a "quote", a \, ??/ and é7`, Op: "MUL_MAT", Offset: 8_000_000_000, Length: 64, Nanos: 5},
@@ -51,7 +56,8 @@ int main(void) {
 	write("main.c", program)
 	write("main.cc", program)
 	for _, compiler := range [][]string{
-		{"gcc", "-std=c89", "main.c"}, {"gcc", "-std=c99", "main.c"}, {"gcc", "-std=gnu17", "main.c"}, {"g++", "-std=c++11", "main.cc"}, {"g++", "-std=c++20", "main.cc"},
+		{"gcc", "-std=c89", "main.c"}, {"gcc", "-std=c99", "main.c"}, {"gcc", "-std=gnu17", "main.c"},
+		{"g++", "-std=c++11", "main.cc"}, {"g++", "-std=c++20", "main.cc"},
 	} {
 		t.Run(strings.Join(compiler, " "), func(t *testing.T) {
 			path, err := exec.LookPath(compiler[0])
@@ -59,7 +65,8 @@ int main(void) {
 				t.Skipf("no %s here", compiler[0])
 			}
 			program := filepath.Join(t.TempDir(), "program")
-			cmd := exec.Command(path, append([]string{"-Wall", "-Wextra", "-Werror", "-pedantic", "-o", program}, compiler[1:]...)...)
+			cmd := exec.Command(path, append([]string{"-Wall", "-Wextra", "-Werror", "-pedantic", "-o", program},
+				compiler[1:]...)...)
 			cmd.Dir = dir
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s\n%s", err, out, header.String())
@@ -71,12 +78,14 @@ int main(void) {
 	}
 }
 
-// What is no cycle is no header.
+// No header is written for an invalid cycle.
 func TestHeaderRefuses(t *testing.T) {
-	for name, c := range map[string]*pattern.Cycle{"empty": {}, "no file": {Reads: []pattern.CycleRead{{Tensor: "a", Length: 1}}}} {
+	for name, c := range map[string]*pattern.Cycle{
+		"empty": {}, "no file": {Reads: []pattern.CycleRead{{Tensor: "a", Length: 1}}},
+	} {
 		var b strings.Builder
 		if err := c.WriteHeader(&b); !errors.Is(err, pattern.ErrInvalid) || b.Len() > 0 {
-			t.Errorf("%s: %v, %d bytes", name, err, b.Len())
+			t.Errorf("%s: %v, %d bytes; want %v, b.Len() at most 0", name, err, b.Len(), pattern.ErrInvalid)
 		}
 	}
 }

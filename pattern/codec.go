@@ -1,6 +1,7 @@
 package pattern
 
-// This file keeps a cycle in a file: pattern.json. Who reads one, perhaps as root, believes nothing in it unchecked.
+// This file writes and reads a cycle as a file, pattern.json. A reader may run as root, so nothing
+// in the file is believed unchecked.
 
 import (
 	"bytes"
@@ -14,17 +15,19 @@ import (
 	"unicode/utf8"
 )
 
-// SchemaVersion is that of pattern.json. It rises when an older program would misunderstand a newer file; fields that are only added do not count.
+// SchemaVersion is the version of pattern.json. It rises when an older program would misunderstand
+// a newer file. Fields that are only added do not change it.
 const SchemaVersion = 1
 
 var (
-	// ErrSchema says that a pattern was written by another version of this program, which writes them in another way.
+	// ErrSchema means that a version of this program with another format wrote the pattern.
 	ErrSchema = errors.New("the pattern has another schema version")
-	// ErrInvalid says that something is no pattern, or one that contradicts itself.
+	// ErrInvalid means that a file holds no pattern, or one that contradicts itself.
 	ErrInvalid = errors.New("not a valid pattern")
 )
 
-// What a pattern may hold. Real ones are far below: a thousand reads take some 200 kB.
+// These are limits of what a pattern may hold. Real ones are far below: a thousand reads take some
+// 200 kB.
 const (
 	maxBytes = 16 << 20 // of a pattern.json
 	maxFiles = 1 << 12
@@ -35,7 +38,8 @@ const (
 
 const schemaKey, filesKey, readsKey = "pattern_schema", "files", "reads"
 
-// Write writes the cycle as JSON, a read per line, in the form that ReadCycle reads. A cycle that ReadCycle would refuse is refused (ErrInvalid).
+// Write writes the cycle as JSON, a read per line, in the form that ReadCycle reads. It refuses a
+// cycle that ReadCycle would refuse (ErrInvalid).
 func (c *Cycle) Write(w io.Writer) error {
 	if err := c.check(); err != nil {
 		return err
@@ -75,8 +79,9 @@ func writeList[T any](b *bytes.Buffer, key string, list []T) error {
 
 func tooLong() error { return fmt.Errorf("%w: it is longer than %d MiB", ErrInvalid, maxBytes>>20) }
 
-// ReadCycle reads what Write has written. It takes bounded memory, whatever comes, and what it returns is consistent: extents lie in their files, and
-// neither sizes nor times overflow when they are added up. Errors are ErrSchema, ErrInvalid and those of r.
+// ReadCycle reads what Write has written. It takes bounded memory for any input. Its result is
+// consistent: extents lie in their files, and neither sizes nor times overflow when they are added
+// up. Errors are ErrSchema, ErrInvalid and those of r.
 func ReadCycle(r io.Reader) (*Cycle, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxBytes+1))
 	if err != nil {
@@ -94,11 +99,11 @@ func ReadCycle(r io.Reader) (*Cycle, error) {
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return nil, fmt.Errorf("%w: it ends too early", ErrInvalid)
 	}
-	return nil, fmt.Errorf("%w: %.200s", ErrInvalid, err.Error()) // which may quote the file at any length
+	return nil, fmt.Errorf("%w: %.200s", ErrInvalid, err.Error()) // the error may quote the file at any length
 }
 
 func decodeCycle(d *json.Decoder) (*Cycle, error) {
-	if err := expect(d, json.Delim('{')); err != nil {
+	if err := expectDelim(d, json.Delim('{')); err != nil {
 		return nil, err
 	}
 	c := &Cycle{}
@@ -115,7 +120,8 @@ func decodeCycle(d *json.Decoder) (*Cycle, error) {
 				return nil, err
 			}
 			if version != SchemaVersion {
-				return nil, fmt.Errorf("%w: %d, and this program reads %d: make it again with analyze", ErrSchema, version, SchemaVersion)
+				return nil, fmt.Errorf("%w: %d, and this program reads %d: make it again with analyze", ErrSchema,
+					version, SchemaVersion)
 			}
 			versioned = true
 		case filesKey:
@@ -130,7 +136,7 @@ func decodeCycle(d *json.Decoder) (*Cycle, error) {
 			return nil, err
 		}
 	}
-	if err := expect(d, json.Delim('}')); err != nil {
+	if err := expectDelim(d, json.Delim('}')); err != nil {
 		return nil, err
 	}
 	if !versioned {
@@ -142,7 +148,7 @@ func decodeCycle(d *json.Decoder) (*Cycle, error) {
 	return c, c.check()
 }
 
-func expect(d *json.Decoder, want json.Delim) error {
+func expectDelim(d *json.Decoder, want json.Delim) error {
 	token, err := d.Token()
 	if err == nil && token != want {
 		err = fmt.Errorf("%w: it is no JSON object", ErrInvalid)
@@ -150,7 +156,8 @@ func expect(d *json.Decoder, want json.Delim) error {
 	return err
 }
 
-// decodeList reads element by element, so that no more than most are ever made: an element in memory is far larger than "{}".
+// decodeList reads element by element, so that no more than most are ever created. An element in
+// memory is far larger than "{}".
 func decodeList[T any](d *json.Decoder, key string, list []T, most int) ([]T, error) {
 	if list != nil {
 		return nil, fmt.Errorf("%w: %q comes twice", ErrInvalid, key)
@@ -177,13 +184,14 @@ func decodeList[T any](d *json.Decoder, key string, list []T, most int) ([]T, er
 	return list, err
 }
 
-// check says what is wrong with a cycle.
+// check returns what is wrong with a cycle.
 func (c *Cycle) check() error {
 	switch {
 	case len(c.Files) == 0 || len(c.Reads) == 0:
 		return fmt.Errorf("%w: it has %d files and %d reads", ErrInvalid, len(c.Files), len(c.Reads))
 	case len(c.Files) > maxFiles || len(c.Reads) > maxReads:
-		return fmt.Errorf("%w: %d files (at most %d) and %d reads (at most %d)", ErrInvalid, len(c.Files), maxFiles, len(c.Reads), maxReads)
+		return fmt.Errorf("%w: %d files (at most %d) and %d reads (at most %d)", ErrInvalid, len(c.Files), maxFiles,
+			len(c.Reads), maxReads)
 	}
 	var size, length, nanos int64
 	for i := range c.Files {
@@ -191,7 +199,7 @@ func (c *Cycle) check() error {
 		if err := f.check(); err != nil {
 			return fmt.Errorf("%w: file %d %w", ErrInvalid, i, err)
 		}
-		if !add(&size, f.Size) {
+		if !addChecked(&size, f.Size) {
 			return fmt.Errorf("%w: the files together are too large", ErrInvalid)
 		}
 	}
@@ -200,15 +208,15 @@ func (c *Cycle) check() error {
 		if err := r.check(c.Files); err != nil {
 			return fmt.Errorf("%w: read %d %w", ErrInvalid, i, err)
 		}
-		if !add(&length, r.Length) || !add(&nanos, max(r.Nanos, 0)) {
+		if !addChecked(&length, r.Length) || !addChecked(&nanos, max(r.Nanos, 0)) {
 			return fmt.Errorf("%w: the reads together are too large, or take too long", ErrInvalid)
 		}
 	}
 	return nil
 }
 
-// add adds n, which is not negative, to sum. It reports false if that overflows.
-func add(sum *int64, n int64) bool {
+// addChecked adds n, which is not negative, to sum. It returns false if that would overflow.
+func addChecked(sum *int64, n int64) bool {
 	if n > math.MaxInt64-*sum {
 		return false
 	}
@@ -218,7 +226,7 @@ func add(sum *int64, n int64) bool {
 
 func (f *CycleFile) check() error {
 	switch {
-	case !readable(f.Name) || strings.ContainsRune(f.Name, '/') || f.Name == "." || f.Name == "..":
+	case !isPrintable(f.Name) || strings.ContainsRune(f.Name, '/') || f.Name == "." || f.Name == "..":
 		return fmt.Errorf("has the name %.100q", f.Name)
 	case f.Size <= 0:
 		return fmt.Errorf("has %d bytes", f.Size)
@@ -230,7 +238,7 @@ func (f *CycleFile) check() error {
 
 func (r *CycleRead) check(files []CycleFile) error {
 	switch {
-	case !readable(r.Tensor) || !readable(r.Op):
+	case !isPrintable(r.Tensor) || !isPrintable(r.Op):
 		return fmt.Errorf("is of tensor %.100q by op %.100q", r.Tensor, r.Op)
 	case r.File < 0 || r.File >= len(files):
 		return fmt.Errorf("is of file %d of %d", r.File, len(files))
@@ -246,7 +254,8 @@ func (r *CycleRead) check(files []CycleFile) error {
 	return nil
 }
 
-// readable says that a name can be shown on a terminal.
-func readable(name string) bool {
-	return name != "" && len(name) <= maxText && utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
+// isPrintable reports whether a name can be shown on a terminal.
+func isPrintable(name string) bool {
+	return name != "" && len(name) <= maxText && utf8.ValidString(name) &&
+		!strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
 }

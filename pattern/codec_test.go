@@ -1,5 +1,7 @@
 package pattern
 
+// These tests write and read pattern.json, well-formed and not.
+
 import (
 	"bytes"
 	"errors"
@@ -13,7 +15,7 @@ import (
 	"testing/iotest"
 )
 
-// small is a cycle with one of each kind of read.
+// small returns a cycle with one read of each kind.
 func small() *Cycle {
 	return &Cycle{
 		Files: []CycleFile{
@@ -21,9 +23,11 @@ func small() *Cycle {
 			{Name: "m-00002-of-00002.gguf", Size: 50000, Fingerprint: "ffeeddccbbaa99887766554433221100"},
 		},
 		Reads: []CycleRead{
-			{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 4096, Length: 64000, Slice: 64, Slices: 1, Nanos: 1200},
+			{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 4096, Length: 64000, Slice: 64, Slices: 1,
+				Nanos: 1200},
 			{File: 1, Tensor: "blk.0.attn_norm.weight", Op: "RMS_NORM+MUL", Offset: 4096, Length: 64, Nanos: 3},
-			{File: 1, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: 8192, Length: 8000, Slice: 1000, Slices: 2, Experts: true, Nanos: -1},
+			{File: 1, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: 8192, Length: 8000, Slice: 1000,
+				Slices: 2, Experts: true, Nanos: -1},
 			{File: 0, Tensor: "token_embd.weight", Op: "MUL_MAT", Offset: 4096, Length: 64000, Nanos: 0},
 		},
 	}
@@ -59,9 +63,10 @@ func TestWrite(t *testing.T) {
 	}
 	broken := errors.New("broken")
 	if err := small().Write(brokenWriter{broken}); !errors.Is(err, broken) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want %v", err, broken)
 	}
-	if _, err := ReadCycle(io.MultiReader(strings.NewReader(smallText[:200]), iotest.ErrReader(broken))); !errors.Is(err, broken) || errors.Is(err, ErrInvalid) {
+	if _, err := ReadCycle(io.MultiReader(strings.NewReader(smallText[:200]),
+		iotest.ErrReader(broken))); !errors.Is(err, broken) || errors.Is(err, ErrInvalid) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -70,47 +75,54 @@ type brokenWriter struct{ err error }
 
 func (w brokenWriter) Write([]byte) (int, error) { return 0, w.err }
 
-// A program that writes JSON in another way, and a later version that says more, are understood.
+// JSON that another program formats differently, and fields that a later version adds, are
+// understood.
 func TestReadOtherForms(t *testing.T) {
 	for name, text := range map[string]string{
-		"another order":  strings.Replace(smallText, `{"pattern_schema": 1,`, `{`, 1)[:len(smallText)-len(`"pattern_schema": 1,`)-2] + `, "pattern_schema": 1}`,
+		"another order": strings.Replace(smallText, `{"pattern_schema": 1,`, `{`,
+			1)[:len(smallText)-len(`"pattern_schema": 1,`)-2] + `, "pattern_schema": 1}`,
 		"more to say":    strings.Replace(smallText, `"files"`, `"made_by": {"name": ["analyze", 3]}, "files"`, 1),
 		"more of a read": strings.Replace(smallText, `"op":"MUL_MAT"`, `"op":"MUL_MAT","more":[1]`, 1),
 		"space behind":   smallText + "\n\n",
 	} {
 		c, err := ReadCycle(strings.NewReader(text))
 		if err != nil || !reflect.DeepEqual(c, small()) {
-			t.Errorf("%s: %+v, %v", name, c, err)
+			t.Errorf("%s: %+v, %v; want %v", name, c, err, small())
 		}
 	}
 }
 
-// Whatever contradicts itself is neither read nor written.
+// A cycle that contradicts itself is neither read nor written.
 func TestInvalidCycles(t *testing.T) {
 	for name, tc := range map[string]struct {
 		damage func(c *Cycle)
 		says   string
 	}{
-		"no files":               {func(c *Cycle) { c.Files = nil }, "0 files and 4 reads"},
-		"no reads":               {func(c *Cycle) { c.Reads = nil }, "2 files and 0 reads"},
-		"too many reads":         {func(c *Cycle) { c.Reads = make([]CycleRead, maxReads+1) }, "more than 32768 reads"},
-		"too many files":         {func(c *Cycle) { c.Files = make([]CycleFile, maxFiles+1) }, "more than 4096 files"},
-		"empty file":             {func(c *Cycle) { c.Files[1].Size = 0 }, "file 1 has 0 bytes"},
-		"negative file":          {func(c *Cycle) { c.Files[1].Size = -4 }, "file 1 has -4 bytes"},
-		"files without end":      {func(c *Cycle) { c.Files[0].Size, c.Files[1].Size = math.MaxInt64, 50000 }, "files together are too large"},
-		"no name":                {func(c *Cycle) { c.Files[0].Name = "" }, `file 0 has the name ""`},
-		"a path":                 {func(c *Cycle) { c.Files[0].Name = "a/b" }, `file 0 has the name "a/b"`},
-		"the parent":             {func(c *Cycle) { c.Files[0].Name = ".." }, `file 0 has the name ".."`},
-		"a name for a terminal":  {func(c *Cycle) { c.Files[0].Name = "\x1b[2J" }, `file 0 has the name "\x1b[2J"`},
-		"a long name":            {func(c *Cycle) { c.Files[0].Name = strings.Repeat("x", 256) }, "file 0 has the name"},
-		"short fingerprint":      {func(c *Cycle) { c.Files[0].Fingerprint = "abc" }, `fingerprint "abc", not 32 hex digits`},
-		"other fingerprint":      {func(c *Cycle) { c.Files[0].Fingerprint = strings.Repeat("G", 32) }, "not 32 hex digits"},
-		"file -1":                {func(c *Cycle) { c.Reads[2].File = -1 }, "read 2 is of file -1 of 2"},
-		"file 2":                 {func(c *Cycle) { c.Reads[2].File = 2 }, "read 2 is of file 2 of 2"},
-		"no tensor":              {func(c *Cycle) { c.Reads[1].Tensor = "" }, `read 1 is of tensor ""`},
-		"op with a line break":   {func(c *Cycle) { c.Reads[1].Op = "A\nB" }, `by op "A\nB"`},
-		"before the file":        {func(c *Cycle) { c.Reads[1].Offset = -1 }, "64 bytes at -1"},
-		"behind the file":        {func(c *Cycle) { c.Reads[1].Offset = 49937 }, "64 bytes at 49937 of a file of 50000"},
+		"no files":       {func(c *Cycle) { c.Files = nil }, "0 files and 4 reads"},
+		"no reads":       {func(c *Cycle) { c.Reads = nil }, "2 files and 0 reads"},
+		"too many reads": {func(c *Cycle) { c.Reads = make([]CycleRead, maxReads+1) }, "more than 32768 reads"},
+		"too many files": {func(c *Cycle) { c.Files = make([]CycleFile, maxFiles+1) }, "more than 4096 files"},
+		"empty file":     {func(c *Cycle) { c.Files[1].Size = 0 }, "file 1 has 0 bytes"},
+		"negative file":  {func(c *Cycle) { c.Files[1].Size = -4 }, "file 1 has -4 bytes"},
+		"files without end": {func(c *Cycle) { c.Files[0].Size, c.Files[1].Size = math.MaxInt64, 50000 },
+			"files together are too large"},
+		"no name":               {func(c *Cycle) { c.Files[0].Name = "" }, `file 0 has the name ""`},
+		"a path":                {func(c *Cycle) { c.Files[0].Name = "a/b" }, `file 0 has the name "a/b"`},
+		"the parent":            {func(c *Cycle) { c.Files[0].Name = ".." }, `file 0 has the name ".."`},
+		"a name for a terminal": {func(c *Cycle) { c.Files[0].Name = "\x1b[2J" }, `file 0 has the name "\x1b[2J"`},
+		"a long name": {func(c *Cycle) { c.Files[0].Name = strings.Repeat("x", 256) },
+			"file 0 has the name"},
+		"short fingerprint": {func(c *Cycle) { c.Files[0].Fingerprint = "abc" },
+			`fingerprint "abc", not 32 hex digits`},
+		"other fingerprint": {func(c *Cycle) { c.Files[0].Fingerprint = strings.Repeat("G", 32) },
+			"not 32 hex digits"},
+		"file -1":              {func(c *Cycle) { c.Reads[2].File = -1 }, "read 2 is of file -1 of 2"},
+		"file 2":               {func(c *Cycle) { c.Reads[2].File = 2 }, "read 2 is of file 2 of 2"},
+		"no tensor":            {func(c *Cycle) { c.Reads[1].Tensor = "" }, `read 1 is of tensor ""`},
+		"op with a line break": {func(c *Cycle) { c.Reads[1].Op = "A\nB" }, `by op "A\nB"`},
+		"before the file":      {func(c *Cycle) { c.Reads[1].Offset = -1 }, "64 bytes at -1"},
+		"behind the file": {func(c *Cycle) { c.Reads[1].Offset = 49937 },
+			"64 bytes at 49937 of a file of 50000"},
 		"far behind the file":    {func(c *Cycle) { c.Reads[1].Offset = math.MaxInt64 }, "of a file of 50000"},
 		"longer than the file":   {func(c *Cycle) { c.Reads[1].Length = math.MaxInt64 }, "of a file of 50000"},
 		"no bytes":               {func(c *Cycle) { c.Reads[1].Length = 0 }, "read 1 is of 0 bytes"},
@@ -123,7 +135,8 @@ func TestInvalidCycles(t *testing.T) {
 		"more slices than there": {func(c *Cycle) { c.Reads[2].Slices = 9 }, "9 slices of 1000 bytes, of 8000"},
 		"slices without end":     {func(c *Cycle) { c.Reads[2].Slices = math.MaxInt }, "slices of 1000 bytes, of 8000"},
 		"negative time":          {func(c *Cycle) { c.Reads[2].Nanos = -2 }, "read 2 takes -2 ns"},
-		"time without end":       {func(c *Cycle) { c.Reads[2].Nanos, c.Reads[3].Nanos = math.MaxInt64-1000, 1000 }, "take too long"},
+		"time without end": {func(c *Cycle) { c.Reads[2].Nanos, c.Reads[3].Nanos = math.MaxInt64-1000, 1000 },
+			"take too long"},
 		"reads without end": {func(c *Cycle) {
 			c.Files[0].Size = math.MaxInt64 - 50000
 			c.Reads[0].Length, c.Reads[3].Length = math.MaxInt64/2, math.MaxInt64/2+1
@@ -133,11 +146,12 @@ func TestInvalidCycles(t *testing.T) {
 			c := small()
 			tc.damage(c)
 			if err := c.Write(io.Discard); !errors.Is(err, ErrInvalid) {
-				t.Errorf("written with error %v", err)
+				t.Errorf("written with error %v; want %v", err, ErrInvalid)
 			}
 			var b bytes.Buffer
 			fmt.Fprintf(&b, `{"pattern_schema": %d, `, SchemaVersion)
-			for _, err := range []error{writeList(&b, filesKey, c.Files), func() error { b.WriteString(", "); return nil }(), writeList(&b, readsKey, c.Reads)} {
+			for _, err := range []error{writeList(&b, filesKey, c.Files),
+				func() error { b.WriteString(", "); return nil }(), writeList(&b, readsKey, c.Reads)} {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -151,7 +165,8 @@ func TestInvalidCycles(t *testing.T) {
 func refused(t *testing.T, r io.Reader, want error, says string) {
 	t.Helper()
 	c, err := ReadCycle(r)
-	if c != nil || !errors.Is(err, want) || !strings.Contains(err.Error(), says) || strings.ContainsAny(err.Error(), "\n\x1b") || len(err.Error()) > 500 {
+	if c != nil || !errors.Is(err, want) || !strings.Contains(err.Error(), says) ||
+		strings.ContainsAny(err.Error(), "\n\x1b") || len(err.Error()) > 500 {
 		t.Errorf("cycle %v, error %.1000v, want one line of %v with %q", c, err, want, says)
 	}
 }
@@ -162,18 +177,19 @@ func TestReadRefuses(t *testing.T) {
 		err  error
 		says string
 	}{
-		"nothing":            {"", ErrInvalid, "ends too early"},
-		"a half":             {smallText[:len(smallText)/2], ErrInvalid, "ends too early"},
-		"no end":             {strings.TrimSpace(smallText[:len(smallText)-2]), ErrInvalid, "ends too early"},
-		"a list":             {"[1]", ErrInvalid, "no JSON object"},
-		"a number":           {"7", ErrInvalid, "no JSON object"},
-		"no JSON":            {"seq,tensor_name\n1,x", ErrInvalid, "invalid character"},
-		"another JSON":       {`{"schema": 5, "started": "now"}`, ErrInvalid, `no "pattern_schema"`},
-		"a later version":    {strings.Replace(smallText, "1", "2", 1), ErrSchema, "2, and this program reads 1"},
-		"a version as text":  {strings.Replace(smallText, "1", `"1"`, 1), ErrInvalid, "string"},
-		"a huge version":     {strings.Replace(smallText, "1", strings.Repeat("1", 1<<20), 1), ErrInvalid, "number"},
-		"two of them":        {smallText + smallText, ErrInvalid, "something follows"},
-		"reads twice":        {strings.Replace(smallText, `"files"`, `"reads": [], "files"`, 1), ErrInvalid, `"reads" comes twice`},
+		"nothing":           {"", ErrInvalid, "ends too early"},
+		"a half":            {smallText[:len(smallText)/2], ErrInvalid, "ends too early"},
+		"no end":            {strings.TrimSpace(smallText[:len(smallText)-2]), ErrInvalid, "ends too early"},
+		"a list":            {"[1]", ErrInvalid, "no JSON object"},
+		"a number":          {"7", ErrInvalid, "no JSON object"},
+		"no JSON":           {"seq,tensor_name\n1,x", ErrInvalid, "invalid character"},
+		"another JSON":      {`{"schema": 5, "started": "now"}`, ErrInvalid, `no "pattern_schema"`},
+		"a later version":   {strings.Replace(smallText, "1", "2", 1), ErrSchema, "2, and this program reads 1"},
+		"a version as text": {strings.Replace(smallText, "1", `"1"`, 1), ErrInvalid, "string"},
+		"a huge version":    {strings.Replace(smallText, "1", strings.Repeat("1", 1<<20), 1), ErrInvalid, "number"},
+		"two of them":       {smallText + smallText, ErrInvalid, "something follows"},
+		"reads twice": {strings.Replace(smallText, `"files"`, `"reads": [], "files"`, 1), ErrInvalid,
+			`"reads" comes twice`},
 		"reads that are not": {`{"pattern_schema": 1, "reads": {}}`, ErrInvalid, `"reads" is no list`},
 		"files that are not": {`{"pattern_schema": 1, "files": null}`, ErrInvalid, `"files" is no list`},
 		"an empty read":      {strings.Replace(smallText, `"reads": [`, `"reads": [null,`, 1), ErrInvalid, "read 0"},
@@ -186,7 +202,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// endless is a text without end.
+// endless is an endless text.
 type endless struct {
 	rest, element string
 	read          int
@@ -202,7 +218,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Whatever comes, a bounded part of it is read, and little memory is taken.
+// Of any input only a bounded part is read, in little memory.
 func TestReadIsBounded(t *testing.T) {
 	long := func(head, element string) io.Reader {
 		return strings.NewReader(head + strings.Repeat(element, (maxBytes-len(head))/len(element)))
@@ -224,7 +240,7 @@ func TestReadIsBounded(t *testing.T) {
 			refused(t, tc.text, ErrInvalid, tc.says)
 			runtime.ReadMemStats(&after)
 			if n := after.TotalAlloc - before.TotalAlloc; n > 20*maxBytes {
-				t.Errorf("%d MiB were allocated", n>>20)
+				t.Errorf("%d MiB were allocated; want at most %v", n>>20, 20*maxBytes)
 			}
 			if e, ok := tc.text.(*endless); ok && e.read > maxBytes+1 {
 				t.Errorf("%d bytes were read", e.read)
@@ -238,7 +254,10 @@ func TestSize(t *testing.T) {
 	c := &Cycle{Files: small().Files[:1]}
 	for layer := range 80 {
 		for i := range 14 {
-			c.Reads = append(c.Reads, CycleRead{Tensor: fmt.Sprintf("blk.%d.attn_output_%d.weight", layer, i), Op: "MUL_MAT", Offset: 9000, Length: 8000, Nanos: 123456})
+			c.Reads = append(c.Reads, CycleRead{
+				Tensor: fmt.Sprintf("blk.%d.attn_output_%d.weight", layer, i), Op: "MUL_MAT",
+				Offset: 9000, Length: 8000, Nanos: 123456,
+			})
 		}
 	}
 	var b bytes.Buffer
@@ -246,11 +265,12 @@ func TestSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b.Len() > 200<<10 {
-		t.Errorf("%d reads take %d bytes", len(c.Reads), b.Len())
+		t.Errorf("%d reads take %d bytes; want at most %v", len(c.Reads), b.Len(), 200<<10)
 	}
 }
 
-// FuzzReadCycle: whatever is read is consistent, and is the same when it is written and read again.
+// FuzzReadCycle checks that any cycle that can be read is consistent, and stays the same when it is
+// written and read again.
 func FuzzReadCycle(f *testing.F) {
 	f.Add([]byte(smallText))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -269,7 +289,8 @@ func FuzzReadCycle(f *testing.F) {
 			t.Errorf("%d bytes of files of %d", n, size)
 		}
 		for i := range c.Reads {
-			if r := &c.Reads[i]; r.Offset < 0 || r.End() <= r.Offset || r.End() > c.Files[r.File].Size || r.Gathers() && r.Slice*int64(r.Slices) > r.Length {
+			if r := &c.Reads[i]; r.Offset < 0 || r.End() <= r.Offset || r.End() > c.Files[r.File].Size ||
+				r.Gathers() && r.Slice*int64(r.Slices) > r.Length {
 				t.Errorf("read %+v of %+v", *r, c.Files[r.File])
 			}
 		}

@@ -1,5 +1,7 @@
 package pattern
 
+// These tests build patterns of captures with several contexts, models and batch sizes.
+
 import (
 	"errors"
 	"reflect"
@@ -11,7 +13,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// twoModels is denseModel and a draft model whose tensors have the same names.
+// twoModels returns denseModel and a draft model whose tensors have the same names.
 func twoModels() []tables.StructureRow {
 	both := slices.Clone(denseModel)
 	for _, r := range denseModel[:3] {
@@ -21,7 +23,7 @@ func twoModels() []tables.StructureRow {
 	return both
 }
 
-// Contexts of two models on one thread, and two contexts of one model, do not garble one another.
+// Contexts of two models on one thread, and two contexts of one model, are kept apart.
 func TestContextsAreToldApart(t *testing.T) {
 	c := newCapture(t, twoModels())
 	c.meta.Models = append(c.meta.Models, tables.ModelInfo{Path: "/models/draft.gguf"})
@@ -29,7 +31,8 @@ func TestContextsAreToldApart(t *testing.T) {
 	write := func(context, step, token int32, reads []planted) {
 		for i, r := range reads {
 			err := c.w.Access(&tables.Access{
-				Timestamp: int64(step)*1000 + int64(i), Step: step, Token: token, Phase: tables.PhaseGeneration, Thread: 1, Op: r.op, Tensor: r.tensor, Bytes: r.bytes,
+				Timestamp: int64(step)*1000 + int64(i), Step: step, Token: token, Phase: tables.PhaseGeneration,
+				Thread: 1, Op: r.op, Tensor: r.tensor, Bytes: r.bytes,
 				Offset: c.model[r.tensor].Offset, Context: context, Duration: tables.NotObserved,
 			})
 			if err != nil {
@@ -45,7 +48,7 @@ func TestContextsAreToldApart(t *testing.T) {
 		step += 3
 	}
 	write(2, step, 0, denseStep(0)[:4])   // the same model in another context
-	write(0, step+1, 0, denseStep(0)[:2]) // the draft's context is gone: another took its address
+	write(0, step+1, 0, denseStep(0)[:2]) // the draft's context was freed, and another one has its address
 
 	p, meta := mustBuild(t, c.build)
 	want := []ContextReads{
@@ -58,11 +61,13 @@ func TestContextsAreToldApart(t *testing.T) {
 		t.Errorf("context %d of model %d of %+v, want 1 of 0 of %+v", p.Context, p.Model, p.Contexts, want)
 	}
 	s := p.Summarize(meta, 3)
-	if !s.Sequence.Identical || s.Sequence.Tokens != 4 || s.Tensors != len(denseModel) || s.Model != "m.gguf" || s.Context != 1 || len(s.CutShort) != 0 {
+	if !s.Sequence.Identical || s.Sequence.Tokens != 4 || s.Tensors != len(denseModel) || s.Model != "m.gguf" ||
+		s.Context != 1 || len(s.CutShort) != 0 {
 		t.Errorf("summary %+v", s)
 	}
 	if order := p.AccessOrder(); len(order) != len(denseModel) || slices.Max(order) >= len(denseModel) {
-		t.Errorf("order %v has tensors of another model", order)
+		t.Errorf("order %v has tensors of another model; want len(order) = %v, slices.Max(order) less than %v", order,
+			len(denseModel), len(denseModel))
 	}
 
 	read, err := trace.Open(c.dir)
@@ -83,12 +88,14 @@ func TestContextsAreToldApart(t *testing.T) {
 		t.Errorf("summary of context 0: %+v", s)
 	}
 	o.Context = 3
-	if _, err := Build(read.Structure, read.Accesses(), o); !errors.Is(err, ErrNoContext) || !strings.Contains(err.Error(), "3 is not one of 0, 1, 2") {
-		t.Errorf("error %v", err)
+	if _, err := Build(read.Structure, read.Accesses(), o); !errors.Is(err, ErrNoContext) ||
+		!strings.Contains(err.Error(), "3 is not one of 0, 1, 2") {
+		t.Errorf("error %v; want %v, text with \"3 is not one of 0, 1, 2\"", err, ErrNoContext)
 	}
 }
 
-// Tokens that are generated together may share rows and experts: how many bytes that comes to is no difference.
+// Tokens that are generated together may share rows and experts. Different numbers of bytes are
+// then no difference.
 func TestParallelGeneration(t *testing.T) {
 	for _, parallel := range []bool{true, false} {
 		c := newCapture(t, moeModel)
@@ -96,7 +103,9 @@ func TestParallelGeneration(t *testing.T) {
 			reads := moeStep(0, experts, []int32{3, 4})
 			reads[0].bytes = int64(64 * (i + 1))
 			if parallel {
-				if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration, Tokens: 4}); err != nil {
+				if err := c.w.Step(&tables.StepRow{
+					Step: c.step, Phase: tables.PhaseGeneration, Tokens: 4,
+				}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -110,11 +119,13 @@ func TestParallelGeneration(t *testing.T) {
 		if v := p.Sequences(5); v.Identical != parallel || v.Steps != 3 || v.Tokens != tokens {
 			t.Errorf("parallel %v: identical %v of %d tokens: %v", parallel, v.Identical, v.Tokens, v.Differences)
 		}
-		if s := p.Summarize(meta, 1); s.BytesPerToken != (Spread{Median: 3*64 + 5000, Min: 64 + 4000, Max: 128 + 6000}) {
+		if s := p.Summarize(meta, 1); s.BytesPerToken != (Spread{
+			Median: 3*64 + 5000, Min: 64 + 4000, Max: 128 + 6000,
+		}) {
 			t.Errorf("bytes %+v", s.BytesPerToken)
 		}
 	}
-	// Other differences are still seen.
+	// Other differences are still found.
 	c := newCapture(t, moeModel)
 	for i := range int32(3) {
 		reads := moeStep(0, []int32{1, 2}, []int32{i})
@@ -128,12 +139,15 @@ func TestParallelGeneration(t *testing.T) {
 		c.add(tables.PhaseGeneration, 1, reads)
 	}
 	p, _ := mustBuild(t, c.build)
-	if v := p.Sequences(5); len(v.Differences) != 1 || v.Differences[0].Kind != KindMissing || v.Differences[0].Position != 2 {
+	if v := p.Sequences(5); len(v.Differences) != 1 || v.Differences[0].Kind != KindMissing ||
+		v.Differences[0].Position != 2 {
 		t.Errorf("differences %v, want a missing read at position 2", v.Differences)
 	}
 }
 
-// A server's slots come and go: steps of one token and of two are no differences of each other, and one of two that differs is compared with those of two. Tokens are counted, not steps.
+// A server's slots come and go. Steps of one token are not compared with steps of two tokens. A
+// step of two tokens that differs is compared with other steps of two. Tokens are counted, not
+// steps.
 func TestBatchesOfTwoSizes(t *testing.T) {
 	plant := func(odd int) (*Pattern, *tables.Meta) {
 		c := newCapture(t, moeModel)
@@ -142,12 +156,14 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 			if tokens == 2 {
 				reads[0].op, reads[0].bytes = "GET_ROWS", 128
 				reads[1].experts, reads[1].bytes = []int32{1, 2, 5}, 3000
-				reads = append(reads, planted{tensor: 0, op: "MUL_MAT", bytes: 64}) // only batches do this
+				reads = append(reads, planted{tensor: 0, op: "MUL_MAT", bytes: 64}) // only batches have this read
 			}
 			if i == odd {
 				reads[2].op = "MUL_MAT"
 			}
-			if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration, Tokens: tokens}); err != nil {
+			if err := c.w.Step(&tables.StepRow{
+				Step: c.step, Phase: tables.PhaseGeneration, Tokens: tokens,
+			}); err != nil {
 				t.Fatal(err)
 			}
 			c.add(tables.PhaseGeneration, 1, reads)
@@ -157,7 +173,8 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 	p, meta := plant(-1)
 	want := []Batch{{Tokens: 1, Steps: 5, Following: 5, Reads: 3}, {Tokens: 2, Steps: 3, Following: 3, Reads: 4}}
 	v := p.Sequences(5)
-	if !v.Identical || v.Steps != 8 || v.Tokens != 11 || v.Following != 11 || v.Distinct != 2 || !slices.Equal(v.Batches, want) || len(v.Differences) != 0 {
+	if !v.Identical || v.Steps != 8 || v.Tokens != 11 || v.Following != 11 || v.Distinct != 2 ||
+		!slices.Equal(v.Batches, want) || len(v.Differences) != 0 {
 		t.Errorf("without a difference: %+v", v)
 	}
 	var text strings.Builder
@@ -165,13 +182,17 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 	if err := s.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, say := range []string{"8 that generate 11 tokens", "per step", "identical in all 11 generated tokens (each step compared with those of its size: 5 of 1 token, 3 of 2 tokens)"} {
+	for _, say := range []string{
+		"8 that generate 11 tokens", "per step",
+		"identical in all 11 generated tokens (each step compared with those of its size: 5 of 1 token, 3 of 2 " +
+			"tokens)",
+	} {
 		if !strings.Contains(text.String(), say) {
 			t.Errorf("%q is not said:\n%s", say, text.String())
 		}
 	}
 	if s.Steps.Generation != 8 || s.Steps.Tokens != 11 {
-		t.Errorf("steps %+v", s.Steps)
+		t.Errorf("steps %+v; want s.Steps.Generation = 8, s.Steps.Tokens = 11", s.Steps)
 	}
 	for odd, batch := range map[int]int{5: 1, 6: 0} {
 		p, _ := plant(odd)
@@ -179,13 +200,14 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 		want[batch].Following--
 		v := p.Sequences(5)
 		if v.Identical || v.Following != 11-want[batch].Tokens || v.Distinct != 3 || !slices.Equal(v.Batches, want) ||
-			len(v.Differences) != 1 || v.Differences[0].Kind != KindOp || v.Differences[0].Position != 2 || !slices.Equal(v.Differences[0].Tokens, []int32{int32(odd)}) {
+			len(v.Differences) != 1 || v.Differences[0].Kind != KindOp || v.Differences[0].Position != 2 ||
+			!slices.Equal(v.Differences[0].Tokens, []int32{int32(odd)}) {
 			t.Errorf("with another op in step %d: %+v", odd, v)
 		}
 	}
 }
 
-// Where the oldest segments were deleted, the first token may lack its beginning.
+// If the oldest segments were deleted, the first token may lack its beginning.
 func TestHeadlessCapture(t *testing.T) {
 	for _, deleted := range []bool{true, false} {
 		c := newCapture(t, denseModel)
@@ -203,7 +225,8 @@ func TestHeadlessCapture(t *testing.T) {
 		if s.Sequence.Identical != deleted || (len(s.CutShort) == 1) != deleted {
 			t.Errorf("deleted %v: identical %v, cut short %v", deleted, s.Sequence.Identical, s.CutShort)
 		}
-		if warned := strings.Contains(strings.Join(s.Warnings, "\n"), "oldest 1 segment of the capture (10 rows"); warned != deleted {
+		if warned := strings.Contains(strings.Join(s.Warnings, "\n"),
+			"oldest 1 segment of the capture (10 rows"); warned != deleted {
 			t.Errorf("warnings %q", s.Warnings)
 		}
 	}

@@ -1,6 +1,7 @@
 package pattern
 
-// This file defines the cycle: what one token reads. It is the one definition of that, for whoever plans, predicts, measures or compares.
+// This file defines the cycle: what one token reads. All code that plans, predicts, measures or
+// compares uses this one definition.
 
 import (
 	"cmp"
@@ -11,10 +12,11 @@ import (
 	"tensorcast/ggml"
 )
 
-// Cycle is what one generated token reads, in order, in one llama_context with one model. Every token reads the same, save for what it gathers:
-// rows and experts depend on the token. It holds no addresses: they are another run's.
+// Cycle is what one generated token reads, in order, in one llama_context with one model. Every
+// token reads the same, except for the rows and experts that it gathers: these depend on the token.
+// It holds no addresses, because they differ from run to run.
 //
-// A Cycle is not changed once it is made: it may be read concurrently.
+// A Cycle is not changed once it is made, so it may be read concurrently.
 type Cycle struct {
 	Files []CycleFile `json:"files"`
 	Reads []CycleRead `json:"reads"` // in order of use; a tensor that is read twice is there twice
@@ -32,49 +34,57 @@ type CycleRead struct {
 	File   int    `json:"file"` // index of Cycle.Files
 	Tensor string `json:"tensor_name"`
 	Op     string `json:"op"`
-	// Offset and Length are all that any token may read of the tensor: as a rule the whole tensor, and a part of it where the op reads through a
-	// view (ggml_view). Offset is the first byte's in the file.
+	// Offset and Length are the range that any token may read of the tensor. Usually that is the
+	// whole tensor, or a part of it if the op reads through a view (ggml_view). Offset is counted
+	// from the beginning of the file.
 	Offset int64 `json:"offset_bytes"`
 	Length int64 `json:"size_bytes"`
-	// Slice and Slices are for what is gathered: a token reads Slices slices of Slice bytes, which ones depends on the token. 0 where all is read.
+	// Slice and Slices describe what is gathered: a token reads Slices slices of Slice bytes. Which
+	// ones depends on the token. Both are 0 if everything is read.
 	Slice   int64 `json:"slice_bytes,omitempty"`
 	Slices  int   `json:"slices,omitempty"`
 	Experts bool  `json:"experts,omitempty"` // the slices are experts, else rows
-	// Nanos is how long the op computes, without waiting for the disk as far as that was observed: the least over the steps that were seen, as every
-	// disturbance adds. -1 if it was not observed. An op of several weights has it in its first read, and 0 in the others, so that a sum is true.
+	// Nanos is how many ns the op computes, without waiting for the disk as far as that was
+	// observed. It is the shortest time over the steps that were seen, because every disturbance
+	// adds. It is -1 if not observed. For an op of several weights the first read has the time and
+	// the others have 0, so that sums are right.
 	Nanos int64 `json:"compute_ns"`
 }
 
-// End is the first byte behind the tensor.
+// End returns the offset of the first byte behind the range.
 func (r *CycleRead) End() int64 { return r.Offset + r.Length }
 
-// Gathers says that which bytes are read depends on the token.
+// Gathers reports whether it depends on the token which bytes are read.
 func (r *CycleRead) Gathers() bool { return r.Slice > 0 }
 
-// same says that two reads are the same apart from what may differ between tokens: how many slices they gather, and how long they take.
-func (r *CycleRead) same(o *CycleRead) bool {
-	return r.File == o.File && r.Offset == o.Offset && r.Length == o.Length && r.Slice == o.Slice && r.Experts == o.Experts && r.Op == o.Op && r.Tensor == o.Tensor
+// matches reports whether two reads are the same apart from what may differ between tokens: how
+// many slices they gather, and how long they take.
+func (r *CycleRead) matches(o *CycleRead) bool {
+	return r.File == o.File && r.Offset == o.Offset && r.Length == o.Length && r.Slice == o.Slice &&
+		r.Experts == o.Experts && r.Op == o.Op && r.Tensor == o.Tensor
 }
 
-// place is where a tensor begins.
-type place struct {
+// filePosition is where a tensor begins.
+type filePosition struct {
 	file   int
 	offset int64
 }
 
-// Bytes is how many distinct bytes of the files a token reads (M): a tensor that is read twice counts once.
+// Bytes returns how many distinct bytes of the files a token reads (M). A tensor that is read twice
+// counts once.
 func (c *Cycle) Bytes() int64 {
-	whole := c.whole()
+	whole := c.wholeExtents()
 	var sum int64
 	for _, e := range whole {
 		sum += e.end - e.offset
 	}
-	gathered := map[place]int64{}
+	gathered := map[filePosition]int64{}
 	for i := range c.Reads {
 		r := &c.Reads[i]
-		at := place{r.File, r.Offset}
-		// The embedding's row lies in the whole tensor where that computes the logits too.
-		if r.Gathers() && !within(whole, r) {
+		at := filePosition{r.File, r.Offset}
+		// If the embedding also computes the logits, the whole tensor is read, and the row lies in
+		// it.
+		if r.Gathers() && !startsWithin(whole, r) {
 			gathered[at] = min(max(gathered[at], r.Slice*int64(r.Slices)), r.Length)
 		}
 	}
@@ -85,19 +95,21 @@ func (c *Cycle) Bytes() int64 {
 }
 
 type extent struct {
-	place
+	filePosition
 	end int64
 }
 
-// whole is what every token reads: disjoint extents in the order of the files.
-func (c *Cycle) whole() []extent {
+// wholeExtents returns what every token reads: disjoint extents in the order of the files.
+func (c *Cycle) wholeExtents() []extent {
 	var all []extent
 	for i := range c.Reads {
 		if r := &c.Reads[i]; !r.Gathers() {
-			all = append(all, extent{place{r.File, r.Offset}, r.End()})
+			all = append(all, extent{filePosition{r.File, r.Offset}, r.End()})
 		}
 	}
-	slices.SortFunc(all, func(a, b extent) int { return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.offset, b.offset)) })
+	slices.SortFunc(all, func(a, b extent) int {
+		return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.offset, b.offset))
+	})
 	joined := all[:0]
 	for _, e := range all {
 		if n := len(joined); n > 0 && joined[n-1].file == e.file && e.offset < joined[n-1].end {
@@ -109,15 +121,16 @@ func (c *Cycle) whole() []extent {
 	return joined
 }
 
-// within says whether a read's tensor begins in one of the extents, which are in order.
-func within(extents []extent, r *CycleRead) bool {
-	i, found := slices.BinarySearchFunc(extents, place{r.File, r.Offset}, func(e extent, at place) int {
+// startsWithin reports whether a read's tensor begins in one of the extents, which are in order.
+func startsWithin(extents []extent, r *CycleRead) bool {
+	i, found := slices.BinarySearchFunc(extents, filePosition{r.File, r.Offset}, func(e extent, at filePosition) int {
 		return cmp.Or(cmp.Compare(e.file, at.file), cmp.Compare(e.offset, at.offset))
 	})
 	return found || i > 0 && extents[i-1].file == r.File && r.Offset < extents[i-1].end
 }
 
-// ReadsOf yields what an op reads of weights in files, as a cycle has it: with File -1, which the caller knows, and the place in Op.Sources that it is of.
+// ReadsOf yields what an op reads of weights in files, in the form of a cycle's reads, with the
+// index in Op.Sources of each. File is -1, and the caller fills it in.
 func ReadsOf(o *event.Op, yield func(source int, r CycleRead) bool) {
 	nanos := o.Duration
 	if nanos >= 0 && o.Stall > 0 {
@@ -125,7 +138,10 @@ func ReadsOf(o *event.Op, yield func(source int, r CycleRead) bool) {
 	}
 	for i := range o.Sources {
 		s := &o.Sources[i]
-		r := CycleRead{File: -1, Tensor: weightName(s.Name), Op: o.Name, Offset: s.Offset, Length: s.Bytes(), Nanos: max(nanos, -1)}
+		r := CycleRead{
+			File: -1, Tensor: weightName(s.Name), Op: o.Name, Offset: s.Offset, Length: s.Bytes(),
+			Nanos: max(nanos, -1),
+		}
 		if !s.InFile || r.Length <= 0 {
 			continue
 		}
@@ -134,7 +150,7 @@ func ReadsOf(o *event.Op, yield func(source int, r CycleRead) bool) {
 			if o.IDs != nil {
 				selected = countDistinct(o.IDs)
 			}
-			r.gather(s.NB[o.GatherDim], int64(selected), o.ByExpert)
+			r.setGather(s.NB[o.GatherDim], int64(selected), o.ByExpert)
 		}
 		if nanos > 0 {
 			nanos = 0
@@ -145,10 +161,11 @@ func ReadsOf(o *event.Op, yield func(source int, r CycleRead) bool) {
 	}
 }
 
-// gather makes r gather n slices. Where it is not known how many there are (0), it is one row, or all experts.
-func (r *CycleRead) gather(slice, n int64, experts bool) {
+// setGather makes r gather n slices. If n is 0, the number is not known: one row, or all experts,
+// are assumed.
+func (r *CycleRead) setGather(slice, n int64, experts bool) {
 	if slice <= 0 || slice > r.Length {
-		return // not a slice of this tensor: nobody knows what is read of it, which may be all
+		return // not a slice of this tensor, so all of it may be read
 	}
 	all := r.Length / slice
 	if n <= 0 {
@@ -160,19 +177,22 @@ func (r *CycleRead) gather(slice, n int64, experts bool) {
 	r.Slice, r.Slices, r.Experts = slice, int(min(n, all)), experts
 }
 
-// weightName is a weight's name in the model file. An op may read it through a view, which ggml names "blk.0.ssm_a (reshaped)".
+// weightName returns a weight's name in the model file. An op may read it through a view, which
+// ggml names "blk.0.ssm_a (reshaped)".
 func weightName(name string) string {
 	name, _, _ = strings.Cut(name, " (")
 	return name
 }
 
-// gatherOf says how the op of a read gathers. Fused ops ("GET_ROWS+SCALE") gather as their first does.
+// gatherOf returns how the op of a read gathers. Fused ops ("GET_ROWS+SCALE") gather as their first
+// op does.
 func gatherOf(op string) (ggml.Gather, bool) {
 	op, _, _ = strings.Cut(op, "+")
 	return ggml.GatherOf(op)
 }
 
-// countDistinct is the number of different ids. It allocates nothing for as few as the experts of a token.
+// countDistinct returns the number of different ids. It allocates nothing for few ids, such as the
+// experts of a token.
 func countDistinct(ids []int32) int {
 	const few = 32
 	if len(ids) <= few {

@@ -1,6 +1,6 @@
 package pattern
 
-// This file states how one sequence of reads is made of another: the shortest script of edits.
+// This file finds the shortest script of edits that turns one sequence of reads into another.
 //
 // E. W. Myers: An O(ND) difference algorithm and its variations. Algorithmica 1 (1986).
 
@@ -11,27 +11,32 @@ import (
 
 // Edit is one difference of a sequence from the canonical one.
 type Edit struct {
-	Kind     Kind   `json:"kind"`     // KindMissing, KindExtra, KindSize, KindOp, or KindOrder: the same read at another place
-	Position int    `json:"position"` // in the canonical sequence: of the read, or before which it is extra
-	To       int    `json:"to"`       // of KindOrder: before which position it is instead; else Position
-	Tensor   int32  `json:"-"`        // row of Pattern.Structure
+	// Kind is KindMissing, KindExtra, KindSize, KindOp, or KindOrder (the same read at another
+	// position).
+	Kind Kind `json:"kind"`
+	// in the canonical sequence: that of the read, or before which the extra read comes
+	Position int    `json:"position"`
+	To       int    `json:"to"` // for KindOrder, before which position the read comes instead; else Position
+	Tensor   int32  `json:"-"`  // row of Pattern.Structure
 	Name     string `json:"tensor_name"`
 	Op       string `json:"op"`
 	Expected int64  `json:"expected_bytes"` // 0 where nothing is expected
 	Got      int64  `json:"bytes_accessed"` // 0 where nothing was read
 }
 
-// differ compares sequences. Its work is bounded: once it is used up, scripts are no longer the shortest.
+// differ compares sequences. Its work is bounded. Once that is used up, scripts need not be the
+// shortest.
 type differ struct {
 	same func(a, b Read) bool
 	work int // comparisons that are left
 }
 
-// A script of more edits than this is not looked for.
+// maxEdits is the length up to which the shortest script is searched for.
 const maxEdits = 400
 
-// edits returns a script that makes got of want, ordered by position, and whether it was looked for as the shortest one.
-func (d *differ) edits(want, got []Read) (script []Edit, shortest bool) {
+// findScript returns a script that turns want into got, ordered by position, and whether it comes
+// from the search for the shortest one.
+func (d *differ) findScript(want, got []Read) (script []Edit, shortest bool) {
 	from := 0
 	for from < min(len(want), len(got)) && d.same(want[from], got[from]) {
 		from++
@@ -40,15 +45,17 @@ func (d *differ) edits(want, got []Read) (script []Edit, shortest bool) {
 	for len(want) > 0 && len(got) > 0 && d.same(want[len(want)-1], got[len(got)-1]) {
 		want, got = want[:len(want)-1], got[:len(got)-1]
 	}
-	removed, added, shortest := d.shortest(want, got)
-	return join(want, got, removed, added, from), shortest
+	removed, added, shortest := d.shortestScript(want, got)
+	return buildScript(want, got, removed, added, from), shortest
 }
 
-// shortest returns which reads of want are left out, and which of got are put in: for these the position in want before which that is, by index of got.
-func (d *differ) shortest(want, got []Read) (removed []int, added map[int]int, ok bool) {
+// shortestScript returns which reads of want are removed, and which of got are added. added maps
+// the index in got to the position in want before which the read is added. If no script was found
+// within the limits, ok is false, and all reads are removed and added.
+func (d *differ) shortestScript(want, got []Read) (removed []int, added map[int]int, ok bool) {
 	added = map[int]int{}
 	n, m := len(want), len(got)
-	var trace [][]int32 // for each number of edits, how far in want each diagonal comes
+	var trace [][]int32 // for each number of edits, how far each diagonal reaches in want
 	limit := min(n+m, maxEdits)
 	reach := make([]int32, 2*limit+3)
 	center := limit + 1
@@ -56,9 +63,9 @@ func (d *differ) shortest(want, got []Read) (removed []int, added map[int]int, o
 		for k := -edits; k <= edits; k += 2 {
 			var x int
 			if k == -edits || k != edits && reach[center+k-1] < reach[center+k+1] {
-				x = int(reach[center+k+1]) // a read of got is put in
+				x = int(reach[center+k+1]) // a read of got is added
 			} else {
-				x = int(reach[center+k-1]) + 1 // one of want is left out
+				x = int(reach[center+k-1]) + 1 // a read of want is removed
 			}
 			y := x - k
 			for x < n && y < m && y >= 0 && d.same(want[x], got[y]) {
@@ -68,7 +75,7 @@ func (d *differ) shortest(want, got []Read) (removed []int, added map[int]int, o
 			d.work--
 			reach[center+k] = int32(x)
 			if x >= n && y >= m {
-				return back(trace, n, m, edits)
+				return traceBack(trace, n, m, edits)
 			}
 		}
 		if d.work < 0 {
@@ -85,8 +92,8 @@ func (d *differ) shortest(want, got []Read) (removed []int, added map[int]int, o
 	return removed, added, false
 }
 
-// back follows the trace from the end to the beginning.
-func back(trace [][]int32, x, y, edits int) (removed []int, added map[int]int, ok bool) {
+// traceBack follows the trace from the end to the beginning.
+func traceBack(trace [][]int32, x, y, edits int) (removed []int, added map[int]int, ok bool) {
 	added = map[int]int{}
 	for e := edits; e > 0; e-- {
 		before := trace[e-1] // of diagonals -(e-1) to e-1
@@ -110,14 +117,15 @@ func back(trace [][]int32, x, y, edits int) (removed []int, added map[int]int, o
 	return removed, added, true
 }
 
-// join makes edits of what is left out and put in: what is put in for a read of the same tensor differs in bytes or op, and a read that is left out in one place and put in
-// in another has moved.
-func join(want, got []Read, removed []int, added map[int]int, from int) []Edit {
+// buildScript turns removed and added reads into edits. A read that is removed at one position and
+// added at another has moved. An added read that replaces one of the same tensor differs in bytes
+// or op.
+func buildScript(want, got []Read, removed []int, added map[int]int, from int) []Edit {
 	slices.Sort(removed)
 	var script []Edit
-	gone := map[Read][]int{} // of those that are left out, by what they are
+	gone := map[Read][]int{} // the removed reads, by identity
 	for _, i := range removed {
-		gone[want[i].what()] = append(gone[want[i].what()], i)
+		gone[want[i].identity()] = append(gone[want[i].identity()], i)
 	}
 	used := map[int]bool{}
 	order := make([]int, 0, len(added))
@@ -127,16 +135,19 @@ func join(want, got []Read, removed []int, added map[int]int, from int) []Edit {
 	slices.Sort(order)
 	var rest []int
 	for _, j := range order {
-		what := got[j].what()
-		places := gone[what]
-		if len(places) == 0 {
+		read := got[j].identity()
+		moved := gone[read]
+		if len(moved) == 0 {
 			rest = append(rest, j)
 			continue
 		}
-		i := places[0]
-		gone[what] = places[1:]
+		i := moved[0]
+		gone[read] = moved[1:]
 		used[i] = true
-		script = append(script, Edit{Kind: KindOrder, Position: from + i, To: from + added[j], Tensor: got[j].Tensor, Op: got[j].Op, Expected: want[i].Bytes, Got: got[j].Bytes})
+		script = append(script, Edit{
+			Kind: KindOrder, Position: from + i, To: from + added[j], Tensor: got[j].Tensor,
+			Op: got[j].Op, Expected: want[i].Bytes, Got: got[j].Bytes,
+		})
 	}
 	left := removed[:0:0]
 	for _, i := range removed {
@@ -144,16 +155,20 @@ func join(want, got []Read, removed []int, added map[int]int, from int) []Edit {
 			left = append(left, i)
 		}
 	}
-	// What replaces a read stands beside it: both lists are in order, so that one pass pairs them.
+	// A read and its replacement have the same tensor. Both lists are in order, so one pass pairs
+	// them.
 	byTensor := map[int32][]int{}
 	for _, i := range left {
 		byTensor[want[i].Tensor] = append(byTensor[want[i].Tensor], i)
 	}
 	for _, j := range rest {
-		e := Edit{Kind: KindExtra, Position: from + added[j], To: from + added[j], Tensor: got[j].Tensor, Op: got[j].Op, Got: got[j].Bytes}
-		if places := byTensor[got[j].Tensor]; len(places) > 0 {
-			i := places[0]
-			byTensor[got[j].Tensor] = places[1:]
+		e := Edit{
+			Kind: KindExtra, Position: from + added[j], To: from + added[j], Tensor: got[j].Tensor,
+			Op: got[j].Op, Got: got[j].Bytes,
+		}
+		if replaced := byTensor[got[j].Tensor]; len(replaced) > 0 {
+			i := replaced[0]
+			byTensor[got[j].Tensor] = replaced[1:]
 			used[i] = true
 			e.Kind, e.Position, e.To, e.Expected = KindOp, from+i, from+i, want[i].Bytes
 			if want[i].Op == got[j].Op {
@@ -164,9 +179,14 @@ func join(want, got []Read, removed []int, added map[int]int, from int) []Edit {
 	}
 	for _, i := range left {
 		if !used[i] {
-			script = append(script, Edit{Kind: KindMissing, Position: from + i, To: from + i, Tensor: want[i].Tensor, Op: want[i].Op, Expected: want[i].Bytes})
+			script = append(script, Edit{
+				Kind: KindMissing, Position: from + i, To: from + i, Tensor: want[i].Tensor,
+				Op: want[i].Op, Expected: want[i].Bytes,
+			})
 		}
 	}
-	slices.SortStableFunc(script, func(a, b Edit) int { return cmp.Or(cmp.Compare(a.Position, b.Position), cmp.Compare(a.To, b.To)) })
+	slices.SortStableFunc(script, func(a, b Edit) int {
+		return cmp.Or(cmp.Compare(a.Position, b.Position), cmp.Compare(a.To, b.To))
+	})
 	return script
 }

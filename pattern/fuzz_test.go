@@ -1,6 +1,6 @@
 package pattern
 
-// This file fuzzes what is made of a capture's rows.
+// This file fuzzes the analyses of a capture's rows.
 
 import (
 	"bytes"
@@ -13,7 +13,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// rowsIn makes rows of bytes, such as package trace lets through: of tensors that there are, with numbers of bytes that they have.
+// rowsIn turns bytes into rows that package trace would accept: they name existing tensors, and
+// read no more bytes than these have.
 func rowsIn(data []byte, structure []tables.StructureRow) iter.Seq2[*tables.Access, error] {
 	ops := []string{"GET_ROWS", "MUL_MAT", "MUL_MAT_ID", "RMS_NORM+MUL", "ADD_ID", "", "\x1b[2J"}
 	return func(yield func(*tables.Access, error) bool) {
@@ -24,8 +25,10 @@ func rowsIn(data []byte, structure []tables.StructureRow) iter.Seq2[*tables.Acce
 			clock += int64(int8(data[9])) << (data[10] % 56)
 			clock = min(max(clock, -1<<60), 1<<60)
 			a := tables.Access{
-				Tensor: tensor, Op: ops[int(data[1])%len(ops)], Step: int32(data[2]), Token: int32(data[3]) - 1, Phase: tables.Phase(data[4] % 3), Thread: int32(data[5] % 4), Context: int32(data[6] % 3),
-				Bytes: int64(binary.LittleEndian.Uint16(data[7:])) * (t.Size / 65535), Offset: t.Offset, Timestamp: clock, Duration: int64(data[11])<<(data[10]%52) - 1, Stall: int64(data[9]) - 1,
+				Tensor: tensor, Op: ops[int(data[1])%len(ops)], Step: int32(data[2]), Token: int32(data[3]) - 1,
+				Phase: tables.Phase(data[4] % 3), Thread: int32(data[5] % 4), Context: int32(data[6] % 3),
+				Bytes: int64(binary.LittleEndian.Uint16(data[7:])) * (t.Size / 65535), Offset: t.Offset,
+				Timestamp: clock, Duration: int64(data[11])<<(data[10]%52) - 1, Stall: int64(data[9]) - 1,
 			}
 			if data[11]%3 == 0 {
 				a.Experts = []int32{int32(data[7]), int32(data[8]), -1}[:data[11]%4]
@@ -37,43 +40,56 @@ func rowsIn(data []byte, structure []tables.StructureRow) iter.Seq2[*tables.Acce
 	}
 }
 
-// FuzzBuild makes a pattern of any rows, and all that is made of a pattern. A cycle of it is read as it was written.
+// FuzzBuild makes a pattern from any rows, and all results of a pattern. A cycle reads back as it
+// was written.
 func FuzzBuild(f *testing.F) {
-	// A prompt and two tokens of three reads; sizes whose sum overflows; a token that is cut short.
+	// The seeds are a prompt and two tokens of three reads, sizes whose sum overflows, and a token
+	// that is cut short.
 	var run []byte
 	for step := range byte(3) {
 		for read := range byte(3) {
 			run = append(run, read, read, step, step, min(2, step+1), 0, 0, 255, 255, 10, 2, 10+3*read)
 		}
 	}
-	for _, seed := range [][]byte{run, run[:len(run)-12], append(run, bytes.Repeat([]byte{4, 1, 9, 3, 2, 0, 0, 255, 255, 1, 50, 200}, 20)...)} {
+	for _, seed := range [][]byte{
+		run, run[:len(run)-12],
+		append(run, bytes.Repeat([]byte{4, 1, 9, 3, 2, 0, 0, 255, 255, 1, 50, 200}, 20)...),
+	} {
 		f.Add(seed, true, false, int8(-1))
 	}
 	structure := []tables.StructureRow{
 		{Name: "token_embd.weight", Offset: 4096, Size: 65535, File: "m.gguf", Shape: []int64{64, 100}},
 		{Name: "blk.0.ffn_up.weight", Offset: 1 << 20, Size: 3 * 65535, File: "m.gguf", Shape: []int64{64, 64}},
-		{Name: "blk.0.ffn_up_exps.weight", Offset: 2 << 20, Size: 8 * 65535, File: "m.gguf", Shape: []int64{64, 64, 8}, Experts: 8, ExpertStride: 65535},
-		{Name: "\x1b[2J", Offset: 3 << 20, Size: 65535, File: "other.gguf", Shape: []int64{0, 1 << 62, 1 << 62}, Model: 1},
+		{Name: "blk.0.ffn_up_exps.weight", Offset: 2 << 20, Size: 8 * 65535, File: "m.gguf",
+			Shape: []int64{64, 64, 8}, Experts: 8, ExpertStride: 65535},
+		{Name: "\x1b[2J", Offset: 3 << 20, Size: 65535, File: "other.gguf", Shape: []int64{0, 1 << 62, 1 << 62},
+			Model: 1},
 		{Name: "huge.weight", Offset: 1 << 50, Size: 1 << 50, File: "m.gguf", Shape: []int64{1 << 62, 1 << 62, 4}},
 		{Name: "empty.weight", File: "m.gguf"},
 	}
-	meta := &tables.Meta{Models: []tables.ModelInfo{{Path: "/m.gguf", Files: []tables.ModelFile{{Name: "m.gguf", Bytes: 1 << 40, Fingerprint: someFingerprint}}}, {}}}
+	meta := &tables.Meta{
+		Models: []tables.ModelInfo{{Path: "/m.gguf",
+			Files: []tables.ModelFile{{Name: "m.gguf", Bytes: 1 << 40, Fingerprint: someFingerprint}}}, {}},
+	}
 	f.Fuzz(func(t *testing.T, data []byte, complete, headless bool, llama int8) {
 		batches := map[int32]int32{1: 1 + int32(len(data)%3), 2: 2}
-		p, err := Build(structure, rowsIn(data, structure), Options{Context: int(llama), Complete: complete, Headless: headless, Batches: batches})
+		p, err := Build(structure, rowsIn(data, structure),
+			Options{Context: int(llama), Complete: complete, Headless: headless, Batches: batches})
 		if err != nil {
-			if !errors.Is(err, ErrNoAccesses) && !errors.Is(err, ErrNoTokens) && !errors.Is(err, ErrNoContext) && !errors.Is(err, ErrTooMuch) {
+			if !errors.Is(err, ErrNoAccesses) && !errors.Is(err, ErrNoTokens) && !errors.Is(err, ErrNoContext) &&
+				!errors.Is(err, ErrTooMuch) {
 				t.Error(err)
 			}
 			return
 		}
 		s := p.Summarize(meta, 3)
 		if b := s.BytesPerToken; b.Min < 0 || b.Median < b.Min || b.Max < b.Median {
-			t.Errorf("bytes per token %+v", b)
+			t.Errorf("bytes per token %+v; want b.Min at least 0, b.Median at least %v, b.Max at least %v", b, b.Min,
+				b.Median)
 		}
 		for _, top := range s.Top {
 			if top.RunBytes < 0 || top.BytesPerToken < 0 {
-				t.Errorf("%+v", top)
+				t.Errorf("%+v; want top.RunBytes at least 0, top.BytesPerToken at least 0", top)
 			}
 		}
 		if err := s.WriteText(new(bytes.Buffer)); err != nil {
@@ -81,7 +97,7 @@ func FuzzBuild(f *testing.F) {
 		}
 		for _, r := range p.Rows() {
 			if r.RelativeTime < 0 || r.RelativeTime > 1 || r.Bytes < 0 {
-				t.Errorf("%+v", r)
+				t.Errorf("%+v; want r.RelativeTime at least 0, r.RelativeTime at most 1, r.Bytes at least 0", r)
 			}
 		}
 		c, err := p.Cycle(meta)

@@ -1,6 +1,7 @@
 package pattern
 
-// This file guesses the cycle of a model from its file alone, for a helper that begins before the target has read anything.
+// This file guesses the cycle of a model from its file alone. A helper uses that before the target
+// has read anything.
 
 import (
 	"cmp"
@@ -11,23 +12,29 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrNoGuess says that of a file nobody knows in which order it is read: it is no plain decoder, as far as its tensors' names tell.
+// ErrNoGuess means that the order in which a file is read cannot be guessed: judging by its
+// tensors' names, the model is no plain decoder.
 var ErrNoGuess = errors.New("the model's tensors do not tell in which order they are read")
 
-// Guess is the cycle that the graphs of llama.cpp make of a model with these tensors, by their names: layer after layer, and in a layer the attention, then the
-// feed-forward part. It depends on the release of llama.cpp and on the architecture, so it is to be compared with what a target really reads. What no graph reads for
-// every token (layers that predict further tokens) is left out. Models with routed experts are not guessed, as nobody knows most of what a token reads before, nor are recurrent ones. Times are unknown (-1). Files are the parts of the model, in any order: CycleRead.File is an index of
-// them. Cycle.Files is left to the caller, who may have described them already. The error is ErrNoGuess.
+// Guess returns the cycle that llama.cpp's graphs have for a model with these tensors, judging by
+// their names: layer after layer, and in each layer first the attention, then the feed-forward
+// part. The real order depends on the release of llama.cpp and on the architecture, so callers must
+// compare the guess with what a target really reads. Layers that predict further tokens are left
+// out, because no graph reads them for every token. Models with routed experts are not guessed,
+// because most of what a token reads is not known in advance. Recurrent models are not guessed
+// either. Times are unknown (-1). files are the parts of the model in any order, and CycleRead.File
+// is an index of them. Cycle.Files is left to the caller, who may have described the files already.
+// The error is ErrNoGuess.
 func Guess(files []*gguf.File) (*Cycle, error) {
-	g := guess{named: map[string]guessed{}, layers: map[int][]guessed{}}
+	g := guesser{named: map[string]rankedTensor{}, layers: map[int][]rankedTensor{}}
 	for i, f := range files {
 		for j := range f.Tensors {
-			g.add(i, &f.Tensors[j])
+			g.addTensor(i, &f.Tensors[j])
 		}
 	}
 	_, normed := g.named["output_norm.weight"]
 	embedding, embeds := g.named["token_embd.weight"]
-	if len(g.layers) == 0 || !normed || !embeds || g.other {
+	if len(g.layers) == 0 || !normed || !embeds || g.unsupported {
 		return nil, ErrNoGuess
 	}
 	g.read(embedding)
@@ -40,12 +47,12 @@ func Guess(files []*gguf.File) (*Cycle, error) {
 	}
 	slices.Sort(numbers)
 	for _, n := range numbers {
-		g.layer(g.layers[n])
+		g.readLayer(g.layers[n])
 	}
 	g.readNamed("output_norm")
 	if _, ok := g.named["output.weight"]; ok {
 		g.readNamed("output")
-	} else { // the embeddings compute the logits, too
+	} else { // the embeddings compute the logits as well
 		g.readWhole(embedding)
 	}
 	if len(g.reads) > maxReads {
@@ -54,26 +61,28 @@ func Guess(files []*gguf.File) (*Cycle, error) {
 	return &Cycle{Reads: g.reads}, nil
 }
 
-// guessed is a tensor and its place in the order of its layer.
-type guessed struct {
+// rankedTensor is a tensor and its rank in the order of its layer.
+type rankedTensor struct {
 	*gguf.Tensor
 	file int
 	rank int
 }
 
-// guess is one that is being made.
-type guess struct {
-	named  map[string]guessed // tensors of no layer
-	layers map[int][]guessed
-	reads  []CycleRead
-	other  bool // a layer is no plain transformer's
+// guesser makes a guess.
+type guesser struct {
+	named       map[string]rankedTensor // tensors of no layer
+	layers      map[int][]rankedTensor
+	reads       []CycleRead
+	unsupported bool // some layer is not that of a plain transformer
 }
 
-// order is in which order a layer's weights are read, by the first part of their names. A weight's bias follows it.
-var order = []string{
+// readOrder lists the first parts of the names of a layer's weights, in the order in which they are
+// read. A weight's bias follows it.
+var readOrder = []string{
 	"attn_norm", "attn_norm_2",
 	"attn_qkv",
-	// The value comes before the key since llama.cpp fuses the key's rotation with its store in the cache.
+	// The value comes before the key, since llama.cpp fuses the key's rotation with its store in
+	// the cache.
 	"attn_q", "attn_q_norm", "attn_v", "attn_k", "attn_k_norm", "attn_sinks", "attn_gate",
 	attentionElse,
 	"attn_sub_norm", "attn_output", "attn_output_norm", "attn_post_norm", "post_attention_norm",
@@ -82,7 +91,7 @@ var order = []string{
 	"ffn_sub_norm", "ffn_down", "ffn_post_norm", "post_ffw_norm", "layer_output_norm", "layer_output_scale",
 }
 
-// These stand for weights that are not in order.
+// These stand for weights that are not in readOrder.
 const (
 	attentionElse   = "(attention)"
 	feedForwardElse = "(feed forward)"
@@ -90,17 +99,17 @@ const (
 
 var ranks = func() map[string]int {
 	ranks := map[string]int{}
-	for i, stem := range order {
+	for i, stem := range readOrder {
 		ranks[stem] = i
 	}
 	return ranks
 }()
 
-func (g *guess) add(file int, t *gguf.Tensor) {
-	g.other = g.other || t.Experts() > 0 || t.Kind() == gguf.KindExpert || t.Kind() == gguf.KindRecurrent
+func (g *guesser) addTensor(file int, t *gguf.Tensor) {
+	g.unsupported = g.unsupported || t.Experts() > 0 || t.Kind() == gguf.KindExpert || t.Kind() == gguf.KindRecurrent
 	n := t.Layer()
 	if n < 0 {
-		g.named[t.Name] = guessed{t, file, 0}
+		g.named[t.Name] = rankedTensor{t, file, 0}
 		return
 	}
 	stem, _, _ := strings.Cut(t.Component(), ".")
@@ -111,39 +120,41 @@ func (g *guess) add(file int, t *gguf.Tensor) {
 			rank = ranks[attentionElse]
 		}
 	}
-	g.layers[n] = append(g.layers[n], guessed{t, file, rank})
+	g.layers[n] = append(g.layers[n], rankedTensor{t, file, rank})
 }
 
-// layer reads the weights of one layer.
-func (g *guess) layer(tensors []guessed) {
-	if slices.ContainsFunc(tensors, func(t guessed) bool { return strings.HasPrefix(t.Component(), "nextn.") }) {
-		return // only to predict further tokens
+// readLayer reads the weights of one layer.
+func (g *guesser) readLayer(tensors []rankedTensor) {
+	if slices.ContainsFunc(tensors, func(t rankedTensor) bool { return strings.HasPrefix(t.Component(), "nextn.") }) {
+		return // only needed to predict further tokens
 	}
-	bias := func(t guessed) int {
+	bias := func(t rankedTensor) int {
 		if strings.HasSuffix(t.Name, ".bias") {
 			return 1
 		}
 		return 0
 	}
-	slices.SortFunc(tensors, func(a, b guessed) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(bias(a), bias(b)), cmp.Compare(a.file, b.file), cmp.Compare(a.Offset, b.Offset))
+	slices.SortFunc(tensors, func(a, b rankedTensor) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(bias(a), bias(b)), cmp.Compare(a.file, b.file),
+			cmp.Compare(a.Offset, b.Offset))
 	})
 	rotation, rotates := g.named["rope_freqs.weight"]
 	for i, t := range tensors {
 		g.read(t)
-		// Queries and keys are rotated when they are whole.
-		whole := i+1 == len(tensors) || !rotated(tensors[i+1].rank) || part(tensors[i+1].rank) != part(t.rank)
-		if rotates && rotated(t.rank) && whole {
+		// Queries and keys are rotated once they are complete.
+		whole := i+1 == len(tensors) || !isRotated(tensors[i+1].rank) ||
+			rotatedPart(tensors[i+1].rank) != rotatedPart(t.rank)
+		if rotates && isRotated(t.rank) && whole {
 			g.readWhole(rotation)
 		}
 	}
 }
 
-// rotated says that what is read at a place in the order makes queries or keys.
-func rotated(rank int) bool { return part(rank) != 0 }
+// isRotated reports whether the weights of a rank make queries or keys.
+func isRotated(rank int) bool { return rotatedPart(rank) != 0 }
 
-func part(rank int) int {
-	switch order[rank] {
+func rotatedPart(rank int) int {
+	switch readOrder[rank] {
 	case "attn_q", "attn_q_norm":
 		return 1
 	case "attn_k", "attn_k_norm":
@@ -152,8 +163,8 @@ func part(rank int) int {
 	return 0
 }
 
-// readNamed reads a tensor of no layer and its bias, if they are there.
-func (g *guess) readNamed(stem string) {
+// readNamed adds the reads of a tensor of no layer and of its bias, if they exist.
+func (g *guesser) readNamed(stem string) {
 	for _, what := range []string{".weight", ".bias"} {
 		if t, ok := g.named[stem+what]; ok {
 			g.read(t)
@@ -161,17 +172,17 @@ func (g *guess) readNamed(stem string) {
 	}
 }
 
-// read adds the read of a tensor, as far as a token reads it.
-func (g *guess) read(t guessed) {
+// read adds the read of a tensor. A token reads only a row of the embedding.
+func (g *guesser) read(t rankedTensor) {
 	g.readWhole(t)
 	r := &g.reads[len(g.reads)-1]
 	if t.Kind() == gguf.KindEmbedding && len(t.Shape) == 2 {
 		r.Op = "GET_ROWS"
-		r.gather(t.Size/t.Shape[1], 1, false)
+		r.setGather(t.Size/t.Shape[1], 1, false)
 	}
 }
 
-func (g *guess) readWhole(t guessed) {
+func (g *guesser) readWhole(t rankedTensor) {
 	op := "MUL_MAT"
 	switch {
 	case strings.HasSuffix(t.Name, ".bias"):
@@ -181,5 +192,7 @@ func (g *guess) readWhole(t guessed) {
 	case len(t.Shape) == 1:
 		op = "MUL"
 	}
-	g.reads = append(g.reads, CycleRead{File: t.file, Tensor: t.Name, Op: op, Offset: t.Offset, Length: t.Size, Nanos: -1})
+	g.reads = append(g.reads, CycleRead{
+		File: t.file, Tensor: t.Name, Op: op, Offset: t.Offset, Length: t.Size, Nanos: -1,
+	})
 }

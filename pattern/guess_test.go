@@ -1,5 +1,7 @@
 package pattern_test
 
+// These tests compare guessed cycles with what llama.cpp reads.
+
 import (
 	"errors"
 	"fmt"
@@ -17,7 +19,7 @@ import (
 	"tensorcast/pattern"
 )
 
-// guessOf is the guess of the models at paths, which are parts of one.
+// guessOf returns the guess for the model whose parts are at paths.
 func guessOf(t *testing.T, paths ...string) (*pattern.Cycle, error) {
 	t.Helper()
 	var files []*gguf.File
@@ -38,7 +40,7 @@ func names(c *pattern.Cycle) (all []string) {
 	return all
 }
 
-// The guess is what the real llama.cpp reads, in the order in which it does.
+// The guess has the same reads in the same order as the real llama.cpp.
 func TestGuess(t *testing.T) {
 	in := llamatest.ForTest(t)
 	for name, config := range map[string]synth.Config{
@@ -46,7 +48,10 @@ func TestGuess(t *testing.T) {
 		"tied":  {Layers: 12, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1, Tied: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "x", Tokens: 2, Threads: 2, NoRepack: true, Ops: filepath.Join(t.TempDir(), "ops")}
+			o := llama.Options{
+				Model: llamatest.Model(t, config), Prompt: "x", Tokens: 2, Threads: 2,
+				NoRepack: true, Ops: filepath.Join(t.TempDir(), "ops"),
+			}
 			if _, err := in.Run(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
@@ -71,7 +76,7 @@ func TestGuess(t *testing.T) {
 	}
 }
 
-// tensor is one of the test models here; a bias or norm has one dimension.
+// tensor returns a tensor of a test model. A bias or norm has one dimension.
 func tensor(name string) gguftest.Tensor {
 	t := gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{8}}
 	switch {
@@ -84,16 +89,18 @@ func tensor(name string) gguftest.Tensor {
 	return t
 }
 
-// Names that the models of other tests do not have; the model is in two files, and no tensor is where it is read.
+// The model has tensors that those of other tests lack. It is in two files, and the tensors are not
+// in the order in which they are read.
 func TestGuessNames(t *testing.T) {
 	dir := t.TempDir()
 	want := []string{"token_embd.weight", "token_embd_norm.weight", "token_embd_norm.bias"}
 	layer := []string{
-		"attn_norm.weight", "attn_norm.bias", "attn_q.weight", "attn_q.bias", "attn_q_norm.weight", "(rotation)", "attn_v.weight", "attn_k.weight", "attn_k.bias", "(rotation)",
+		"attn_norm.weight", "attn_norm.bias", "attn_q.weight", "attn_q.bias", "attn_q_norm.weight", "(rotation)",
+		"attn_v.weight", "attn_k.weight", "attn_k.bias", "(rotation)",
 		"attn_mystery.weight", "attn_output.weight", "attn_output.bias", "ffn_norm.weight", "ffn_gate.weight",
 		"ffn_up.weight", "mystery.weight", "ffn_down.weight", "post_ffw_norm.weight",
 	}
-	for l := range 11 { // of which the last but one comes after the first by name
+	for l := range 11 { // by name, layer 10 comes before layer 2
 		for _, component := range layer {
 			if component == "(rotation)" {
 				want = append(want, "rope_freqs.weight")
@@ -153,16 +160,17 @@ func TestGuessNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := pattern.ReadCycle(strings.NewReader(file.String())); err != nil || !reflect.DeepEqual(again, c) {
-		t.Errorf("written and read again it is another: %v", err)
+		t.Errorf("written and read again it is another: %v; want %v", err, c)
 	}
 }
 
-// What is no plain decoder is not guessed.
+// Models that are no plain decoders are not guessed.
 func TestGuessNothing(t *testing.T) {
 	for name, tensors := range map[string][]string{
-		"no layers":     {"token_embd.weight", "output_norm.weight", "output.weight"},
-		"an encoder":    {"token_embd.weight", "blk.0.attn_q.weight"},
-		"two stacks":    {"token_embd.weight", "enc.blk.0.attn_q.weight", "dec.blk.0.attn_q.weight", "dec.output_norm.weight"},
+		"no layers":  {"token_embd.weight", "output_norm.weight", "output.weight"},
+		"an encoder": {"token_embd.weight", "blk.0.attn_q.weight"},
+		"two stacks": {"token_embd.weight", "enc.blk.0.attn_q.weight", "dec.blk.0.attn_q.weight",
+			"dec.output_norm.weight"},
 		"experts":       {"token_embd.weight", "output_norm.weight", "output.weight", "blk.0.ffn_up_exps.weight"},
 		"recurrent":     {"token_embd.weight", "output_norm.weight", "output.weight", "blk.0.ssm_in.weight"},
 		"no embeddings": {"blk.0.attn_q.weight", "output_norm.weight", "output.weight"},
@@ -174,7 +182,7 @@ func TestGuessNothing(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "model")
 		m.Write(t, path)
 		if c, err := guessOf(t, path); !errors.Is(err, pattern.ErrNoGuess) {
-			t.Errorf("%s: %+v, %v", name, c, err)
+			t.Errorf("%s: %+v, %v; want %v", name, c, err, pattern.ErrNoGuess)
 		}
 	}
 }

@@ -11,10 +11,11 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrOtherModel says that a cycle is of another model than the one at hand.
+// ErrOtherModel means that a cycle is of another model than the one at hand.
 var ErrOtherModel = errors.New("the pattern is of another model")
 
-// FilesOf describes the files of a model, in the order of its parts. It reads their metadata; the errors are those of gguf.File.Fingerprint.
+// FilesOf describes the files of a model, in the order of its parts. It reads their metadata. The
+// errors are those of gguf.File.Fingerprint.
 func FilesOf(m *gguf.Model) ([]CycleFile, error) {
 	files := make([]CycleFile, 0, len(m.Files))
 	for _, f := range m.Files {
@@ -27,19 +28,22 @@ func FilesOf(m *gguf.Model) ([]CycleFile, error) {
 	return files, nil
 }
 
-// is says that two descriptions are of the same file, whatever its name.
-func (f CycleFile) is(o CycleFile) bool { return f.Size == o.Size && f.Fingerprint == o.Fingerprint }
+// isSameFile reports whether two descriptions are of the same file, whatever its name.
+func (f CycleFile) isSameFile(o CycleFile) bool {
+	return f.Size == o.Size && f.Fingerprint == o.Fingerprint
+}
 
 func (f CycleFile) String() string {
 	return fmt.Sprintf("%s (%d bytes, fingerprint %.8s)", f.Name, f.Size, f.Fingerprint)
 }
 
-// In is the cycle with its files numbered as in files, which may be in another order and hold files of other models besides: CycleRead.File is an
-// index of files. The error is ErrOtherModel, and says which file is missing.
+// In returns the cycle with CycleRead.File renumbered as an index of files. These may be in another
+// order and include files of other models. The error is ErrOtherModel, and says which file is
+// missing.
 func (c *Cycle) In(files []CycleFile) (*Cycle, error) {
 	index := make([]int, len(c.Files))
 	for i, f := range c.Files {
-		index[i] = slices.IndexFunc(files, f.is)
+		index[i] = slices.IndexFunc(files, f.isSameFile)
 		if index[i] < 0 {
 			return nil, fmt.Errorf("%w: it reads %v, which is not among the files here", ErrOtherModel, f)
 		}

@@ -1,5 +1,8 @@
 package pattern
 
+// This file turns the access table of a capture into steps with sequences, and finds each phase's
+// reference sequence.
+
 import (
 	"cmp"
 	"encoding/binary"
@@ -13,28 +16,27 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// This file turns the access table of a capture into steps with sequences, and finds each phase's reference sequence.
-
 // Read is one op reading one weight.
 type Read struct {
 	Tensor int32 // row of Pattern.Structure
 	Op     string
 	Bytes  int64 // distinct bytes of the tensor that were read
-	// Varies says that Bytes depends on which tokens are generated together: it is no part of the sequence.
+	// Varies means that Bytes depends on which tokens are generated together. Bytes is then not
+	// part of the sequence.
 	Varies bool
 }
 
-// what is the part of the read that sequences are compared by.
-func (r Read) what() Read {
+// identity returns the part of the read by which sequences are compared.
+func (r Read) identity() Read {
 	if r.Varies {
 		r.Bytes = 0
 	}
 	return r
 }
 
-func sameRead(a, b Read) bool { return a.what() == b.what() }
+func sameRead(a, b Read) bool { return a.identity() == b.identity() }
 
-// sameTensor leaves out how much is read, which may differ between batches of different sizes.
+// sameTensor ignores how much is read, because that may differ between batches of different sizes.
 func sameTensor(a, b Read) bool { return a.Tensor == b.Tensor && a.Op == b.Op }
 
 // Step is one llama_decode call that read at least one weight.
@@ -42,23 +44,25 @@ type Step struct {
 	Number int32 // tables.Access.Step
 	Token  int32 // tables.Access.Token
 	Phase  tables.Phase
-	Reads  []Read // shared by the steps with an equal sequence: not to be changed
+	Reads  []Read // shared by the steps with an equal sequence, so never changed
 	Bytes  int64  // sum over Reads
 	Batch  int32  // tokens that the step generates, of as many sequences; 0 in other phases
-	// CutShort says that the capture ended inside this step. Such a step counts for nothing but total bytes.
+	// CutShort means that the capture ended inside this step. Such a step counts only for total
+	// bytes.
 	CutShort bool
 
 	sequence int // index of Pattern.sequences, which holds Reads
 	thread   int32
 	context  int32
-	model    int32     // of which the step read most bytes
+	model    int32     // the model of which the step read most bytes
 	start    int64     // ns, the first read
-	at       []float32 // for each read, when it began: 0 is start, 1 is the end of the step's last read
+	at       []float32 // for each read, when it began; 0 is start, 1 is the end of the step's last read
 	experts  [][]int32 // for each read, the experts selected, ascending; nil if the step selects none
 }
 
-// Pattern is what one llama_context read of one model, step by step, and the sequence that its tokens share. Build makes it of a capture; it is not
-// changed afterwards: concurrent readers are safe.
+// Pattern is what one llama_context read of one model, step by step, and the sequence that its
+// tokens share. Build makes it from a capture. It is not changed afterwards, so concurrent readers
+// are safe.
 type Pattern struct {
 	Structure []tables.StructureRow // of all models
 	Steps     []Step                // of the context, in the order of their first read
@@ -67,17 +71,20 @@ type Pattern struct {
 	Contexts  []ContextReads        // all that the capture holds, this one among them
 
 	sequences [][]Read
-	offsets   [][]int64           // for each of sequences and each of its reads, where in the file the read began the first time
-	compute   map[timed][]int64   // for each read, how long its op computed, see CycleRead.Nanos
-	reference [phases]reference   // indexed by tables.Phase; of generation that of the batches of which there are most
-	batches   map[int32]reference // of generation, by Step.Batch
+	// offsets has, for each of sequences and each of its reads, where in the file the read began
+	// the first time.
+	offsets   [][]int64
+	compute   map[computeKey][]int64 // for each read, the shortest time that its op computed (ns), see CycleRead.Nanos
+	reference [phases]reference      // indexed by tables.Phase; for generation, that of the most frequent batch size
+	batches   map[int32]reference    // of the generation phase, by Step.Batch
 }
 
 // phases is the number of phases.
 const phases = 3
 
-// timed names the steps over which the least compute times are kept: those of one context and phase that share a sequence.
-type timed struct {
+// computeKey identifies the steps over which the shortest compute times are kept: those of one
+// context and phase that share a sequence.
+type computeKey struct {
 	sequence int // index of Pattern.sequences
 	context  int32
 	phase    tables.Phase
@@ -87,7 +94,7 @@ type timed struct {
 type reference struct {
 	sequence int // index of Pattern.sequences
 	reads    []Read
-	steps    []int // those that follow it, as indices of Pattern.Steps
+	steps    []int // the steps that follow it, as indices of Pattern.Steps
 }
 
 // Errors of Build, for callers that explain them.
@@ -95,15 +102,17 @@ var (
 	ErrNoAccesses = errors.New("the capture holds no accesses")
 	ErrNoTokens   = errors.New("the capture holds no generated token")
 	ErrNoContext  = errors.New("the capture holds no such context")
-	// ErrTooMuch says that a capture holds more than can be: what is kept of it is bounded, and sums do not overflow.
+	// ErrTooMuch means that a capture holds more than any real one. The limits bound memory, and
+	// sums do not overflow.
 	ErrTooMuch = errors.New("the capture holds too much")
 )
 
-// What a capture may hold. A large batch, which is cut in many graphs, has some 50,000 reads; 2^28 reads are a week of a large model's tokens.
+// These are limits of what a capture may hold. A large batch, which is cut in many graphs, has some
+// 50,000 reads. 2^28 reads are a week of a large model's tokens.
 const (
 	maxStepReads    = 1 << 18
 	maxCaptureReads = 1 << 28
-	maxStepBytes    = 1 << 53 // medians, which are floating-point numbers, are exact
+	maxStepBytes    = 1 << 53 // up to here medians, which are floating-point numbers, are exact
 	maxCaptureBytes = 1 << 62
 )
 
@@ -116,23 +125,28 @@ type ContextReads struct {
 	GenerationBytes int64 `json:"generation_bytes"`
 }
 
-// MostRead chooses the context and the model of which most bytes were read in generation.
+// MostRead chooses the context and model of which most bytes were read in generation.
 const MostRead = -1
 
-// Options tell Build about a capture.
+// Options tell Build what to know about a capture.
 type Options struct {
-	// Context is the context of which a pattern is made, or MostRead. A context is known by its address, which may be used again with another model
-	// when the first is freed: of its models, the one of which most was read is taken.
+	// Context is the context of which a pattern is made, or MostRead. A context is known by its
+	// address. That may be used again with another model after the first was freed. The model of
+	// which most was read is then taken.
 	Context  int
 	Complete bool // the capture ended in order (tables.Meta.Complete): its last step is whole
-	Headless bool // the oldest rows of the capture have been deleted: its first step may lack its beginning
-	// Batches are the steps that generate tokens of several sequences, and how many.
+	Headless bool // the oldest rows of the capture were deleted, so its first step may lack its beginning
+	// Batches has, for each step that generates tokens of several sequences, how many it generates.
 	Batches map[int32]int32
 }
 
-// OptionsOf are the options for a capture, with the context of which most was read: from its description and its steps table.
+// OptionsOf returns the options for a capture from its description and its steps table. The context
+// is MostRead.
 func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Options, error) {
-	o := Options{Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0, Batches: map[int32]int32{}}
+	o := Options{
+		Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0,
+		Batches: map[int32]int32{},
+	}
 	for s, err := range steps {
 		if err != nil {
 			return o, err
@@ -146,34 +160,40 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 
 // Build reads an access table. Its rows name tensors of structure.
 //
-// Steps that generate are compared with those that generate as many tokens: a batch may be computed by other ops. The
-// reference sequence of a batch size is the sequence that most of its steps share; among equals, the longest, then the
-// first. That of the generation phase is the reference of the size of which there are most steps. The other phases'
-// batches differ in size, so that there the bytes are left out of the comparison.
+// Steps that generate are compared with those that generate as many tokens, because batches of
+// other sizes may be computed by other ops. The reference sequence of a batch size is the sequence
+// that most of its steps share. Among equals it is the longest, then the first. The reference of
+// the generation phase is that of the most frequent batch size. The batches of the other phases
+// differ in size, so bytes are left out of the comparison there.
 //
-// The last step of each thread is taken as cut short if it is a generated token whose sequence is shorter than the
-// reference, and either begins like it or the capture is not complete (then its end is where the tracer was killed). Of a
-// headless capture, so is the first step if it ends like the reference. A token that is the longest one is never cut short, so
-// that a capture of one token keeps it.
+// The last step of each thread counts as cut short if it is a generated token with a shorter
+// sequence than the reference, and one of two things holds: it begins like the reference, or the
+// capture is not complete, so that the tracer was killed there. In a headless capture the first
+// step counts as cut short if it ends like the reference. The longest token is never cut short, so
+// a capture of one token keeps it.
 //
-// Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse, with ErrTooMuch, or with the error that
-// accesses yields. Rows are as trace reads them: what package trace checks of a row is not checked again.
+// Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse,
+// with ErrTooMuch, or with the error that accesses yields. The rows must be as package trace reads
+// them. What that package checks is not checked again.
 func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error], o Options) (*Pattern, error) {
-	p := &Pattern{Structure: structure, compute: map[timed][]int64{}}
-	b := collector{pattern: p, batches: o.Batches, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
+	p := &Pattern{Structure: structure, compute: map[computeKey][]int64{}}
+	b := collector{
+		pattern: p, batches: o.Batches, open: map[int32]*openStep{}, ops: map[string]string{},
+		known: map[string]int{},
+	}
 	for a, err := range accesses {
 		if err != nil {
 			return nil, err
 		}
-		if err := b.add(a); err != nil {
+		if err := b.addRow(a); err != nil {
 			return nil, err
 		}
 	}
-	b.finish()
+	b.closeAll()
 	if len(p.Steps) == 0 {
 		return nil, ErrNoAccesses
 	}
-	if err := p.choose(o.Context); err != nil {
+	if err := p.chooseContext(o.Context); err != nil {
 		return nil, err
 	}
 	for _, phase := range []tables.Phase{tables.PhaseWarmup, tables.PhasePrompt} {
@@ -185,20 +205,22 @@ func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, e
 	}
 	first, last := p.endSteps()
 	for _, i := range last {
-		if s, whole := p.shorter(i); s != nil {
+		if s, whole := p.shorterThanReference(i); s != nil {
 			s.CutShort = !o.Complete || slices.EqualFunc(s.Reads, whole[:len(s.Reads)], sameTensor)
 		}
 	}
 	for _, i := range first {
-		if s, whole := p.shorter(i); s != nil && o.Headless {
+		if s, whole := p.shorterThanReference(i); s != nil && o.Headless {
 			s.CutShort = s.CutShort || slices.EqualFunc(s.Reads, whole[len(whole)-len(s.Reads):], sameTensor)
 		}
 	}
 	return p, nil
 }
 
-// shorter is a step that generates if it has fewer reads than the reference of its batch, or if no other has its size than that of most steps, and that reference; else nil.
-func (p *Pattern) shorter(step int) (*Step, []Read) {
+// shorterThanReference returns a step and its reference if the step generates and has fewer reads
+// than the reference, else nil. The reference is that of its batch size, or that of the phase if no
+// other step has this size.
+func (p *Pattern) shorterThanReference(step int) (*Step, []Read) {
 	s := &p.Steps[step]
 	if s.Phase != tables.PhaseGeneration {
 		return nil, nil
@@ -213,7 +235,8 @@ func (p *Pattern) shorter(step int) (*Step, []Read) {
 	return s, whole.reads
 }
 
-// findBatches finds the reference of each batch size, and of those the phase's: that of most steps, of the smallest batch among equals.
+// findBatches finds the reference of each batch size. The one of the most frequent size becomes the
+// reference of the generation phase. Among equals the smallest size wins.
 func (p *Pattern) findBatches() {
 	p.batches = map[int32]reference{}
 	count := map[int32]int{}
@@ -232,8 +255,8 @@ func (p *Pattern) findBatches() {
 	p.reference[tables.PhaseGeneration] = p.batches[most]
 }
 
-// choose keeps the steps of one context and one model.
-func (p *Pattern) choose(context int) error {
+// chooseContext keeps the steps of one context and one model.
+func (p *Pattern) chooseContext(context int) error {
 	index := map[[2]int32]int{}
 	for i := range p.Steps {
 		s := &p.Steps[i]
@@ -256,7 +279,8 @@ func (p *Pattern) choose(context int) error {
 	})
 	best := -1
 	for i, c := range p.Contexts {
-		if (context < 0 || int(c.Context) == context) && (best < 0 || c.GenerationBytes > p.Contexts[best].GenerationBytes) {
+		if (context < 0 || int(c.Context) == context) &&
+			(best < 0 || c.GenerationBytes > p.Contexts[best].GenerationBytes) {
 			best = i
 		}
 	}
@@ -268,7 +292,7 @@ func (p *Pattern) choose(context int) error {
 	return nil
 }
 
-// contextList is "0, 1, 4".
+// contextList formats the contexts, for example as "0, 1, 4".
 func (p *Pattern) contextList() string {
 	const named = 16
 	var names []string
@@ -283,20 +307,24 @@ func (p *Pattern) contextList() string {
 	return strings.Join(names, ", ")
 }
 
-// AddBytes adds the bytes that the step reads of each tensor to sum, which has one element per row of Structure.
+// AddBytes adds the bytes that the step reads of each tensor to sum, which has one element per row
+// of Structure.
 func (s *Step) AddBytes(sum []int64) {
 	for _, r := range s.Reads {
 		sum[r.Tensor] += r.Bytes
 	}
 }
 
-// Deviates reports whether s is a whole step that generates and whose sequence is not the reference of its batch size.
+// Deviates reports whether s is a whole step that generates and whose sequence is not the reference
+// of its batch size.
 func (p *Pattern) Deviates(s *Step) bool {
-	return s.Phase == tables.PhaseGeneration && !s.CutShort && !slices.EqualFunc(s.Reads, p.batches[s.Batch].reads, sameRead)
+	return s.Phase == tables.PhaseGeneration && !s.CutShort &&
+		!slices.EqualFunc(s.Reads, p.batches[s.Batch].reads, sameRead)
 }
 
-// AccessOrder is the rows of Structure that are of the model, each once: first those of the generation phase's reference sequence in the order
-// of their first read, then those read elsewhere in the same order, then those never read, as in Structure.
+// AccessOrder returns the rows of Structure that are of the model, each once. First come those of
+// the generation phase's reference sequence in the order of their first read, then those read
+// elsewhere in the same order, then those never read, as in Structure.
 func (p *Pattern) AccessOrder() []int {
 	order := make([]int, 0, len(p.Structure))
 	seen := make([]bool, len(p.Structure))
@@ -331,7 +359,7 @@ func (p *Pattern) tokens() iter.Seq[int] {
 	}
 }
 
-// endSteps are the first and the last step of each thread, as indices of Steps.
+// endSteps returns the first and the last step of each thread, as indices of Steps.
 func (p *Pattern) endSteps() (first, last []int) {
 	ends := map[int32][2]int{}
 	for i := range p.Steps {
@@ -348,7 +376,7 @@ func (p *Pattern) endSteps() (first, last []int) {
 	return first, last
 }
 
-// findReference finds the sequence that most steps of a phase share, of generation those of a batch size.
+// findReference finds the sequence that most steps of a phase and batch size share.
 func (p *Pattern) findReference(phase tables.Phase, batch int32) reference {
 	var steps []int
 	for i := range p.Steps {
@@ -356,11 +384,12 @@ func (p *Pattern) findReference(phase tables.Phase, batch int32) reference {
 			steps = append(steps, i)
 		}
 	}
-	return p.canonical(steps, phase == tables.PhaseGeneration)
+	return p.canonicalSequence(steps, phase == tables.PhaseGeneration)
 }
 
-// canonical is the sequence that most of some steps share, with or without the bytes of their reads.
-func (p *Pattern) canonical(steps []int, withBytes bool) reference {
+// canonicalSequence returns the sequence that most of the steps share. withBytes means that the
+// bytes of the reads are compared, too.
+func (p *Pattern) canonicalSequence(steps []int, withBytes bool) reference {
 	// Distinct sequences that are equal in this sense share a group, named by the first of them.
 	group := map[int]int{}
 	known := map[string]int{}
@@ -380,7 +409,8 @@ func (p *Pattern) canonical(steps []int, withBytes bool) reference {
 		members[g] = append(members[g], i)
 	}
 	for g, steps := range members {
-		if best < 0 || better(len(steps), len(p.sequences[g]), steps[0], len(members[best]), len(p.sequences[best]), members[best][0]) {
+		if best < 0 || isBetter(len(steps), len(p.sequences[g]), steps[0], len(members[best]), len(p.sequences[best]),
+			members[best][0]) {
 			best = g
 		}
 	}
@@ -390,8 +420,8 @@ func (p *Pattern) canonical(steps []int, withBytes bool) reference {
 	return reference{sequence: best, reads: p.sequences[best], steps: members[best]}
 }
 
-// better orders candidates by steps, then reads, then who came first.
-func better(steps, reads, first, oldSteps, oldReads, oldFirst int) bool {
+// isBetter orders candidates by their number of steps, then of reads, then by which came first.
+func isBetter(steps, reads, first, oldSteps, oldReads, oldFirst int) bool {
 	switch {
 	case steps != oldSteps:
 		return steps > oldSteps
@@ -401,7 +431,7 @@ func better(steps, reads, first, oldSteps, oldReads, oldFirst int) bool {
 	return first < oldFirst
 }
 
-// sequenceKey is a string that is equal for equal sequences.
+// sequenceKey returns a string that is equal for equal sequences.
 func sequenceKey(reads []Read, withBytes bool) string {
 	var key []byte
 	for _, r := range reads {
@@ -409,13 +439,13 @@ func sequenceKey(reads []Read, withBytes bool) string {
 		key = binary.AppendUvarint(key, uint64(len(r.Op)))
 		key = append(key, r.Op...)
 		if withBytes {
-			key = binary.AppendVarint(key, r.what().Bytes)
+			key = binary.AppendVarint(key, r.identity().Bytes)
 		}
 	}
 	return string(key)
 }
 
-// appendBytes makes a key tell apart what sequences leave out.
+// appendBytes extends a key by the bytes of reads, which sequences may leave out.
 func appendBytes(key []byte, reads []Read) []byte {
 	for _, r := range reads {
 		key = binary.AppendVarint(key, r.Bytes)
@@ -426,16 +456,17 @@ func appendBytes(key []byte, reads []Read) []byte {
 	return key
 }
 
-// collector gathers rows into steps. Steps of several threads (contexts) may interleave; a step ends when its thread goes
-// on to another, so that no more than one step per thread is held in full.
+// collector gathers rows into steps. Steps of several threads (contexts) may interleave. A step
+// ends when its thread goes on to another, so no more than one step per thread is held in full.
 type collector struct {
 	pattern *Pattern
-	batches map[int32]int32     // by step; those of one token are not in it
+	batches map[int32]int32     // by step; steps of one token are not in it
 	open    map[int32]*openStep // by thread
-	ops     map[string]string   // the strings of a row are valid until the next one: keep one copy of each
-	known   map[string]int      // key of a sequence, with all bytes -> index of Pattern.sequences
-	reads   int                 // of all steps
-	bytes   int64               // that they read: no part of them overflows if this does not
+	// one copy of each op's name, because the strings of a row are valid only until the next one
+	ops   map[string]string
+	known map[string]int // key of a sequence, with all bytes -> index of Pattern.sequences
+	reads int            // of all steps
+	bytes int64          // that all steps read: if this does not overflow, no partial sum does
 }
 
 type openStep struct {
@@ -451,7 +482,7 @@ type openStep struct {
 	selects bool
 }
 
-func (b *collector) add(a *tables.Access) error {
+func (b *collector) addRow(a *tables.Access) error {
 	if a.Tensor < 0 || int(a.Tensor) >= len(b.pattern.Structure) {
 		return fmt.Errorf("a row names tensor %d of %d", a.Tensor, len(b.pattern.Structure))
 	}
@@ -464,14 +495,19 @@ func (b *collector) add(a *tables.Access) error {
 	o := b.open[a.Thread]
 	if o == nil || b.pattern.Steps[o.index].Number != a.Step {
 		if o != nil {
-			b.close(o)
+			b.closeStep(o)
 		}
 		o = &openStep{index: len(b.pattern.Steps)}
 		b.open[a.Thread] = o
-		b.pattern.Steps = append(b.pattern.Steps, Step{Number: a.Step, Token: a.Token, Phase: a.Phase, Batch: b.batch(a), thread: a.Thread, context: a.Context})
+		b.pattern.Steps = append(b.pattern.Steps,
+			Step{
+				Number: a.Step, Token: a.Token, Phase: a.Phase, Batch: b.batchSize(a),
+				thread: a.Thread, context: a.Context,
+			})
 	}
 	if len(o.reads) == maxStepReads || a.Bytes > maxStepBytes-o.bytes || a.Bytes > maxCaptureBytes-b.bytes {
-		return fmt.Errorf("%w: step %d has %d reads of %d bytes, and one of %d, after %d bytes in all", ErrTooMuch, a.Step, len(o.reads), o.bytes, a.Bytes, b.bytes)
+		return fmt.Errorf("%w: step %d has %d reads of %d bytes, and one of %d, after %d bytes in all", ErrTooMuch,
+			a.Step, len(o.reads), o.bytes, a.Bytes, b.bytes)
 	}
 	o.bytes += a.Bytes
 	b.bytes += a.Bytes
@@ -488,7 +524,7 @@ func (b *collector) add(a *tables.Access) error {
 	}
 	_, gathers := gatherOf(op)
 	gathers = gathers || a.Experts != nil
-	o.time(a, op)
+	o.noteTime(a, op)
 	o.reads = append(o.reads, Read{Tensor: a.Tensor, Op: op, Bytes: a.Bytes, Varies: gathers && b.batches[a.Step] > 1})
 	o.offsets = append(o.offsets, a.Offset)
 	o.begin = append(o.begin, a.Timestamp)
@@ -497,16 +533,17 @@ func (b *collector) add(a *tables.Access) error {
 	return nil
 }
 
-// batch is how many tokens the step of a row generates.
-func (b *collector) batch(a *tables.Access) int32 {
+// batchSize returns how many tokens the step of a row generates.
+func (b *collector) batchSize(a *tables.Access) int32 {
 	if a.Phase != tables.PhaseGeneration {
 		return 0
 	}
 	return max(b.batches[a.Step], 1)
 }
 
-// time notes how long the op of a row computed: in the op's first read, less the stall, which may be in any of its rows.
-func (o *openStep) time(a *tables.Access, op string) {
+// noteTime notes how long the op of a row computed. The op's first read gets the time, less the
+// stall, which may be in any of the op's rows.
+func (o *openStep) noteTime(a *tables.Access, op string) {
 	if n := len(o.reads); n > 0 && o.begin[n-1] == a.Timestamp && o.reads[n-1].Op == op && a.Duration >= 0 {
 		o.compute = append(o.compute, 0)
 	} else {
@@ -518,7 +555,7 @@ func (o *openStep) time(a *tables.Access, op string) {
 	}
 }
 
-func (b *collector) close(o *openStep) {
+func (b *collector) closeStep(o *openStep) {
 	p := b.pattern
 	s := &p.Steps[o.index]
 	key := string(appendBytes([]byte(sequenceKey(o.reads, false)), o.reads))
@@ -530,7 +567,7 @@ func (b *collector) close(o *openStep) {
 		p.offsets = append(p.offsets, o.offsets)
 	}
 	s.sequence, s.Reads = index, p.sequences[index]
-	of := timed{index, s.context, s.Phase}
+	of := computeKey{index, s.context, s.Phase}
 	if least := p.compute[of]; least != nil {
 		keepLeast(least, o.compute)
 	} else {
@@ -558,19 +595,20 @@ func (b *collector) close(o *openStep) {
 	}
 }
 
-func (b *collector) finish() {
-	// In the order of the steps, so that the distinct sequences have one order.
+func (b *collector) closeAll() {
+	// They are closed in the order of the steps, so that the order of the distinct sequences is
+	// determined.
 	rest := make([]*openStep, 0, len(b.open))
 	for _, o := range b.open {
 		rest = append(rest, o)
 	}
 	slices.SortFunc(rest, func(x, y *openStep) int { return x.index - y.index })
 	for _, o := range rest {
-		b.close(o)
+		b.closeStep(o)
 	}
 }
 
-// keepLeast lowers each time of least to that of times, where it was observed.
+// keepLeast lowers each time of least to that of times, if that was observed and is shorter.
 func keepLeast(least, times []int64) {
 	for i, t := range times {
 		if t >= 0 && (least[i] < 0 || t < least[i]) {

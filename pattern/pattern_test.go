@@ -1,5 +1,7 @@
 package pattern
 
+// These tests plant sequences in captures, and check the verdicts about them.
+
 import (
 	"bytes"
 	"encoding/csv"
@@ -39,7 +41,7 @@ var moeModel = []tables.StructureRow{
 	{Name: "blk.1.ffn_gate_exps.weight", Offset: 80000, Size: 8000, Layer: 1, Experts: 8, ExpertStride: 1000},
 }
 
-// planted is one read of a step to be written. When it begins follows from its place: read i of a step at 10 i ns, for 10 ns.
+// planted is one read of a step to be written. Read i of a step begins at 10 i ns and lasts 10 ns.
 type planted struct {
 	tensor  int32
 	op      string
@@ -48,7 +50,8 @@ type planted struct {
 	experts []int32
 }
 
-// denseStep is the true sequence: the embedding's row, then each layer with ffn_up before ffn_down (not the file's order).
+// denseStep returns the true sequence: the embedding's row, then each layer with ffn_up before
+// ffn_down (not the file's order).
 func denseStep(row int64) []planted {
 	s := []planted{{tensor: 0, op: "GET_ROWS", bytes: 64, offset: row * 64}}
 	for _, t := range []int32{1, 2, 4, 3, 5, 6, 8, 7, 10} {
@@ -79,7 +82,11 @@ type capture struct {
 
 func newCapture(t *testing.T, model []tables.StructureRow) *capture {
 	t.Helper()
-	c := &capture{t: t, dir: t.TempDir(), model: model, meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: someFingerprint, Tensors: len(model)}}}}
+	c := &capture{
+		t: t, dir: t.TempDir(), model: model,
+		meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: someFingerprint,
+			Tensors: len(model)}}},
+	}
 	w, err := trace.Create(c.dir, c.meta, model)
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +129,8 @@ func (c *capture) build() (*Pattern, *tables.Meta, error) {
 	return c.open()
 }
 
-// killed does what is left by a tracer that was killed: what was flushed, and capture.json without "complete".
+// killed leaves the capture as a killed tracer would: with the rows that were flushed, and
+// capture.json without "complete".
 func (c *capture) killed() (*Pattern, *tables.Meta, error) {
 	c.t.Helper()
 	if err := c.w.Flush(c.meta); err != nil {
@@ -154,7 +162,7 @@ func mustBuild(t *testing.T, build func() (*Pattern, *tables.Meta, error)) (*Pat
 	return p, meta
 }
 
-// run plants a warm-up, a prompt and n tokens; change may alter token i's reads.
+// run plants a warm-up, a prompt and n tokens. change may alter token i's reads.
 func run(t *testing.T, n int, change func(i int, reads []planted) []planted) *capture {
 	t.Helper()
 	c := newCapture(t, denseModel)
@@ -195,7 +203,10 @@ func TestSequenceVerdict(t *testing.T) {
 			name:      "swapped pair in token 7",
 			change:    at(7, func(s []planted) []planted { s[3], s[4] = s[4], s[3]; return s }),
 			following: 30, distinct: 2, kind: KindOrder,
-			want: []string{"token 7 differs at position 3: reads blk.0.ffn_down.weight instead of blk.0.ffn_up.weight (the same 2 reads in another order)"},
+			want: []string{
+				"token 7 differs at position 3: reads blk.0.ffn_down.weight instead of " +
+					"blk.0.ffn_up.weight (the same 2 reads in another order)",
+			},
 		},
 		{
 			name:      "missing read in token 4",
@@ -212,7 +223,8 @@ func TestSequenceVerdict(t *testing.T) {
 		{
 			name: "extra reads in token 0",
 			change: at(0, func(s []planted) []planted {
-				return append(s, planted{tensor: 9, op: "ADD", bytes: 500}, planted{tensor: 10, op: "MUL_MAT", bytes: 9000})
+				return append(s, planted{tensor: 9, op: "ADD", bytes: 500},
+					planted{tensor: 10, op: "MUL_MAT", bytes: 9000})
 			}),
 			following: 30, distinct: 2, kind: KindExtra,
 			want: []string{"token 0 differs at position 10: reads unused.weight and 1 read more besides"},
@@ -230,10 +242,18 @@ func TestSequenceVerdict(t *testing.T) {
 			want: []string{"token 2 differs at position 9: reads output.weight by MUL_MAT+ADD instead of MUL_MAT"},
 		},
 		{
-			name:      "another tensor",
-			change:    at(2, func(s []planted) []planted { s[9] = planted{tensor: 9, op: "MUL_MAT", bytes: 500}; return s }),
+			name: "another tensor",
+			change: at(2, func(s []planted) []planted {
+				s[9] = planted{
+					tensor: 9, op: "MUL_MAT", bytes: 500,
+				}
+				return s
+			}),
 			following: 30, distinct: 2, kind: KindOther,
-			want: []string{"token 2 differs at position 9: reads unused.weight instead of output.weight (1 read where the others have 1)"},
+			want: []string{
+				"token 2 differs at position 9: reads unused.weight instead of output.weight (1 read " +
+					"where the others have 1)",
+			},
 		},
 		{
 			name: "two tokens with the same difference, one with another",
@@ -256,8 +276,10 @@ func TestSequenceVerdict(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p, _ := mustBuild(t, run(t, 31, tc.change).build)
 			v := p.Sequences(10)
-			if v.Tokens != 31 || v.Following != tc.following || v.Distinct != tc.distinct || v.Identical != (tc.following == 31) {
-				t.Errorf("%d of %d tokens follow, %d distinct, identical %v; want %d of 31, %d", v.Following, v.Tokens, v.Distinct, v.Identical, tc.following, tc.distinct)
+			if v.Tokens != 31 || v.Following != tc.following || v.Distinct != tc.distinct ||
+				v.Identical != (tc.following == 31) {
+				t.Errorf("%d of %d tokens follow, %d distinct, identical %v; want %d of 31, %d", v.Following,
+					v.Tokens, v.Distinct, v.Identical, tc.following, tc.distinct)
 			}
 			var got []string
 			for _, d := range v.Differences {
@@ -271,9 +293,11 @@ func TestSequenceVerdict(t *testing.T) {
 			}
 			for i := range p.Steps {
 				s := &p.Steps[i]
-				wantDeviates := slices.ContainsFunc(v.Differences, func(d Difference) bool { return slices.Contains(d.Tokens, s.Token) })
+				wantDeviates := slices.ContainsFunc(v.Differences,
+					func(d Difference) bool { return slices.Contains(d.Tokens, s.Token) })
 				if p.Deviates(s) != wantDeviates {
-					t.Errorf("step %d (token %d): Deviates is %v", s.Number, s.Token, p.Deviates(s))
+					t.Errorf("step %d (token %d): Deviates is %v; want %v", s.Number, s.Token, p.Deviates(s),
+						wantDeviates)
 				}
 			}
 		})
@@ -303,7 +327,7 @@ func TestCutShort(t *testing.T) {
 		change func(int, []planted) []planted
 		killed bool
 		want   []Cut
-		clean  bool // what is left is identical
+		clean  bool // the other tokens are identical
 	}{
 		{name: "tracer killed", tokens: 5, change: cutAt(4, 6), killed: true, want: []Cut{{4, 6, 10}}, clean: true},
 		{name: "target killed", tokens: 5, change: cutAt(4, 6), want: []Cut{{4, 6, 10}}, clean: true},
@@ -311,7 +335,8 @@ func TestCutShort(t *testing.T) {
 		{name: "whole in a killed capture", tokens: 5, killed: true, want: []Cut{}, clean: true},
 		{name: "the only token", tokens: 1, change: cutAt(0, 6), killed: true, want: []Cut{}, clean: true},
 		{
-			// Not a beginning of the others, and the target ended in order: a real difference.
+			// It is not a beginning of the others, and the target ended in order, so this is a real
+			// difference.
 			name: "last token shorter, target ended", tokens: 5, want: []Cut{},
 			change: at(4, func(s []planted) []planted { return slices.Delete(s, 2, 3) }),
 		},
@@ -341,14 +366,16 @@ func TestCutShort(t *testing.T) {
 			if s.Steps.Generation != tc.tokens {
 				t.Errorf("%d generated tokens counted, want %d", s.Steps.Generation, tc.tokens)
 			}
-			if warned := slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "did not end in order") }); warned != tc.killed {
+			if warned := slices.ContainsFunc(s.Warnings,
+				func(w string) bool { return strings.Contains(w, "did not end in order") }); warned != tc.killed {
 				t.Errorf("warnings %q", s.Warnings)
 			}
 		})
 	}
 }
 
-// A stream that ends inside a message still yields what came before, and the token that lost its end is left out.
+// A stream that ends inside a message still yields everything before. The token that lost its end
+// is left out.
 func TestTruncatedFile(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i := range 3 {
@@ -375,8 +402,10 @@ func TestTruncatedFile(t *testing.T) {
 	}
 	p, meta := mustBuild(t, c.open)
 	s := p.Summarize(meta, 5)
-	if want := []Cut{{3, 4, 10}}; !reflect.DeepEqual(s.CutShort, want) || !s.Sequence.Identical || s.Sequence.Tokens != 3 {
-		t.Errorf("cut short %v, %d tokens identical %v; want %v, 3, true", s.CutShort, s.Sequence.Tokens, s.Sequence.Identical, want)
+	if want := []Cut{{3, 4, 10}}; !reflect.DeepEqual(s.CutShort, want) || !s.Sequence.Identical ||
+		s.Sequence.Tokens != 3 {
+		t.Errorf("cut short %v, %d tokens identical %v; want %v, 3, true", s.CutShort, s.Sequence.Tokens,
+			s.Sequence.Identical, want)
 	}
 }
 
@@ -398,7 +427,8 @@ func TestBuildPassesErrorsOn(t *testing.T) {
 		t.Errorf("error %v, want %v", err, broken)
 	}
 	for _, a := range []tables.Access{{Tensor: 11}, {Tensor: -1}, {Phase: 3}} {
-		if _, err := Build(denseModel, func(yield func(*tables.Access, error) bool) { yield(&a, nil) }, Options{}); err == nil {
+		if _, err := Build(denseModel, func(yield func(*tables.Access, error) bool) { yield(&a, nil) },
+			Options{}); err == nil {
 			t.Errorf("%+v was accepted", a)
 		}
 	}
@@ -429,13 +459,19 @@ func TestExperts(t *testing.T) {
 			"the experts chosen are the same for all tokens",
 		},
 		{
-			"same in another order", moe(same, [2][]int32{{5, 1}, {7, 0}}), Experts{Tokens: 2, Identical: true, FirstToken: -1, Distinct: 1, Kept: 1},
+			"same in another order", moe(same, [2][]int32{{5, 1}, {7, 0}}),
+			Experts{Tokens: 2, Identical: true, FirstToken: -1, Distinct: 1, Kept: 1},
 			"the experts chosen are the same for all tokens",
 		},
 		{
-			"vary from token 3 on, in layer 1", moe(same, same, same, [2][]int32{{1, 5}, {3, 0}}, [2][]int32{{2, 3}, {3, 0}}),
-			Experts{Tokens: 5, FirstToken: 3, FirstTensor: "blk.1.ffn_gate_exps.weight", Distinct: 3, Kept: (4 + 4 + 3 + 2) / 16.0},
-			"the experts chosen differ from token 3 on, first in blk.1.ffn_gate_exps.weight; 3 different choices, 81 % of a token's experts were the previous token's too",
+			"vary from token 3 on, in layer 1", moe(same, same, same, [2][]int32{{1, 5}, {3, 0}},
+				[2][]int32{{2, 3}, {3, 0}}),
+			Experts{
+				Tokens: 5, FirstToken: 3, FirstTensor: "blk.1.ffn_gate_exps.weight", Distinct: 3,
+				Kept: (4 + 4 + 3 + 2) / 16.0,
+			},
+			"the experts chosen differ from token 3 on, first in blk.1.ffn_gate_exps.weight; 3 different choices, " +
+				"81 % of a token's experts were the previous token's too",
 		},
 		{
 			"one token", moe(same), Experts{Tokens: 1, Identical: true, FirstToken: -1, Distinct: 1, Kept: -1},
@@ -457,7 +493,7 @@ func TestExperts(t *testing.T) {
 	}
 }
 
-// The number of experts selected is the number of bytes, and so part of the sequence.
+// The number of selected experts determines the number of bytes, and so is part of the sequence.
 func TestExpertCountIsSequence(t *testing.T) {
 	c := newCapture(t, moeModel)
 	c.add(tables.PhaseGeneration, 1, moeStep(0, []int32{1, 2}, []int32{3, 4}))
@@ -478,12 +514,16 @@ func TestTiedEmbedding(t *testing.T) {
 	}
 	p, meta := mustBuild(t, run(t, 4, tied).build)
 	s := p.Summarize(meta, 3)
-	want := TensorReads{Name: "token_embd.weight", Size: 64000, ReadsPerToken: 2, BytesPerToken: 64064, RunReads: 1 + 1 + 4*2, RunBytes: 64 + 5*64 + 4*64064}
+	want := TensorReads{
+		Name: "token_embd.weight", Size: 64000, ReadsPerToken: 2, BytesPerToken: 64064,
+		RunReads: 1 + 1 + 4*2, RunBytes: 64 + 5*64 + 4*64064,
+	}
 	if len(s.Top) != 3 || s.Top[0] != want {
 		t.Errorf("top tensor %+v, want %+v", s.Top, want)
 	}
 	if !s.Sequence.Identical || s.Reads != 10 || s.TensorsRead != 9 || s.Tensors != 11 {
-		t.Errorf("identical %v, %d reads of %d of %d tensors; want 10 of 9 of 11", s.Sequence.Identical, s.Reads, s.TensorsRead, s.Tensors)
+		t.Errorf("identical %v, %d reads of %d of %d tensors; want 10 of 9 of 11", s.Sequence.Identical, s.Reads,
+			s.TensorsRead, s.Tensors)
 	}
 }
 
@@ -494,13 +534,18 @@ func TestSummary(t *testing.T) {
 	p, meta := mustBuild(t, c.build)
 	s := p.Summarize(meta, 2)
 	token := int64(64 + 14000 + 9000)
-	if s.Model != "m.gguf" || s.Steps != (StepCount{1, 1, 31, 31}) || s.BytesPerToken != (Spread{token, token - 9000, token}) {
-		t.Errorf("summary %+v", s)
+	if s.Model != "m.gguf" || s.Steps != (StepCount{1, 1, 31, 31}) ||
+		s.BytesPerToken != (Spread{token, token - 9000, token}) {
+		t.Errorf("summary %+v; want s.Model = \"m.gguf\", s.Steps = %v, s.BytesPerToken = %v", s,
+			(StepCount{1, 1, 31, 31}), (Spread{token, token - 9000, token}))
 	}
-	if s.Top[0].Name != "output.weight" || s.Top[0].RunBytes != 32*9000 || s.Top[1].Name != "blk.0.ffn_down.weight" || len(s.Top) != 2 {
+	if s.Top[0].Name != "output.weight" || s.Top[0].RunBytes != 32*9000 || s.Top[1].Name != "blk.0.ffn_down.weight" ||
+		len(s.Top) != 2 {
 		t.Errorf("top %+v", s.Top)
 	}
-	for _, want := range []string{"3 events lost", "2 tensors (5.0 kB, for example blk.0.attn_q.weight)", "--no-repack"} {
+	for _, want := range []string{
+		"3 events lost", "2 tensors (5.0 kB, for example blk.0.attn_q.weight)", "--no-repack",
+	} {
 		if !strings.Contains(strings.Join(s.Warnings, "\n"), want) {
 			t.Errorf("warnings %q lack %q", s.Warnings, want)
 		}
@@ -533,7 +578,8 @@ func TestRows(t *testing.T) {
 	for i, r := range rows {
 		phase, seq := tables.Phase(i/10), i%10
 		want := Row{
-			Seq: seq, Tensor: &p.Structure[order[seq]], RelativeTime: float64(seq) / 10, Phase: phase, Op: "MUL_MAT", Bytes: denseModel[order[seq]].Size,
+			Seq: seq, Tensor: &p.Structure[order[seq]], RelativeTime: float64(seq) / 10, Phase: phase, Op: "MUL_MAT",
+			Bytes: denseModel[order[seq]].Size,
 		}
 		if seq == 0 {
 			want.Op, want.Bytes = "GET_ROWS", 64
@@ -561,20 +607,25 @@ func TestColumns(t *testing.T) {
 	if got := table[0][:6]; !reflect.DeepEqual(got, wantHead) {
 		t.Errorf("columns %v, want %v first", got, wantHead)
 	}
-	want := []string{"3", "blk.0.ffn_up.weight", "73144", "2000", "0.3", "generation", "MUL_MAT", "2000", "0", "0", "m.gguf"}
+	want := []string{
+		"3", "blk.0.ffn_up.weight", "73144", "2000", "0.3", "generation", "MUL_MAT", "2000", "0",
+		"0", "m.gguf",
+	}
 	if got := table[1+20+3]; !reflect.DeepEqual(got, want) {
 		t.Errorf("row %v, want %v", got, want)
 	}
 }
 
-// The middle one of the tokens, not their mean: one slow token moves nothing.
+// The relative time is the median over the tokens, not the mean, so one slow token changes nothing.
 func TestRelativeTimeIsMedian(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i, second := range []int64{100, 110, 900} {
 		begin := int64(i) * 10000
 		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin, planted{tensor: 1, op: "MUL_MAT", bytes: 1000})
-		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+second, planted{tensor: 2, op: "MUL_MAT", bytes: 1000})
-		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+990, planted{tensor: 3, op: "MUL_MAT", bytes: 1000})
+		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+second,
+			planted{tensor: 2, op: "MUL_MAT", bytes: 1000})
+		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+990,
+			planted{tensor: 3, op: "MUL_MAT", bytes: 1000})
 	}
 	p, _ := mustBuild(t, c.build)
 	var got []float64
@@ -586,7 +637,7 @@ func TestRelativeTimeIsMedian(t *testing.T) {
 	}
 }
 
-// Two contexts decode at the same time: their rows interleave, their steps do not.
+// Two contexts decode at the same time. Their rows interleave, but their steps do not.
 func TestInterleavedThreads(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i := range int32(6) {
@@ -604,7 +655,10 @@ func TestInterleavedThreads(t *testing.T) {
 func TestAccessOrder(t *testing.T) {
 	c := newCapture(t, denseModel)
 	c.add(tables.PhasePrompt, 1, []planted{{tensor: 9, op: "ADD", bytes: 500}, {tensor: 0, op: "GET_ROWS", bytes: 64}})
-	c.add(tables.PhaseGeneration, 1, []planted{{tensor: 10, op: "MUL_MAT", bytes: 9000}, {tensor: 2, op: "MUL_MAT", bytes: 1000}, {tensor: 10, op: "MUL_MAT", bytes: 9000}})
+	c.add(tables.PhaseGeneration, 1, []planted{
+		{tensor: 10, op: "MUL_MAT", bytes: 9000}, {tensor: 2, op: "MUL_MAT", bytes: 1000},
+		{tensor: 10, op: "MUL_MAT", bytes: 9000},
+	})
 	p, _ := mustBuild(t, c.build)
 	if got, want := p.AccessOrder(), []int{10, 2, 9, 0, 1, 3, 4, 5, 6, 7, 8}; !reflect.DeepEqual(got, want) {
 		t.Errorf("order %v, want %v", got, want)
@@ -612,7 +666,7 @@ func TestAccessOrder(t *testing.T) {
 	sum := make([]int64, len(denseModel))
 	p.Steps[1].AddBytes(sum)
 	if sum[10] != 18000 || sum[2] != 1000 || sum[9] != 0 {
-		t.Errorf("bytes by tensor %v", sum)
+		t.Errorf("bytes by tensor %v; want sum[10] = 18000, sum[2] = 1000, sum[9] = 0", sum)
 	}
 }
 
@@ -631,9 +685,15 @@ func TestTokenList(t *testing.T) {
 
 func ExampleSummary_WriteText() {
 	s := Summary{
-		Model: "m.gguf", Tensors: 3, TensorsRead: 2, Reads: 2, BytesPerToken: Spread{3000, 3000, 3000}, Steps: StepCount{1, 1, 2, 2},
-		Sequence: Sequences{Identical: true, Tokens: 2, Following: 2, Steps: 2, Distinct: 1, Batches: []Batch{{Tokens: 1, Steps: 2, Following: 2, Reads: 2}}},
-		Top:      []TensorReads{{Name: "output.weight", Size: 2000, ReadsPerToken: 1, BytesPerToken: 2000, RunReads: 4, RunBytes: 8000}},
+		Model: "m.gguf", Tensors: 3, TensorsRead: 2, Reads: 2, BytesPerToken: Spread{3000, 3000, 3000},
+		Steps: StepCount{1, 1, 2, 2},
+		Sequence: Sequences{
+			Identical: true, Tokens: 2, Following: 2, Steps: 2, Distinct: 1,
+			Batches: []Batch{{Tokens: 1, Steps: 2, Following: 2, Reads: 2}},
+		},
+		Top: []TensorReads{
+			{Name: "output.weight", Size: 2000, ReadsPerToken: 1, BytesPerToken: 2000, RunReads: 4, RunBytes: 8000},
+		},
 	}
 	var buf bytes.Buffer
 	if err := s.WriteText(&buf); err != nil {
@@ -651,7 +711,7 @@ func ExampleSummary_WriteText() {
 	// 2.0 kB            1       2.0 kB  66.7 %     8.0 kB               4  output.weight
 }
 
-// What is kept of a capture is bounded, and sums do not overflow.
+// The memory for a capture is bounded, and sums do not overflow.
 func TestTooMuch(t *testing.T) {
 	structure := []tables.StructureRow{{Name: "a.weight", Size: math.MaxInt64}}
 	for name, tc := range map[string]struct {
@@ -659,10 +719,17 @@ func TestTooMuch(t *testing.T) {
 		row  func(i int) tables.Access
 		says string
 	}{
-		"reads of a step":    {maxStepReads + 1, func(int) tables.Access { return tables.Access{Op: "MUL_MAT"} }, "step 0 has 262144 reads of 0 bytes, and one of 0"},
-		"bytes of a step":    {2, func(int) tables.Access { return tables.Access{Bytes: 1<<52 + 1} }, "step 0 has 1 reads of 4503599627370497 bytes"},
-		"bytes of a read":    {1, func(int) tables.Access { return tables.Access{Bytes: math.MaxInt64} }, "and one of 9223372036854775807"},
-		"bytes of a capture": {513, func(i int) tables.Access { return tables.Access{Step: int32(i), Bytes: maxStepBytes} }, "after 4611686018427387904 bytes in all"},
+		"reads of a step": {maxStepReads + 1, func(int) tables.Access { return tables.Access{Op: "MUL_MAT"} },
+			"step 0 has 262144 reads of 0 bytes, and one of 0"},
+		"bytes of a step": {2, func(int) tables.Access { return tables.Access{Bytes: 1<<52 + 1} },
+			"step 0 has 1 reads of 4503599627370497 bytes"},
+		"bytes of a read": {1, func(int) tables.Access { return tables.Access{Bytes: math.MaxInt64} },
+			"and one of 9223372036854775807"},
+		"bytes of a capture": {513, func(i int) tables.Access {
+			return tables.Access{
+				Step: int32(i), Bytes: maxStepBytes,
+			}
+		}, "after 4611686018427387904 bytes in all"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Build(structure, func(yield func(*tables.Access, error) bool) {
@@ -679,26 +746,31 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
-// A sequence that no cycle may have is refused, and a list of contexts stays short.
+// A sequence that is too long for a cycle is refused, and a list of contexts stays short.
 func TestLongSequenceAndManyContexts(t *testing.T) {
 	structure := []tables.StructureRow{{Name: "a.weight", Size: 100, File: "m.gguf"}}
 	rows := func(n int, context func(i int) int32) func(yield func(*tables.Access, error) bool) {
 		return func(yield func(*tables.Access, error) bool) {
 			for i := range n {
-				a := tables.Access{Op: "MUL_MAT", Bytes: 1, Phase: tables.PhaseGeneration, Context: context(i), Step: context(i)}
+				a := tables.Access{
+					Op: "MUL_MAT", Bytes: 1, Phase: tables.PhaseGeneration, Context: context(i),
+					Step: context(i),
+				}
 				if !yield(&a, nil) {
 					return
 				}
 			}
 		}
 	}
-	p, err := Build(structure, rows(maxReads+1, func(int) int32 { return 0 }), Options{Context: MostRead, Complete: true})
+	p, err := Build(structure, rows(maxReads+1, func(int) int32 { return 0 }),
+		Options{Context: MostRead, Complete: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	meta := &tables.Meta{Models: []tables.ModelInfo{{Bytes: 1000, Fingerprint: someFingerprint}}}
-	if _, err := p.Cycle(meta); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "32769 reads (at most 32768)") {
-		t.Errorf("error %v", err)
+	if _, err := p.Cycle(meta); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "32769 reads (at most 32768)") {
+		t.Errorf("error %v; want %v, text with \"32769 reads (at most 32768)\"", err, ErrInvalid)
 	}
 	_, err = Build(structure, rows(5000, func(i int) int32 { return int32(i) }), Options{Context: 5000, Complete: true})
 	if !errors.Is(err, ErrNoContext) || !strings.HasSuffix(err.Error(), "14, 15, ...") || len(err.Error()) > 200 {

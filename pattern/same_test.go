@@ -1,6 +1,7 @@
 package pattern_test
 
-// These tests feed one stream of events both to a capture and to a Builder: they tell the same cycle.
+// These tests feed one stream of events both to a capture and to a Builder. Both must give the same
+// cycle.
 
 import (
 	"bytes"
@@ -26,7 +27,7 @@ import (
 	"tensorcast/trace"
 )
 
-// both hands a stream of events of one context to a capture and to a Builder.
+// both passes a stream of events of one context to a capture and to a Builder.
 type both struct {
 	t        *testing.T
 	session  *trace.Session
@@ -41,18 +42,21 @@ type both struct {
 func newBoth(t *testing.T, detail string) *both {
 	b := &both{t: t, dir: filepath.Join(t.TempDir(), "capture"), byID: map[event.FileID]int{}}
 	var err error
-	if b.session, err = trace.NewSession(trace.RecorderOptions{Dir: b.dir, PID: os.Getpid(), Detail: detail}); err != nil {
+	if b.session, err = trace.NewSession(trace.RecorderOptions{
+		Dir: b.dir, PID: os.Getpid(), Detail: detail,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	b.builder = pattern.NewBuilder(func(id event.FileID) (int, bool) { i, ok := b.byID[id]; return i, ok })
 	return b
 }
 
-// handle takes the next event. The Builder gets the decodes that a capture counts as generated tokens.
+// handle passes on the next event. The Builder gets the decodes that a capture counts as generated
+// tokens.
 func (b *both) handle(e event.Event) error {
 	switch e := e.(type) {
 	case event.FileSeen:
-		if err := b.seen(e); err != nil {
+		if err := b.registerFile(e); err != nil {
 			return err
 		}
 	case event.DecodeBegin:
@@ -69,8 +73,8 @@ func (b *both) handle(e event.Event) error {
 	return b.session.Handle(e)
 }
 
-// seen finds a file among those of its model.
-func (b *both) seen(e event.FileSeen) error {
+// registerFile registers a file if it belongs to the model.
+func (b *both) registerFile(e event.FileSeen) error {
 	m, err := gguf.OpenModel(e.Path)
 	if errors.Is(err, gguf.ErrNotGGUF) {
 		return nil
@@ -95,8 +99,8 @@ func (b *both) seen(e event.FileSeen) error {
 	return nil
 }
 
-// same ends the capture, compares the two cycles, and returns them as one.
-func (b *both) same() *pattern.Cycle {
+// compareCycles ends the capture, checks that the two cycles are equal, and returns the cycle.
+func (b *both) compareCycles() *pattern.Cycle {
 	t := b.t
 	t.Helper()
 	if _, err := b.session.Finish(nil); err != nil {
@@ -123,7 +127,7 @@ func (b *both) same() *pattern.Cycle {
 		t.Fatalf("%d of %d tokens have the same sequence", b.builder.Steps(), b.tokens)
 	}
 	if o := b.builder.Outside(); o != (pattern.Outside{}) {
-		t.Errorf("outside %+v", o)
+		t.Errorf("outside %+v; want %v", o, (pattern.Outside{}))
 	}
 	if len(learned.Reads) != len(captured.Reads) {
 		t.Fatalf("%d reads were learned, %d captured", len(learned.Reads), len(captured.Reads))
@@ -142,7 +146,7 @@ func (b *both) same() *pattern.Cycle {
 	}
 	read, err := pattern.ReadCycle(&file)
 	if err != nil || !reflect.DeepEqual(read, captured) {
-		t.Errorf("written and read again it is another: %v", err)
+		t.Errorf("written and read again it is another: %v; want %v", err, captured)
 	}
 	return captured
 }
@@ -176,14 +180,14 @@ func probed(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
 	}
 	end()
 	if runErr := <-ran; err != nil || runErr != nil || status != 0 {
-		t.Fatalf("status %d, %v, %v", status, err, runErr)
+		t.Fatalf("status %d, %v, %v; want 0", status, err, runErr)
 	}
 	if counters, err := tracer.Counters(); err != nil || counters.Lost() > 0 || counters.Incomplete() > 0 {
-		t.Fatalf("counters %+v, %v", counters, err)
+		t.Fatalf("counters %+v, %v; want counters.Lost() at most 0, counters.Incomplete() at most 0", counters, err)
 	}
 }
 
-// preloaded runs a command with the library that tells of its graphs.
+// preloaded runs a command with the preloaded library.
 func preloaded(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
 	t.Helper()
 	session, err := preload.Start(t.Context(), preload.Options{Tick: func() error { return nil }})
@@ -211,8 +215,8 @@ func preloaded(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
 	}
 }
 
-// The real llama.cpp, seen through probes and through the preloaded library: a capture and a Builder tell the same, and a token's bytes are those
-// that the driver says.
+// The real llama.cpp is observed by probes and by the preloaded library. A capture and a Builder
+// give the same cycle, and a token's bytes are those that the driver reports.
 func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 	in := llamatest.ForTest(t)
 	for name, config := range map[string]synth.Config{
@@ -220,7 +224,10 @@ func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 		"experts": {Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 8, Threads: 2, NoRepack: true, Warmup: "none"}
+			o := llama.Options{
+				Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 8, Threads: 2,
+				NoRepack: true, Warmup: "none",
+			}
 			cmd := in.Command(t.Context(), o)
 			truth := tokenBytes(t, in, o)
 			check := func(c *pattern.Cycle, timed bool) {
@@ -241,7 +248,8 @@ func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 						t.Errorf("read %+v", *r)
 					}
 				}
-				if want := 3 * config.Layers; config.Experts > 0 && experts != want || config.Experts == 0 && experts != 0 {
+				if want := 3 * config.Layers; config.Experts > 0 && experts != want || config.Experts == 0 &&
+					experts != 0 {
 					t.Errorf("%d reads of experts, want %d", experts, want)
 				}
 			}
@@ -249,18 +257,18 @@ func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 				testenv.NeedRoot(t)
 				b := newBoth(t, "")
 				probed(t, in.Command(t.Context(), o), b.handle)
-				check(b.same(), true)
+				check(b.compareCycles(), true)
 			})
 			t.Run("preload", func(t *testing.T) {
 				b := newBoth(t, "preload")
 				preloaded(t, cmd, b.handle)
-				check(b.same(), false)
+				check(b.compareCycles(), false)
 			})
 		})
 	}
 }
 
-// tokenBytes is what a generated token reads, as the driver says.
+// tokenBytes returns how many bytes a generated token reads, according to the driver.
 func tokenBytes(t *testing.T, in *llama.Installation, o llama.Options) int64 {
 	t.Helper()
 	o.Ops = filepath.Join(t.TempDir(), "ops")
@@ -280,12 +288,17 @@ func tokenBytes(t *testing.T, in *llama.Installation, o llama.Options) int64 {
 	return sum
 }
 
-// A model in two files, of which the second is seen first: reads are numbered by the files' order in the model.
+// The second of a model's two files is seen first. Reads are still numbered by the files' order in
+// the model.
 func TestSplitModelsTellTheSame(t *testing.T) {
 	dir := t.TempDir()
 	split := func(no uint16, name string, tensors ...gguftest.Tensor) string {
 		path := filepath.Join(dir, name)
-		m := gguftest.Model{KVs: []gguftest.KV{{Key: "split.no", Value: no}, {Key: "split.count", Value: uint16(2)}, {Key: "split.tensors.count", Value: int32(3)}}, Tensors: tensors}
+		m := gguftest.Model{
+			KVs: []gguftest.KV{{Key: "split.no", Value: no}, {Key: "split.count", Value: uint16(2)},
+				{Key: "split.tensors.count", Value: int32(3)}},
+			Tensors: tensors,
+		}
 		if no == 0 {
 			m.KVs = append(m.KVs, gguftest.KV{Key: "general.architecture", Value: "llama"})
 		}
@@ -293,9 +306,12 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		return path
 	}
 	paths := []string{
-		split(0, "m-00001-of-00002.gguf", gguftest.Tensor{Name: "token_embd.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
+		split(0, "m-00001-of-00002.gguf", gguftest.Tensor{
+			Name: "token_embd.weight", Type: gguf.F32, Shape: []int64{8, 100},
+		}),
 		split(1, "m-00002-of-00002.gguf",
-			gguftest.Tensor{Name: "blk.0.ffn_up_exps.weight", Type: gguf.Q8_0, Shape: []int64{64, 5, 8}}, gguftest.Tensor{Name: "output.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
+			gguftest.Tensor{Name: "blk.0.ffn_up_exps.weight", Type: gguf.Q8_0, Shape: []int64{64, 5, 8}},
+			gguftest.Tensor{Name: "output.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
 	}
 	model, err := gguf.OpenModel(paths[0])
 	if err != nil {
@@ -307,7 +323,10 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		if !ok {
 			t.Fatalf("no tensor %s", name)
 		}
-		s := event.Source{Name: name, InFile: true, File: ids[at.File], Offset: at.Tensor.Offset, Type: at.Tensor.Type, NE: [4]int64{1, 1, 1, 1}}
+		s := event.Source{
+			Name: name, InFile: true, File: ids[at.File], Offset: at.Tensor.Offset,
+			Type: at.Tensor.Type, NE: [4]int64{1, 1, 1, 1},
+		}
 		copy(s.NE[:], at.Tensor.Shape)
 		s.NB[0] = at.Tensor.Type.BlockBytes()
 		s.NB[1] = s.NB[0] * (s.NE[0] / at.Tensor.Type.BlockElems())
@@ -328,7 +347,7 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		hand(event.FileSeen{File: ids[1-i], Path: paths[1-i], ID: event.FileID(here)})
+		hand(event.FileSeen{File: ids[1-i], Path: paths[1-i], ID: here})
 	}
 	time := int64(0)
 	for decode := range uint32(6) {
@@ -338,22 +357,29 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		}
 		hand(begin)
 		for i, o := range []event.Op{
-			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{int32(decode)}, IDRows: 1, Sources: []event.Source{source("token_embd.weight")}},
-			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{int32(decode), 7}, IDRows: 1, Sources: []event.Source{source("blk.0.ffn_up_exps.weight")}},
+			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{int32(decode)}, IDRows: 1,
+				Sources: []event.Source{source("token_embd.weight")}},
+			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{int32(decode), 7}, IDRows: 1,
+				Sources: []event.Source{source("blk.0.ffn_up_exps.weight")}},
 			{Name: "RMS_NORM+MUL", Sources: []event.Source{source("output.weight"), source("token_embd.weight")}},
 		} {
 			time += 1000
-			o.Time, o.TID, o.Decode, o.Duration, o.Stall = time, 7, decode+1, 900-int64(decode*uint32(i+1)), int64(decode)
+			o.Time, o.TID, o.Decode, o.Duration, o.Stall = time, 7, decode+1, 900-int64(decode*uint32(i+1)),
+				int64(decode)
 			hand(&o)
 		}
 		hand(event.DecodeEnd{Time: time + 1000, TID: 7, Decode: decode + 1})
 	}
-	c := b.same()
+	c := b.compareCycles()
 	want := []pattern.CycleRead{
-		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: model.Files[0].Tensors[0].Offset, Length: 3200, Slice: 32, Slices: 1, Nanos: 890},
-		{File: 1, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: model.Files[1].Tensors[0].Offset, Length: 2720, Slice: 340, Slices: 2, Experts: true, Nanos: 885},
-		{File: 1, Tensor: "output.weight", Op: "RMS_NORM+MUL", Offset: model.Files[1].Tensors[1].Offset, Length: 3200, Nanos: 880},
-		{File: 0, Tensor: "token_embd.weight", Op: "RMS_NORM+MUL", Offset: model.Files[0].Tensors[0].Offset, Length: 3200, Nanos: 0},
+		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: model.Files[0].Tensors[0].Offset, Length: 3200,
+			Slice: 32, Slices: 1, Nanos: 890},
+		{File: 1, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: model.Files[1].Tensors[0].Offset,
+			Length: 2720, Slice: 340, Slices: 2, Experts: true, Nanos: 885},
+		{File: 1, Tensor: "output.weight", Op: "RMS_NORM+MUL", Offset: model.Files[1].Tensors[1].Offset, Length: 3200,
+			Nanos: 880},
+		{File: 0, Tensor: "token_embd.weight", Op: "RMS_NORM+MUL", Offset: model.Files[0].Tensors[0].Offset,
+			Length: 3200, Nanos: 0},
 	}
 	if !reflect.DeepEqual(c.Reads, want) {
 		t.Errorf("reads\n%+v, want\n%+v", c.Reads, want)

@@ -1,6 +1,7 @@
 package pattern
 
-// This file compares the generated tokens: their sequences with the reference, and the experts that they chose.
+// This file compares the generated tokens: their sequences with the reference, and the experts that
+// they chose with each other.
 
 import (
 	"encoding/binary"
@@ -13,7 +14,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Kind says how a sequence departs from the reference.
+// Kind is how a sequence departs from the reference.
 type Kind string
 
 // The kinds of Difference.
@@ -33,19 +34,23 @@ type NamedRead struct {
 	Bytes  int64  `json:"bytes_accessed"`
 }
 
-// Difference describes one sequence that is not the reference, and the tokens that have it. It leaves out what the two have in common at their beginning
-// and at their end: Expected is the rest of the reference, Got the rest of the other; at least one is not empty.
+// Difference describes one sequence that is not the reference, and the tokens that have it. The
+// reads that both have in common at the beginning and at the end are left out. Expected is the rest
+// of the reference, Got the rest of the other. At least one of them is not empty.
 type Difference struct {
 	Tokens   []int32     `json:"tokens"`   // generated tokens with this sequence
-	Position int         `json:"position"` // index of the first read that differs: the reference's seq
+	Position int         `json:"position"` // index in the reference of the first read that differs
 	Kind     Kind        `json:"kind"`
 	Expected []NamedRead `json:"expected"`
 	Got      []NamedRead `json:"got"`
 }
 
-// Sequences is the verdict on the steps that generate and are not cut short. Each is compared with those that generate as many tokens.
+// Sequences is the verdict on the steps that generate and are not cut short. Each is compared with
+// those that generate as many tokens.
 type Sequences struct {
-	Identical   bool         `json:"identical"` // all have the reference sequence of their batch size; so has a single one
+	// Identical means that all steps have the reference sequence of their batch size. It is true
+	// for a single step.
+	Identical   bool         `json:"identical"`
 	Tokens      int          `json:"tokens"`    // that these steps generate
 	Following   int          `json:"following"` // of these, by steps that have the reference sequence
 	Steps       int          `json:"steps"`     // that were compared
@@ -54,7 +59,7 @@ type Sequences struct {
 	Differences []Difference `json:"differences"`
 }
 
-// Batch is what is known of the steps that generate as many tokens.
+// Batch sums up the steps that generate the same number of tokens.
 type Batch struct {
 	Tokens    int `json:"tokens"` // of each step
 	Steps     int `json:"steps"`
@@ -62,7 +67,8 @@ type Batch struct {
 	Reads     int `json:"reads"`     // of the reference sequence
 }
 
-// Sequences compares. It describes at most limit sequences besides the references, by the first step that has them.
+// Sequences compares the generated tokens. It describes at most limit sequences besides the
+// references, in the order of the first step that has each.
 func (p *Pattern) Sequences(limit int) Sequences {
 	v := Sequences{Differences: []Difference{}}
 	type other struct {
@@ -115,10 +121,10 @@ func (p *Pattern) difference(want, got []Read) Difference {
 	for len(want) > 0 && len(got) > 0 && sameRead(want[len(want)-1], got[len(got)-1]) {
 		want, got = want[:len(want)-1], got[:len(got)-1]
 	}
-	return Difference{Position: from, Kind: kind(want, got), Expected: p.named(want), Got: p.named(got)}
+	return Difference{Position: from, Kind: kindOf(want, got), Expected: p.nameReads(want), Got: p.nameReads(got)}
 }
 
-func kind(want, got []Read) Kind {
+func kindOf(want, got []Read) Kind {
 	switch {
 	case len(got) == 0:
 		return KindMissing
@@ -137,10 +143,10 @@ func kind(want, got []Read) Kind {
 func sameReads(a, b []Read) bool {
 	count := map[Read]int{}
 	for _, r := range a {
-		count[r.what()]++
+		count[r.identity()]++
 	}
 	for _, r := range b {
-		count[r.what()]--
+		count[r.identity()]--
 	}
 	for _, n := range count {
 		if n != 0 {
@@ -150,7 +156,7 @@ func sameReads(a, b []Read) bool {
 	return true
 }
 
-func (p *Pattern) named(reads []Read) []NamedRead {
+func (p *Pattern) nameReads(reads []Read) []NamedRead {
 	named := make([]NamedRead, len(reads))
 	for i, r := range reads {
 		named[i] = NamedRead{p.Structure[r.Tensor].Name, r.Op, r.Bytes}
@@ -158,21 +164,21 @@ func (p *Pattern) named(reads []Read) []NamedRead {
 	return named
 }
 
-// String is one sentence: "token 7 differs at position 12: reads X instead of Y (…)".
+// String returns one sentence: "token 7 differs at position 12: reads X instead of Y (…)".
 func (d Difference) String() string {
 	verb := "differs"
 	if len(d.Tokens) > 1 {
 		verb = "differ"
 	}
-	return fmt.Sprintf("%s %s at position %d: %s", tokenList(d.Tokens), verb, d.Position, d.what())
+	return fmt.Sprintf("%s %s at position %d: %s", tokenList(d.Tokens), verb, d.Position, d.describe())
 }
 
-func (d Difference) what() string {
+func (d Difference) describe() string {
 	more := func(reads []NamedRead) string {
 		if len(reads) < 2 {
 			return ""
 		}
-		return fmt.Sprintf(" and %s more", count(len(reads)-1, "read"))
+		return fmt.Sprintf(" and %s more", formatCount(len(reads)-1, "read"))
 	}
 	switch d.Kind {
 	case KindMissing:
@@ -184,12 +190,14 @@ func (d Difference) what() string {
 	case KindOp:
 		return fmt.Sprintf("reads %s by %s instead of %s", d.Got[0].Tensor, d.Got[0].Op, d.Expected[0].Op)
 	case KindOrder:
-		return fmt.Sprintf("reads %s instead of %s (the same %d reads in another order)", d.Got[0].Tensor, d.Expected[0].Tensor, len(d.Got))
+		return fmt.Sprintf("reads %s instead of %s (the same %d reads in another order)", d.Got[0].Tensor,
+			d.Expected[0].Tensor, len(d.Got))
 	}
-	return fmt.Sprintf("reads %s instead of %s (%s where the others have %d)", d.Got[0].Tensor, d.Expected[0].Tensor, count(len(d.Got), "read"), len(d.Expected))
+	return fmt.Sprintf("reads %s instead of %s (%s where the others have %d)", d.Got[0].Tensor, d.Expected[0].Tensor,
+		formatCount(len(d.Got), "read"), len(d.Expected))
 }
 
-// tokenList is "token 7", "tokens 7 and 9", "tokens 7, 8, 9 and 40 more".
+// tokenList formats tokens as "token 7", "tokens 7 and 9", or "tokens 7, 8, 9 and 40 more".
 func tokenList(tokens []int32) string {
 	const shown = 5
 	var names []string
@@ -206,30 +214,33 @@ func tokenList(tokens []int32) string {
 	return "tokens " + strings.Join(names[:last], ", ") + " and " + names[last]
 }
 
-// count is "1 read", "2 reads".
-func count(n int, noun string) string {
+// formatCount formats a number of things as "1 read" or "2 reads".
+func formatCount(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Experts is the verdict on the experts that the generated tokens with the reference sequence chose. Two tokens
-// choose the same if each op selects the same set, in whatever order.
+// Experts is the verdict on the experts that the generated tokens with the reference sequence
+// chose. Two tokens choose the same if each op selects the same set, in any order.
 type Experts struct {
 	Tokens    int  `json:"tokens"`    // that were compared
 	Identical bool `json:"identical"` // all tokens chose the same
-	// The first token that did not choose as the first one did, and the tensor of its first such read. -1 and "" if Identical.
+	// FirstToken is the first token that chose differently from the first one. FirstTensor is the
+	// tensor of its first such read. They are -1 and "" if Identical.
 	FirstToken  int32  `json:"first_token"`
 	FirstTensor string `json:"first_tensor_name"`
 	// Distinct is the number of different choices (of all the step's ops together) among the tokens.
 	Distinct int `json:"distinct"`
-	// Kept is the share of a token's experts that the token before it (with the reference sequence, of the same thread)
-	// chose too, over all tokens and ops, 0 to 1. -1 if no token has one before it.
+	// Kept is the share (0 to 1) of a token's experts that the previous token chose too, over all
+	// tokens and ops. The previous token is the last one of the same thread with the reference
+	// sequence. Kept is -1 if no token has a previous one.
 	Kept float64 `json:"kept_from_previous_token"`
 }
 
-// Experts compares. It is nil if no op of the reference sequence selects experts.
+// Experts compares the tokens' experts. It returns nil if no op of the reference sequence selects
+// experts.
 func (p *Pattern) Experts() *Experts {
 	steps := p.reference[tables.PhaseGeneration].steps
 	first := &p.Steps[steps[0]]
@@ -252,7 +263,7 @@ func (p *Pattern) Experts() *Experts {
 				v.Identical, v.FirstToken, v.FirstTensor = false, s.Token, p.Structure[s.Reads[at].Tensor].Name
 			}
 			if before := previous[s.thread]; before != nil {
-				kept += common(before.expertsAt(at), experts)
+				kept += countCommon(before.expertsAt(at), experts)
 				chosen += len(experts)
 			}
 		}
@@ -267,7 +278,7 @@ func (p *Pattern) Experts() *Experts {
 	return v
 }
 
-// expertsAt is nil where the read selects none.
+// expertsAt returns the experts that a read selects, nil if it selects none.
 func (s *Step) expertsAt(read int) []int32 {
 	if read >= len(s.experts) {
 		return nil
@@ -275,8 +286,8 @@ func (s *Step) expertsAt(read int) []int32 {
 	return s.experts[read]
 }
 
-// common is the number of elements that two ascending lists share.
-func common(a, b []int32) int {
+// countCommon returns the number of elements that two ascending lists share.
+func countCommon(a, b []int32) int {
 	n := 0
 	for _, e := range b {
 		if _, ok := slices.BinarySearch(a, e); ok {

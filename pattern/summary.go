@@ -17,7 +17,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Summary is what a run's pattern comes to. Bytes are bytes that ops read, wherever they came from.
+// Summary sums up a run's pattern. Bytes are bytes that ops read, from disk or from memory.
 type Summary struct {
 	Model         string         `json:"model"`        // file name
 	Context       int32          `json:"context"`      // whose steps these are
@@ -31,19 +31,20 @@ type Summary struct {
 	Sequence      Sequences      `json:"sequence"`
 	Experts       *Experts       `json:"experts"` // null unless the model has experts
 	Top           []TensorReads  `json:"top_tensors"`
-	// Rereads is what the process read from disk, in all contexts: null unless page-ins were observed. Summarize leaves it out.
+	// Rereads is what the process read from disk, in all contexts. It is null unless page-ins were
+	// observed. Summarize leaves it out.
 	Rereads  *tables.Rereads `json:"rereads"`
 	Warnings []string        `json:"warnings"` // what makes the verdict doubtful, see the function Warnings
 }
 
-// Spread is over the whole generated tokens.
+// Spread describes a figure over the generated tokens that are not cut short.
 type Spread struct {
 	Median int64 `json:"median"`
 	Min    int64 `json:"min"`
 	Max    int64 `json:"max"`
 }
 
-// StepCount counts the steps of each phase, those that were cut short too.
+// StepCount counts the steps of each phase, including those that were cut short.
 type StepCount struct {
 	Warmup     int `json:"warmup"`
 	Prompt     int `json:"prompt"`
@@ -68,7 +69,8 @@ type TensorReads struct {
 	RunBytes      int64   `json:"run_bytes"`       // in all steps
 }
 
-// Tensors is one element per tensor that was read, those with the most bytes over the run first, among equals as in Structure.
+// Tensors returns one element per tensor that was read, in descending order of bytes over the run.
+// Equals are in the order of Structure.
 func (p *Pattern) Tensors() []TensorReads {
 	all := make([]TensorReads, len(p.Structure))
 	tokens := 0
@@ -141,7 +143,7 @@ func (p *Pattern) Summarize(meta *tables.Meta, top int) *Summary {
 	return s
 }
 
-// ModelName is the file name of one of a capture's models.
+// ModelName returns the file name of one of a capture's models.
 func ModelName(meta *tables.Meta, model int32) string {
 	if model < 0 || int(model) >= len(meta.Models) {
 		return fmt.Sprintf("model %d", model)
@@ -149,29 +151,37 @@ func ModelName(meta *tables.Meta, model int32) string {
 	return filepath.Base(meta.Models[model].Path)
 }
 
-// Warnings is what the capture's description says about its gaps, one line each. It is not nil.
+// Warnings returns the gaps of a capture according to its description, one line each. The result is
+// not nil.
 func Warnings(meta *tables.Meta) []string {
 	w := []string{}
 	c := meta.Counters
 	if n := c.Lost(); n > 0 {
-		w = append(w, fmt.Sprintf("%s lost while capturing: sequences may have holes, and a difference between tokens may be one", count(int(n), "event")))
+		w = append(w, fmt.Sprintf("%s lost while capturing: sequences may have holes, and a difference between "+
+			"tokens may be one", formatCount(int(n), "event")))
 	}
 	if n := c.Faults + c.Unresolved + c.Clipped; n > 0 {
-		w = append(w, fmt.Sprintf("%s not read in full while capturing (%d faults, %d without a mapping, %d clipped): sequences may have holes",
-			count(int(n), "event"), c.Faults, c.Unresolved, c.Clipped))
+		w = append(w, fmt.Sprintf("%s not read in full while capturing (%d faults, %d without a mapping, %d "+
+			"clipped): sequences may have holes",
+			formatCount(int(n), "event"), c.Faults, c.Unresolved, c.Clipped))
 	}
 	if o := meta.Outside; o.Tensors > 0 {
-		w = append(w, fmt.Sprintf("%s (%s, for example %s) read from memory outside the model file, repacked or loaded without mmap: the file's pages are not used for them; run the target with --no-repack, and with mmap",
-			count(o.Tensors, "tensor"), humanize.Bytes(uint64(max(o.Bytes, 0))), o.Example))
+		w = append(w, fmt.Sprintf("%s (%s, for example %s) read from memory outside the model file, repacked or "+
+			"loaded without mmap: the file's pages are not used for them; run the target with --no-repack, and "+
+			"with mmap",
+			formatCount(o.Tensors, "tensor"), humanize.Bytes(uint64(max(o.Bytes, 0))), o.Example))
 	}
 	for _, line := range meta.LayersText() {
 		w = append(w, line+": what is computed elsewhere is not in the pattern")
 	}
 	if d := meta.Segments; d.Deleted > 0 {
-		w = append(w, fmt.Sprintf("the oldest %s of the capture (%s of the access table) were deleted while capturing", count(d.Deleted, "segment"), count(int(d.DeletedRows), "row")))
+		w = append(w,
+			fmt.Sprintf("the oldest %s of the capture (%s of the access table) were deleted while capturing",
+				formatCount(d.Deleted, "segment"), formatCount(int(d.DeletedRows), "row")))
 	}
 	if !meta.Complete {
-		w = append(w, "the tracer did not end in order: the capture holds what was written until then, and its last token may be cut short")
+		w = append(w, "the tracer did not end in order: the capture holds what was written until then, and its "+
+			"last token may be cut short")
 	}
 	return w
 }
@@ -182,22 +192,23 @@ func (s *Summary) WriteText(w io.Writer) error {
 	line := func(what, format string, args ...any) {
 		about.Rows = append(about.Rows, []string{what, fmt.Sprintf(format, args...)})
 	}
-	line("model", "%s: %s, %d of them read for each token", s.Model, count(s.Tensors, "tensor"), s.TensorsRead)
+	line("model", "%s: %s, %d of them read for each token", s.Model, formatCount(s.Tensors, "tensor"), s.TensorsRead)
 	generated, per := fmt.Sprintf("%d generated tokens", s.Steps.Tokens), "per token"
-	if s.Steps.Tokens != s.Steps.Generation { // what is read for a batch its tokens share
+	if s.Steps.Tokens != s.Steps.Generation { // the tokens of a batch share what is read for it
 		generated, per = fmt.Sprintf("%d that generate %d tokens", s.Steps.Generation, s.Steps.Tokens), "per step"
 	}
 	line("steps", "%d warm-up, %d prompt, %s", s.Steps.Warmup, s.Steps.Prompt, generated)
 	for _, c := range s.CutShort {
-		line("", "token %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads, count(c.Expected, "read"))
+		line("", "token %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads,
+			formatCount(c.Expected, "read"))
 	}
-	line(per, "%s, %s", count(s.Reads, "read"), s.BytesPerToken)
+	line(per, "%s, %s", formatCount(s.Reads, "read"), s.BytesPerToken)
 	line("sequence", "%s", s.Sequence)
 	for _, d := range s.Sequence.Differences {
 		line("", "%s", d)
 	}
 	if rest := s.Sequence.Distinct - len(s.Sequence.Batches) - len(s.Sequence.Differences); rest > 0 {
-		line("", "and %s more", count(rest, "differing sequence"))
+		line("", "and %s more", formatCount(rest, "differing sequence"))
 	}
 	if s.Experts != nil {
 		line("experts", "%s", s.Experts)
@@ -217,17 +228,22 @@ func (s *Summary) writeTop(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprint(w, "\ntop re-read tensors, by bytes over the whole run\n")
-	table := &tabular.Table{Columns: append(tabular.Right("size", "reads/token", "bytes/token", "share", "run total", "times its size"), tabular.Left("tensor")...)}
+	table := &tabular.Table{
+		Columns: append(tabular.Right("size", "reads/token", "bytes/token", "share", "run total", "times its size"),
+			tabular.Left("tensor")...),
+	}
 	for _, t := range s.Top {
 		table.Rows = append(table.Rows, []string{
-			humanize.Bytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken), humanize.Bytes(uint64(t.BytesPerToken)),
-			fmt.Sprintf("%.1f %%", 100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median))), humanize.Bytes(uint64(t.RunBytes)), times(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
+			humanize.Bytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken),
+			humanize.Bytes(uint64(t.BytesPerToken)),
+			fmt.Sprintf("%.1f %%", 100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median))),
+			humanize.Bytes(uint64(t.RunBytes)), formatTimes(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
 		})
 	}
 	return (tabular.Document{table}).WriteText(w)
 }
 
-// String is "1.1 GB (1104234240 bytes)", and the range if there is one.
+// String formats the spread as "1.1 GB (1104234240 bytes)", with the range if there is one.
 func (s Spread) String() string {
 	text := fmt.Sprintf("%s (%d bytes)", humanize.Bytes(uint64(s.Median)), s.Median)
 	if s.Min != s.Max {
@@ -236,13 +252,13 @@ func (s Spread) String() string {
 	return text
 }
 
-// String is one clause.
+// String returns the verdict as one clause.
 func (v Sequences) String() string {
 	of := ""
 	if len(v.Batches) > 1 {
 		var sizes []string
 		for _, b := range v.Batches {
-			sizes = append(sizes, fmt.Sprintf("%d of %s", b.Steps, count(b.Tokens, "token")))
+			sizes = append(sizes, fmt.Sprintf("%d of %s", b.Steps, formatCount(b.Tokens, "token")))
 		}
 		of = fmt.Sprintf(" (each step compared with those of its size: %s)", strings.Join(sizes, ", "))
 	}
@@ -259,7 +275,7 @@ func (v Sequences) String() string {
 	return fmt.Sprintf("the tensor sequence is identical in %d of %d generated tokens%s", v.Following, v.Tokens, of)
 }
 
-// String is one clause.
+// String returns the verdict as one clause.
 func (e *Experts) String() string {
 	if e.Tokens == 1 {
 		return "one token only: there is no other to compare its experts with"
@@ -267,7 +283,8 @@ func (e *Experts) String() string {
 	if e.Identical {
 		return "the experts chosen are the same for all tokens"
 	}
-	text := fmt.Sprintf("the experts chosen differ from token %d on, first in %s; %s", e.FirstToken, e.FirstTensor, count(e.Distinct, "different choice"))
+	text := fmt.Sprintf("the experts chosen differ from token %d on, first in %s; %s", e.FirstToken, e.FirstTensor,
+		formatCount(e.Distinct, "different choice"))
 	if e.Kept >= 0 {
 		text += fmt.Sprintf(", %.0f %% of a token's experts were the previous token's too", 100*e.Kept)
 	}
@@ -281,8 +298,8 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// times keeps three digits, so that a row of an embedding does not read as nothing.
-func times(x float64) string {
+// formatTimes keeps three digits, so that a row of an embedding does not show as 0.
+func formatTimes(x float64) string {
 	if x >= 100 {
 		return fmt.Sprintf("%.0f", x)
 	}

@@ -1,6 +1,6 @@
 package pattern
 
-// This file makes the pattern table, the pattern as files hold it.
+// This file makes the pattern table, in which a pattern is exported to files.
 
 import (
 	"math"
@@ -13,17 +13,17 @@ import (
 type Row struct {
 	Seq    int // position in the phase's reference sequence, from 0
 	Tensor *tables.StructureRow
-	// RelativeTime is when the read begins: 0 is the beginning of the step's first read, 1 the end of its last. It
-	// is the median over the steps that follow the reference, rounded to 1e-6; it never falls as Seq rises if the
-	// rows of the access table are in order of time.
+	// RelativeTime is when the read begins: 0 is the beginning of the step's first read, 1 the end
+	// of its last. It is the median over the steps that follow the reference, rounded to 1e-6. It
+	// never falls as Seq rises if the rows of the access table are in order of time.
 	RelativeTime float64
 	Phase        tables.Phase
 	Op           string
 	Bytes        int64 // median over the same steps; in generation they are all equal
 }
 
-// Rows is the pattern table: for each phase that was observed (warm-up, prompt, generation, in this order) its
-// reference sequence.
+// Rows returns the pattern table: the reference sequence of each phase that was observed, in the
+// order warm-up, prompt, generation.
 func (p *Pattern) Rows() []Row {
 	var rows []Row
 	for phase, ref := range p.reference {
@@ -44,8 +44,8 @@ func (p *Pattern) Rows() []Row {
 	return rows
 }
 
-// Columns lays rows out for export. offset_bytes and size_bytes are the tensor's extent in its file, expert_count
-// the slices that it holds (0 unless it holds one per expert).
+// Columns returns the rows as columns for export. offset_bytes and size_bytes are the tensor's
+// extent in its file. expert_count is how many experts' slices the tensor holds (0 if none).
 func Columns(rows []Row) []tables.Column {
 	n := len(rows)
 	var (

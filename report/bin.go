@@ -1,6 +1,7 @@
 package report
 
-// This file fits what a page shows into its bounds: it bins steps, thins points and cuts tables, and counts what it did.
+// This file fits a report into the bounds of a page. It bins steps, thins points and cuts tables, and
+// says on the page what it did.
 
 import (
 	"encoding/base64"
@@ -16,16 +17,21 @@ type bounds struct {
 	heatCells  int // of one heatmap, for each of mean and greatest: 4/3 bytes each
 	heatRows   int
 	points     int // 8 bytes each
-	tableCells int // of all tables
-	tableText  int // bytes of all tables' texts, as they are written
+	tableCells int // of all tables together
+	tableText  int // bytes of all tables' texts together, as they are written
 }
 
-// common are bounds that keep a page below MaxBytes where texts are as long as they are in models.
-var common = bounds{bins: 4096, heatCells: 1 << 20, heatRows: 4096, points: 60_000, tableCells: 160_000, tableText: 4 << 20}
+// usualBounds keep a page below MaxBytes, where texts are as long as they are in models.
+var usualBounds = bounds{
+	bins: 4096, heatCells: 1 << 20, heatRows: 4096, points: 60_000, tableCells: 160_000, tableText: 4 << 20,
+}
 
-// half are smaller ones.
+// half are bounds of half the size.
 func (b bounds) half() bounds {
-	return bounds{max(1, b.bins/2), max(1, b.heatCells/2), max(1, b.heatRows/2), max(1, b.points/2), b.tableCells / 2, b.tableText / 2}
+	return bounds{
+		max(1, b.bins/2), max(1, b.heatCells/2), max(1, b.heatRows/2), max(1, b.points/2), b.tableCells / 2,
+		b.tableText / 2,
+	}
 }
 
 const (
@@ -35,40 +41,41 @@ const (
 	maxText     = 400 // bytes of a text from a capture
 )
 
-// page is a Report as the page's script reads it.
-type page struct {
-	Title   string     `json:"title"`
-	Context []Fact     `json:"context"`
-	Verdict []string   `json:"verdict"`
-	Facts   []Fact     `json:"facts"`
-	Notes   []string   `json:"notes"`
-	Binned  []string   `json:"binned"` // what is not shown as it is
-	Steps   int        `json:"steps"`
-	PerBin  int        `json:"per_bin"` // steps in each bin of a series
-	Labels  []string   `json:"labels"`  // of the first step of each bin
-	Phases  []span     `json:"phases"`
-	Series  []series   `json:"series"`
-	Heat    []heat     `json:"heat"`
-	Offsets *points    `json:"offsets"`
-	Tables  []rowTable `json:"tables"`
+// pageData is a Report as the page's script reads it.
+type pageData struct {
+	Title   string       `json:"title"`
+	Context []Fact       `json:"context"`
+	Verdict []string     `json:"verdict"`
+	Facts   []Fact       `json:"facts"`
+	Notes   []string     `json:"notes"`
+	Binned  []string     `json:"binned"` // sentences about what is not shown as it is
+	Steps   int          `json:"steps"`
+	PerBin  int          `json:"per_bin"` // steps in each bin of a series
+	Labels  []string     `json:"labels"`  // of the first step of each bin
+	Phases  []phaseSpan  `json:"phases"`
+	Series  []seriesData `json:"series"`
+	Heat    []heatCells  `json:"heat"`
+	Offsets *pointData   `json:"offsets"`
+	Tables  []rowTable   `json:"tables"`
 }
 
-type span struct {
+type phaseSpan struct {
 	Phase string `json:"phase"`
 	From  int    `json:"from"`
 	To    int    `json:"to"`
 }
 
-// series has a mean and a greatest value for each bin: null where nothing is known.
-type series struct {
+// seriesData has a mean and a greatest value for each bin; null where nothing is known.
+type seriesData struct {
 	Name string     `json:"name"`
 	Unit string     `json:"unit"`
 	Mean []*float32 `json:"mean"`
 	Max  []*float32 `json:"max,omitempty"` // absent where a bin is one step
 }
 
-// heat has a byte for each row and bin: 0 for what was not observed, 1 for zero, else 2 to 255 on a logarithmic scale from Least to Most.
-type heat struct {
+// heatCells has a byte for each row and bin. 0 is for what was not observed and 1 for zero. 2 to 255 are
+// on a logarithmic scale from Least to Most.
+type heatCells struct {
 	Name   string  `json:"name"`
 	Unit   string  `json:"unit"`
 	About  string  `json:"about"`
@@ -82,10 +89,11 @@ type heat struct {
 	Max    string  `json:"max,omitempty"`
 }
 
-type points struct {
+type pointData struct {
 	Size  float64  `json:"size"`
 	Kinds []string `json:"kinds"`
-	// XY is three little-endian uint16 for each point: step (of all steps), offset (of the size), each as a share of 65535, and the kind.
+	// XY has three little-endian uint16 for each point, in base64: the step as a share of all steps, the
+	// offset as a share of Size, and the kind. Shares are in units of 1/65535.
 	XY string `json:"xy"`
 }
 
@@ -96,80 +104,113 @@ type rowTable struct {
 	Rows    [][]any  `json:"rows"`
 }
 
-// fit checks a report and fits it.
-func fit(r *Report, b bounds) (*page, error) {
+// fitReport checks a report and fits it into bounds.
+func fitReport(r *Report, b bounds) (*pageData, error) {
 	n := len(r.Steps)
-	p := &page{Title: short(r.Title), Verdict: texts(r.Verdict), Notes: texts(r.Notes), Context: facts(r.Context), Facts: facts(r.Facts), Binned: []string{}, Steps: n, PerBin: perBin(n, b.bins),
-		Phases: []span{}, Series: []series{}, Heat: []heat{}, Tables: []rowTable{}, Labels: []string{}}
-	for i, s := range r.Steps {
-		if i%p.PerBin == 0 {
-			p.Labels = append(p.Labels, short(s.Label))
+	p := &pageData{
+		Title: shorten(r.Title), Context: shortenFacts(r.Context), Verdict: shortenAll(r.Verdict),
+		Facts: shortenFacts(r.Facts), Notes: shortenAll(r.Notes), Binned: []string{}, Steps: n,
+		PerBin: binSize(n, b.bins),
+		Labels: []string{}, Phases: []phaseSpan{}, Series: []seriesData{}, Heat: []heatCells{}, Tables: []rowTable{},
+	}
+	p.fitSteps(r.Steps, b)
+	if err := p.fitSeries(r.Series); err != nil {
+		return nil, err
+	}
+	p.fitHeatmaps(r.Heat, b)
+	if o := r.Offsets; o != nil && n > 0 {
+		every := binSize(o.Count, b.points)
+		p.Offsets = fitPoints(o, n, every)
+		if every > 1 {
+			p.noteBinned("of %d reads one in %d is a point", o.Count, every)
 		}
-		if i == 0 || r.Steps[i-1].Phase != s.Phase {
-			p.Phases = append(p.Phases, span{short(s.Phase), i, i})
+	}
+	return p, p.fitTables(r.Tables, b)
+}
+
+// noteBinned says on the page what is not shown as it is.
+func (p *pageData) noteBinned(format string, args ...any) {
+	p.Binned = append(p.Binned, fmt.Sprintf(format, args...))
+}
+
+// fitSteps makes the labels of bins and the spans of phases.
+func (p *pageData) fitSteps(steps []Step, b bounds) {
+	for i, s := range steps {
+		if i%p.PerBin == 0 {
+			p.Labels = append(p.Labels, shorten(s.Label))
+		}
+		if i == 0 || steps[i-1].Phase != s.Phase {
+			p.Phases = append(p.Phases, phaseSpan{shorten(s.Phase), i, i})
 		}
 		p.Phases[len(p.Phases)-1].To = i + 1
 	}
-	if len(p.Phases) > b.bins { // a server's, between many requests: too many to tell apart
-		p.Phases = []span{}
-		p.Binned = append(p.Binned, "phases change too often to be marked")
+	if len(p.Phases) > b.bins { // a server's, which change with each request: too many to tell apart
+		p.Phases = []phaseSpan{}
+		p.noteBinned("phases change too often to be marked")
 	}
-	for i, s := range r.Series {
+}
+
+func (p *pageData) fitSeries(all []Series) error {
+	for i, s := range all {
 		if i == maxSeries {
-			p.Binned = append(p.Binned, fmt.Sprintf("%d of %d series are shown", maxSeries, len(r.Series)))
+			p.noteBinned("%d of %d series are shown", maxSeries, len(all))
 			break
 		}
-		if len(s.Values) != n {
-			return nil, fmt.Errorf("series %q has %d values for %d steps", s.Name, len(s.Values), n)
+		if len(s.Values) != p.Steps {
+			return fmt.Errorf("series %q has %d values for %d steps", s.Name, len(s.Values), p.Steps)
 		}
 		p.Series = append(p.Series, binSeries(s, p.PerBin))
 	}
 	if p.PerBin > 1 {
-		p.Binned = append(p.Binned, fmt.Sprintf("the timeline shows %d steps in bins of %d, by their mean (line) and their greatest value (shade)", n, p.PerBin))
+		p.noteBinned("the timeline shows %d steps in bins of %d, by their mean (line) and their greatest value (shade)",
+			p.Steps, p.PerBin)
 	}
-	for i, h := range r.Heat {
+	return nil
+}
+
+func (p *pageData) fitHeatmaps(all []Heatmap, b bounds) {
+	for i, h := range all {
 		if i == maxHeatmaps {
-			p.Binned = append(p.Binned, fmt.Sprintf("%d of %d heatmaps are shown", maxHeatmaps, len(r.Heat)))
+			p.noteBinned("%d of %d heatmaps are shown", maxHeatmaps, len(all))
 			break
 		}
-		binned := binHeat(h, n, b)
+		binned := binHeat(h, p.Steps, b)
 		p.Heat = append(p.Heat, binned)
 		if binned.PerBin > 1 || binned.PerRow > 1 {
-			p.Binned = append(p.Binned, fmt.Sprintf("the heatmap %q shows %d rows and %d steps in cells of %d and %d, by their mean or their greatest value", short(h.Name), len(h.Rows), n, binned.PerRow, binned.PerBin))
+			p.noteBinned("the heatmap %q shows %d rows and %d steps in cells of %d and %d, "+
+				"by their mean or their greatest value", shorten(h.Name), len(h.Rows), p.Steps, binned.PerRow,
+				binned.PerBin)
 		}
 	}
-	if o := r.Offsets; o != nil && n > 0 {
-		thin := perBin(o.Count, b.points)
-		p.Offsets = fitPoints(o, n, thin)
-		if thin > 1 {
-			p.Binned = append(p.Binned, fmt.Sprintf("of %d reads one in %d is a point", o.Count, thin))
-		}
-	}
+}
+
+// fitTables shares the room for cells and texts among the tables that are left: what one does not need is for the next.
+func (p *pageData) fitTables(all []Table, b bounds) error {
 	cells, text := b.tableCells, b.tableText
-	for i, t := range r.Tables {
+	for i, t := range all {
 		if i == maxTables {
-			p.Binned = append(p.Binned, fmt.Sprintf("%d of %d tables are shown", maxTables, len(r.Tables)))
+			p.noteBinned("%d of %d tables are shown", maxTables, len(all))
 			break
 		}
-		left := min(len(r.Tables), maxTables) - i
+		left := min(len(all), maxTables) - i
 		fitted, used, err := fitTable(t, cells/left, text/left)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if len(fitted.Rows) < len(t.Rows) {
-			p.Binned = append(p.Binned, fmt.Sprintf("the table %q has its first %d of %d rows", short(t.Name), len(fitted.Rows), len(t.Rows)))
+			p.noteBinned("the table %q has its first %d of %d rows", shorten(t.Name), len(fitted.Rows), len(t.Rows))
 		}
 		cells -= len(fitted.Rows) * len(fitted.Columns)
 		text -= used
 		p.Tables = append(p.Tables, fitted)
 	}
-	return p, nil
+	return nil
 }
 
-// perBin is how many of n must be one, so that at most most are left.
-func perBin(n, most int) int { return max(1, (n+most-1)/most) }
+// binSize is how many of n share a bin if there are to be at most most bins.
+func binSize(n, most int) int { return max(1, (n+most-1)/most) }
 
-func short(s string) string {
+func shorten(s string) string {
 	if len(s) <= maxText {
 		return s
 	}
@@ -184,30 +225,30 @@ func short(s string) string {
 // maxLines bounds sentences, notes and facts.
 const maxLines = 100
 
-func texts(all []string) []string {
+func shortenAll(all []string) []string {
 	shown := []string{}
 	for _, s := range all[:min(len(all), maxLines)] {
-		shown = append(shown, short(s))
+		shown = append(shown, shorten(s))
 	}
 	return shown
 }
 
-func facts(all []Fact) []Fact {
+func shortenFacts(all []Fact) []Fact {
 	shown := []Fact{}
 	for _, f := range all[:min(len(all), maxLines)] {
-		shown = append(shown, Fact{short(f.Name), short(f.Value), short(f.About)})
+		shown = append(shown, Fact{shorten(f.Name), shorten(f.Value), shorten(f.About)})
 	}
 	return shown
 }
 
-// bin gathers the values of one.
+// bin sums up the values in one bin. Unknown values do not count.
 type bin struct {
 	sum, most float64
 	count     int
 }
 
 func (b *bin) add(v float64) {
-	if known(v) {
+	if isKnown(v) {
 		if b.count == 0 || v > b.most {
 			b.most = v
 		}
@@ -230,36 +271,39 @@ func (b *bin) max() float64 {
 	return b.most
 }
 
-func number(v float64) *float32 {
-	if f := float32(v); known(float64(f)) {
+func numberOrNil(v float64) *float32 {
+	if f := float32(v); isKnown(float64(f)) {
 		return &f
 	}
 	return nil
 }
 
-func binSeries(s Series, per int) series {
-	out := series{Name: short(s.Name), Unit: short(s.Unit), Mean: []*float32{}}
+func binSeries(s Series, per int) seriesData {
+	out := seriesData{Name: shorten(s.Name), Unit: shorten(s.Unit), Mean: []*float32{}}
 	for from := 0; from < len(s.Values); from += per {
 		var b bin
 		for _, v := range s.Values[from:min(from+per, len(s.Values))] {
 			b.add(v)
 		}
-		out.Mean = append(out.Mean, number(b.mean()))
+		out.Mean = append(out.Mean, numberOrNil(b.mean()))
 		if per > 1 {
-			out.Max = append(out.Max, number(b.max()))
+			out.Max = append(out.Max, numberOrNil(b.max()))
 		}
 	}
 	return out
 }
 
-// binHeat reads a heatmap once.
-func binHeat(h Heatmap, steps int, b bounds) heat {
-	out := heat{Name: short(h.Name), Unit: short(h.Unit), About: short(h.About), Rows: []Row{}, PerRow: perBin(len(h.Rows), b.heatRows), PerBin: 1}
+// binHeat bins a heatmap. It asks for each value once.
+func binHeat(h Heatmap, steps int, b bounds) heatCells {
+	out := heatCells{
+		Name: shorten(h.Name), Unit: shorten(h.Unit), About: shorten(h.About), Rows: []Row{},
+		PerRow: binSize(len(h.Rows), b.heatRows), PerBin: 1,
+	}
 	rows := (len(h.Rows) + out.PerRow - 1) / out.PerRow
 	if rows == 0 || steps == 0 {
 		return out
 	}
-	out.PerBin = perBin(steps, max(1, b.heatCells/rows))
+	out.PerBin = binSize(steps, max(1, b.heatCells/rows))
 	out.Bins = (steps + out.PerBin - 1) / out.PerBin
 	var bins []bin
 	mean, most := make([]float32, rows*out.Bins), make([]float32, rows*out.Bins)
@@ -274,14 +318,14 @@ func binHeat(h Heatmap, steps int, b bounds) heat {
 		for i := range bins {
 			mean[row*out.Bins+i], most[row*out.Bins+i] = float32(bins[i].mean()), float32(bins[i].max())
 		}
-		out.Rows = append(out.Rows, together(h.Rows[from:to]))
+		out.Rows = append(out.Rows, mergeRows(h.Rows[from:to]))
 	}
 	least, greatest := math.Inf(1), 0.0
 	for i, v := range mean {
-		if v := float64(v); known(v) && v > 0 {
+		if v := float64(v); isKnown(v) && v > 0 {
 			least = min(least, v)
 		}
-		if v := float64(most[i]); known(v) {
+		if v := float64(most[i]); isKnown(v) {
 			greatest = max(greatest, v)
 		}
 	}
@@ -296,14 +340,14 @@ func binHeat(h Heatmap, steps int, b bounds) heat {
 	return out
 }
 
-// together is the row that stands for several.
-func together(rows []Row) Row {
-	one := Row{Name: short(rows[0].Name), Detail: short(rows[0].Detail)}
+// mergeRows makes the row that stands for several.
+func mergeRows(rows []Row) Row {
+	one := Row{Name: shorten(rows[0].Name), Detail: shorten(rows[0].Detail)}
 	if len(rows) > 1 {
-		one.Name, one.Detail = short(rows[0].Name+" to "+rows[len(rows)-1].Name), fmt.Sprintf("%d rows", len(rows))
+		one.Name, one.Detail = shorten(rows[0].Name+" to "+rows[len(rows)-1].Name), fmt.Sprintf("%d rows", len(rows))
 	}
 	for _, r := range rows {
-		if known(r.Weight) && r.Weight > 0 {
+		if isKnown(r.Weight) && r.Weight > 0 {
 			one.Weight += r.Weight
 		}
 	}
@@ -318,17 +362,17 @@ const (
 	cellMost    = 255
 )
 
-func (h *heat) encode(values []float32) string {
+func (h *heatCells) encode(values []float32) string {
 	cells := make([]byte, len(values))
 	for i, v := range values {
-		cells[i] = h.cell(float64(v))
+		cells[i] = h.encodeCell(float64(v))
 	}
 	return base64.StdEncoding.EncodeToString(cells)
 }
 
-func (h *heat) cell(v float64) byte {
+func (h *heatCells) encodeCell(v float64) byte {
 	switch {
-	case !known(v):
+	case !isKnown(v):
 		return cellUnknown
 	case v <= 0:
 		return cellZero
@@ -339,29 +383,30 @@ func (h *heat) cell(v float64) byte {
 	return byte(cellLeast + math.Round(min(max(share, 0), 1)*(cellMost-cellLeast)))
 }
 
-// fitPoints takes one point of every thin.
-func fitPoints(o *Offsets, steps, thin int) *points {
-	out := &points{Size: o.Size, Kinds: texts(o.Kinds)}
-	share := func(v, of float64) uint16 {
-		if !known(v) || of <= 0 {
+// fitPoints takes every thin-th point.
+func fitPoints(o *Offsets, steps, thin int) *pointData {
+	out := &pointData{Size: o.Size, Kinds: shortenAll(o.Kinds)}
+	share := func(v, whole float64) uint16 {
+		if !isKnown(v) || whole <= 0 {
 			return 0
 		}
-		return uint16(math.Round(min(max(v/of, 0), 1) * math.MaxUint16))
+		return uint16(math.Round(min(max(v/whole, 0), 1) * math.MaxUint16))
 	}
 	var xy []byte
 	for i := 0; i < o.Count; i += thin {
-		at := o.At(i)
-		xy = binary.LittleEndian.AppendUint16(xy, share(at.Step, float64(steps)))
-		xy = binary.LittleEndian.AppendUint16(xy, share(at.Offset, o.Size))
-		xy = binary.LittleEndian.AppendUint16(xy, uint16(min(max(at.Kind, 0), math.MaxUint16)))
+		point := o.At(i)
+		xy = binary.LittleEndian.AppendUint16(xy, share(point.Step, float64(steps)))
+		xy = binary.LittleEndian.AppendUint16(xy, share(point.Offset, o.Size))
+		xy = binary.LittleEndian.AppendUint16(xy, uint16(min(max(point.Kind, 0), math.MaxUint16)))
 	}
 	out.XY = base64.StdEncoding.EncodeToString(xy)
 	return out
 }
 
-// fitTable cuts a table to a number of cells, and of bytes of text: it returns how many these are.
+// fitTable cuts a table to a number of cells and of bytes of text. It returns how many of these bytes it
+// used.
 func fitTable(t Table, cells, text int) (out rowTable, used int, err error) {
-	out = rowTable{Name: short(t.Name), About: short(t.About), Columns: t.Columns, Rows: [][]any{}}
+	out = rowTable{Name: shorten(t.Name), About: shorten(t.About), Columns: t.Columns, Rows: [][]any{}}
 	if out.Columns == nil {
 		out.Columns = []Column{}
 	}
@@ -373,13 +418,13 @@ func fitTable(t Table, cells, text int) (out rowTable, used int, err error) {
 		for i, c := range row {
 			switch c := c.(type) {
 			case float64:
-				if known(c) { // else null
+				if isKnown(c) { // else null
 					shown[i] = c
 				}
 			case string:
-				c = short(c)
+				c = shorten(c)
 				shown[i] = c
-				written += escaped(c)
+				written += escapedLen(c)
 			default:
 				return out, 0, fmt.Errorf("table %q has a cell of type %T", t.Name, c)
 			}
@@ -393,8 +438,8 @@ func fitTable(t Table, cells, text int) (out rowTable, used int, err error) {
 	return out, used, nil
 }
 
-// escaped is how many bytes a text has in JSON, at most.
-func escaped(s string) int {
+// escapedLen is how many bytes a text has in JSON, at most.
+func escapedLen(s string) int {
 	n := 2 + len(s)
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c >= utf8.RuneSelf || c == '<' || c == '>' || c == '&' || c == '"' || c == '\\' {

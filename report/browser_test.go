@@ -1,6 +1,6 @@
 package report
 
-// This file opens pages in a real browser, and does in them what a reader does.
+// This file opens pages in a real browser and does there what a reader does.
 
 import (
 	"strings"
@@ -9,7 +9,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// inBrowser opens a report's page.
+// inBrowser runs JavaScript on the page of a report. It returns what the script stored in result.
 func inBrowser(t *testing.T, r *Report, steps string, flags ...string) map[string]string {
 	t.Helper()
 	return testenv.Browse(t, write(t, r), steps, flags...)
@@ -72,22 +72,26 @@ func TestPage(t *testing.T) {
 	`)
 	expect(t, got, map[string]string{
 		"title": planted().Title, "verdict": "Bound by the disk.", "notes": "op+io", "all": "all 40 steps",
-		"speed": "step 12 (token 12), generation\nspeed: 13 tok/s", "unknown": "speed: not known", "hot": "blk.0\nstep 20 (token 20), generation\nfrom disk: about 4 KiB", "unseen": "from disk: not observed",
-		"offset": "offset ", "hidden": "true", "wheel": "steps 4 to 36 of 40", "right": "steps 8 to 40 of 40", "dragged": "steps 0 to 32 of 40", "again": "all 40 steps",
-		"rows": "blk.0.a,blk.1.b,blk.2.c,output", "down": "blk.1.b,blk.0.a,output,blk.2.c", "cells": "1 MiB,2 KiB,5 B,–", "up": "output,blk.0.a,blk.1.b,blk.2.c", "filtered": "blk.1.b", "scripts": "4",
+		"speed": "step 12 (token 12), generation\nspeed: 13 tok/s", "unknown": "speed: not known",
+		"hot": "blk.0\nstep 20 (token 20), generation\nfrom disk: about 4 KiB", "unseen": "from disk: not observed",
+		"offset": "offset ", "hidden": "true", "wheel": "steps 4 to 36 of 40", "right": "steps 8 to 40 of 40",
+		"dragged": "steps 0 to 32 of 40", "again": "all 40 steps",
+		"rows": "blk.0.a,blk.1.b,blk.2.c,output", "down": "blk.1.b,blk.0.a,output,blk.2.c",
+		"cells": "1 MiB,2 KiB,5 B,–", "up": "output,blk.0.a,blk.1.b,blk.2.c", "filtered": "blk.1.b", "scripts": "4",
 	})
 	colours := strings.Fields(got["colours"])
 	if len(colours) != 4 {
 		t.Fatalf("colours %q", colours)
 	}
-	for i, want := range []string{"0,34,78,255", "255,255,255,255", "220,220,228,255", "254,232,56,255"} { // most, nothing, not observed, least
+	// The greatest value, nothing, not observed, and the least value.
+	for i, want := range []string{"0,34,78,255", "255,255,255,255", "220,220,228,255", "254,232,56,255"} {
 		if colours[i] != want {
 			t.Errorf("pixel %d is %s, want %s", i, colours[i], want)
 		}
 	}
 }
 
-// Light and dark follow the reader's system, and the button.
+// Light and dark follow the reader's system, until the button is pressed.
 func TestDark(t *testing.T) {
 	const steps = `
 		await drawn();
@@ -98,23 +102,33 @@ func TestDark(t *testing.T) {
 		const m = $("heat-map"), x = 200 + 20.5 / 40 * (m.clientWidth - 210);
 		result.most = pixel("heat-map", x, 100);
 	`
-	expect(t, inBrowser(t, planted(), steps), map[string]string{"first": "rgb(255, 255, 255)", "second": "rgb(22, 23, 27)", "most": "254,232,56,255"})
-	expect(t, inBrowser(t, planted(), steps, "--blink-settings=preferredColorScheme=0"), map[string]string{"first": "rgb(22, 23, 27)", "second": "rgb(255, 255, 255)", "most": "0,34,78,255"})
+	expect(t, inBrowser(t, planted(), steps), map[string]string{
+		"first": "rgb(255, 255, 255)", "second": "rgb(22, 23, 27)", "most": "254,232,56,255",
+	})
+	expect(t, inBrowser(t, planted(), steps, "--blink-settings=preferredColorScheme=0"),
+		map[string]string{"first": "rgb(22, 23, 27)", "second": "rgb(255, 255, 255)", "most": "0,34,78,255"})
 }
 
-// A report without anything is a page without an error; so is the largest one.
+// The page of an empty report has no error, nor has the largest page.
 func TestExtremes(t *testing.T) {
-	expect(t, inBrowser(t, &Report{Title: "nothing"}, `await drawn(); result.view = $("view").textContent;`), map[string]string{"view": "no steps"})
+	expect(t, inBrowser(t, &Report{Title: "nothing"}, `await drawn(); result.view = $("view").textContent;`),
+		map[string]string{"view": "no steps"})
 	const steps, tensors = 34_000, 300
-	r := &Report{Title: "much", Steps: make([]Step, steps), Series: []Series{{"speed", "tok/s", make([]float64, steps)}}}
+	r := &Report{
+		Title: "much", Steps: make([]Step, steps), Series: []Series{{"speed", "tok/s", make([]float64, steps)}},
+	}
 	rows := make([]Row, tensors)
 	for i := range rows {
 		rows[i] = Row{Name: "t", Weight: 1}
 	}
 	for range maxHeatmaps {
-		r.Heat = append(r.Heat, Heatmap{Name: "h", Rows: rows, At: func(row, step int) float64 { return float64(row * step) }})
+		r.Heat = append(r.Heat,
+			Heatmap{Name: "h", Rows: rows, At: func(row, step int) float64 { return float64(row * step) }})
 	}
-	r.Offsets = &Offsets{Size: steps * tensors, Kinds: []string{"k"}, Count: steps * tensors, At: func(i int) Point { return Point{float64(i / tensors), float64(i), 1, 0} }}
+	r.Offsets = &Offsets{
+		Size: steps * tensors, Kinds: []string{"k"}, Count: steps * tensors,
+		At: func(i int) Point { return Point{float64(i / tensors), float64(i), 1, 0} },
+	}
 	got := inBrowser(t, r, `
 		await drawn();
 		for (let i = 0; i < 12; i++) await act($("heat-map"), WheelEvent, "wheel", 700, 100, { deltaY: -100 });
@@ -123,6 +137,6 @@ func TestExtremes(t *testing.T) {
 	`)
 	expect(t, got, map[string]string{"view": " of 34000", "tip": "about "})
 	if strings.HasPrefix(got["view"], "all") {
-		t.Errorf("it has not zoomed: %q", got["view"])
+		t.Errorf("the view is %q after zooming, want a part of the steps", got["view"])
 	}
 }

@@ -1,23 +1,26 @@
-// Package report makes one HTML file of what was found in a capture: it needs no network, opens in any current browser, and stays below [MaxBytes] for any capture.
+// Package report makes one HTML file of what was found in a capture. The file needs no network, opens in
+// any current browser, and stays below [MaxBytes] for any capture.
 //
-// It does not know how its figures were computed: a [Report] is plain numbers, in the order of the tokens. What has more of them than a page can hold is binned here, by the mean and by the
-// greatest value of each bin, and the page says so.
+// The package does not know how its figures were computed: a [Report] is plain numbers, in the order of
+// the tokens. Where there are more numbers than a page can hold, they are binned. A bin shows the mean
+// and the greatest of its values, and the page says so.
 package report
 
-// This file is what the page shows.
+// This file defines what a page shows.
 
 import "math"
 
 // MaxBytes bounds the file.
 const MaxBytes = 15 << 20
 
-// Report is what a page shows, from the top to the bottom.
+// Report is what a page shows, from top to bottom.
 type Report struct {
 	Title   string   // one line, e.g. the model's name
-	Context []Fact   // where it comes from: host, limit, command
-	Verdict []string // sentences; empty: the page has none
+	Context []Fact   // where the capture comes from: host, limit, command
+	Verdict []string // sentences; if there are none, the page has no verdict
 	Facts   []Fact   // the most important figures
-	// Steps are in the order of time; every Series and Heatmap has a value for each. A step is a token where one sequence is generated.
+	// Steps are in the order of time. Every Series and Heatmap has a value for each. A step is a token
+	// where one sequence is generated.
 	Steps   []Step
 	Series  []Series
 	Heat    []Heatmap
@@ -30,7 +33,7 @@ type Report struct {
 type Fact struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
-	About string `json:"about,omitempty"` // how it was got, shown as a tooltip
+	About string `json:"about,omitempty"` // how the figure was measured, shown as a tooltip
 }
 
 // Step is one decode.
@@ -39,7 +42,7 @@ type Step struct {
 	Phase string // "warm-up", "prompt", "generation"
 }
 
-// Series is a value per step: NaN where it is not known.
+// Series is a value per step; NaN where it is not known.
 type Series struct {
 	Name   string
 	Unit   string
@@ -52,7 +55,8 @@ type Heatmap struct {
 	Unit  string
 	About string // what a value is
 	Rows  []Row
-	// At returns a row's value in a step: NaN where nothing was observed, else 0 or more. It is called once for each, rows in order.
+	// At returns a row's value in a step: NaN where nothing was observed, else 0 or more. It is called
+	// once for each row and step, row by row.
 	At func(row, step int) float64
 }
 
@@ -63,22 +67,24 @@ type Row struct {
 	Detail string  `json:"detail,omitempty"`
 }
 
-// Offsets is what was read when and where: points in the order of time.
+// Offsets is where in a file was read, and when: points in the order of time.
 type Offsets struct {
 	Size  float64 // of the file, in bytes
 	Kinds []string
 	Count int
-	// At returns a point: the step with the fraction of it that has passed, the offset in the file in bytes, how many bytes, and the index of its kind. It is called for increasing i.
+	// At returns a point. It is called for increasing i.
 	At func(i int) Point
 }
 
-// Point is one of Offsets.
+// Point is one of Offsets: the step, with the fraction of it that has passed; the offset in the file and
+// the number of bytes; and the index of its kind.
 type Point struct {
 	Step, Offset, Bytes float64
 	Kind                int
 }
 
-// Table is shown with its columns sortable and its rows filtered by a text. Cells are strings or float64s; numbers are shown in the column's unit.
+// Table has columns that can be sorted, and rows that can be filtered by a text. Cells are strings or
+// float64s. Numbers are shown in the column's unit.
 type Table struct {
 	Name    string
 	About   string
@@ -89,8 +95,10 @@ type Table struct {
 // Column is a column of a table.
 type Column struct {
 	Name string `json:"name"`
-	Unit string `json:"unit,omitempty"` // "B" for bytes, "ns" for times: both are scaled. Others are shown behind the number.
+	// Unit is "B" for bytes or "ns" for times, which are both scaled. Any other unit is shown behind the
+	// number.
+	Unit string `json:"unit,omitempty"`
 }
 
-// known says whether a value is one.
-func known(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+// isKnown says whether a value is a number.
+func isKnown(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }

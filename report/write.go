@@ -20,10 +20,11 @@ var (
 	pageScript []byte
 )
 
-// Write writes the page. An error says what is wrong with the report: series of different lengths, cells of unknown types; or is w's.
+// Write writes the page. An error says what is wrong with the report, such as series of different lengths
+// or cells of unknown types, or it is an error of w.
 func (r *Report) Write(w io.Writer) error {
-	for b := common; ; b = b.half() { // texts may be longer than they are in models
-		page, err := r.page(b)
+	for b := usualBounds; ; b = b.half() { // texts may be longer than they are in models
+		page, err := r.render(b)
 		if err != nil {
 			return fmt.Errorf("make the page: %w", err)
 		}
@@ -37,8 +38,8 @@ func (r *Report) Write(w io.Writer) error {
 	}
 }
 
-func (r *Report) page(b bounds) ([]byte, error) {
-	fitted, err := fit(r, b)
+func (r *Report) render(b bounds) ([]byte, error) {
+	fitted, err := fitReport(r, b)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +55,9 @@ func (r *Report) page(b bounds) ([]byte, error) {
 		{"/*STYLE*/", pageStyle},
 		{"/*SCRIPT*/", pageScript},
 		{"@DATA@", data},
-		{"@TITLE@", []byte(html.EscapeString(fitted.Title))}, // the last, and the first in the page: what these two hold is nobody's mark
+		// This is done last: the title's mark is the first in the page, and marks in the title or in the
+		// data are not replaced.
+		{"@TITLE@", []byte(html.EscapeString(fitted.Title))},
 	} {
 		page = bytes.Replace(page, []byte(part.mark), part.text, 1)
 	}

@@ -2,8 +2,8 @@ package sim
 
 // This file implements the page cache and the disk.
 
-// page is a page of a file. Pages that are present are in one of two lists, as in Linux: pages that reclaim found touched are in the active
-// list, the others in the inactive list.
+// page is a page of a file. As in Linux, pages that are present are in one of two lists: those that
+// reclaim found touched are in the active list, the others in the inactive list.
 type page struct {
 	present    bool
 	ready      int64 // ns: when its read from disk completes
@@ -14,7 +14,7 @@ type page struct {
 	prev, next *page
 }
 
-// list is a ring of pages; the newest is next to the head.
+// list is a ring of pages. The newest is next to the head.
 type list struct{ head page }
 
 func (l *list) init() { l.head.prev, l.head.next = &l.head, &l.head }
@@ -73,8 +73,9 @@ func (c *cache) remove(p *page) {
 	c.used -= c.pageBytes
 }
 
-// reclaim evicts pages until the limit is met. It evicts the oldest untouched page of the inactive list; touched pages move to the active
-// list, as Linux does with pages that a page table refers to. Pages that are locked or being read are kept.
+// reclaim evicts pages until the limit is met. It evicts the oldest untouched page of the inactive
+// list. Touched pages move to the active list, as Linux does with pages that a page table refers
+// to. Pages that are locked or being read are kept.
 func (c *cache) reclaim(now int64) {
 	for c.used > c.limit {
 		victim := c.victim(now)
@@ -122,7 +123,7 @@ type disk struct {
 	free      int64   // ns: when it has completed all requests
 }
 
-// read returns when a request that is made now completes.
+// read returns when a request that is made now completes (ns).
 func (d *disk) read(now, bytes int64) int64 {
 	d.free = max(d.free, now) + int64(float64(bytes)/d.bandwidth*1e9)
 	return d.free + d.latency

@@ -1,13 +1,16 @@
-// Package sim simulates a machine in virtual time: a page cache with a limit and readahead, a disk, a target that computes tokens, and a
-// helper (package prefetch's controller in the tests) that gets the target's events and then a tick, as in reality. Nothing sleeps and
-// nothing is random: the same configuration always gives the same run.
+// Package sim simulates a machine in virtual time: a page cache with a limit and readahead, a disk,
+// a target that computes tokens, and a helper that gets the target's events and then a tick, as in
+// reality. In the tests the helper is package prefetch's controller. Nothing sleeps and nothing is
+// random, so the same configuration always gives the same run.
 //
-// It is a model, not the kernel. It has those properties of Linux that decide whether prefetching works: a cyclic scan larger than the
-// cache always misses; pages that were touched outlive pages that were only read ahead; a miss reads the pages around it, which evicts
-// others; the disk serves one request after the other; locked pages are never reclaimed. Reclaim and page faults take no time, except for
-// Costs.
+// It is a model, not the kernel. It has the properties of Linux that decide whether prefetching
+// works. A cyclic scan larger than the cache always misses. Pages that were touched outlive pages
+// that were only read ahead. A miss reads the pages around it, which evicts others. The disk serves
+// one request after the other. Locked pages are never reclaimed. Reclaim and page faults take no
+// time, except for Costs.
 //
-// A [Machine] is for one goroutine; [Pages] and [Memory] are its implementations of package prefetch's interfaces.
+// A [Machine] is not safe for concurrent use. [Pages] and [Memory] are its implementations of
+// package prefetch's interfaces.
 package sim
 
 // This file advances virtual time: what the target does, and when the helper is called.
@@ -24,20 +27,22 @@ import (
 
 // Config describes a machine and its target.
 type Config struct {
-	// Cycles are what the target's contexts read per token. Each read is of the whole extent; its Nanos are the time that computing takes.
-	// All cycles use the same file numbers.
+	// Cycles are what the target's contexts read per token. Each read is of the whole extent, and
+	// its Nanos are the time that computing takes. All cycles use the same file numbers.
 	Cycles []*pattern.Cycle
 	Limit  int64 // size of the page cache for the models, in bytes
-	// Page is the page size of the cache in bytes; 0 means 64 KiB, which is coarser than the kernel's so that long runs are fast.
+	// Page is the page size of the cache in bytes. 0 means 64 KiB, which is coarser than the
+	// kernel's, so that long runs are fast.
 	Page      int64
-	Block     int64         // in which the helper is told to read, see prefetch.Pages; 0 means 1 MiB
+	Block     int64         // size of the blocks that the helper reads, see pages.Levers; 0 means 1 MiB
 	Readahead int64         // bytes that a miss of the target reads, aligned; at least a page
 	Bandwidth float64       // of the disk, bytes per second
 	Latency   time.Duration // of each request, in addition to the transfer
 	Tick      time.Duration // interval between calls of the helper; 0 means a millisecond
 	Costs     Costs
-	// Route chooses the experts that a layer's router sends a token to, of each row of the batch, one row behind the other; tokens count from 0. nil: Cycles have no experts.
-	// Their tensors are named "blk.N.…".
+	// Route returns the experts that a layer's router chooses, for each row of the batch, one row
+	// after the other. Tokens count from 0. The tensors of experts must be named "blk.N.…". Route
+	// is nil if Cycles have no experts.
 	Route func(token, layer int) []int32
 }
 
@@ -60,22 +65,22 @@ type Token struct {
 
 // Machine is a running simulation. Make it with New.
 type Machine struct {
-	Batch  int32 // tokens that a decode has from now on; 0 is one
-	Warmup bool  // decodes are the warm-up's from now on
+	Batch  int32 // tokens of each decode from now on; 0 means 1
+	Warmup bool  // decodes from now on belong to the warm-up
 	cfg    Config
 	cache  cache
 	disk   disk
 	helper Helper
 	now    int64 // the target's time, ns
 	tick   int64 // when the helper is called next, ns
-	doing  int64 // the helper's time, ns: it is ahead of now while the helper waits or works
+	doing  int64 // the helper's time, ns, which is ahead of now while the helper waits or works
 	base   uint64
 	queued []event.Event
 	told   map[int]bool // files for which FileSeen was sent
 	shared map[int]bool // files that another process maps
 	decode uint32
-	layer  int     // whose experts were chosen last in the token, -1 before
-	chosen []int32 // these
+	layer  int     // the layer whose experts were chosen last in this token; -1: none yet
+	chosen []int32 // the experts of that layer
 	token  Token
 	timers []timer
 	err    error
@@ -107,7 +112,8 @@ func New(cfg Config) *Machine {
 	return m
 }
 
-// Attach gives the machine a helper, also after that has failed. Without one the target runs alone.
+// Attach gives the machine a helper, or another one after the helper has failed. Without a helper
+// the target runs alone.
 func (m *Machine) Attach(h Helper) { m.helper, m.tick, m.err = h, m.now, nil }
 
 // Now returns the time of the helper's clock.
@@ -116,19 +122,21 @@ func (m *Machine) Now() time.Time { return epoch.Add(time.Duration(max(m.now, m.
 // Began returns the time at which that clock began.
 func (m *Machine) Began() time.Time { return epoch }
 
-// At schedules do at a time after the beginning, between two steps of the target. It can change the limit, for example, or remap files.
+// At schedules do at a time after the beginning, between two steps of the target. It can change the
+// limit, for example, or remap files.
 func (m *Machine) At(after time.Duration, do func()) {
 	m.timers = append(m.timers, timer{int64(after), do})
 }
 
-// SetLimit changes the limit; pages in excess are reclaimed at once.
+// SetLimit changes the limit. Pages in excess are reclaimed at once.
 func (m *Machine) SetLimit(bytes int64) {
 	m.cfg.Limit = bytes
 	m.cache.limit = bytes
 	m.cache.reclaim(m.now)
 }
 
-// Take reclaims bytes of the page cache, as if somebody had needed and freed them since.
+// Take reclaims bytes of the page cache, as if another process had needed them and freed them
+// since.
 func (m *Machine) Take(bytes int64) {
 	limit := m.cache.limit
 	m.cache.limit = max(m.cache.used-bytes, 0)
@@ -136,10 +144,10 @@ func (m *Machine) Take(bytes int64) {
 	m.cache.limit = limit
 }
 
-// Occupy has somebody else read bytes from the disk.
+// Occupy lets another process read bytes from the disk.
 func (m *Machine) Occupy(bytes int64) { m.disk.read(max(m.now, m.doing), bytes) }
 
-// Backlog is how long a request that is made now waits for others at the disk.
+// Backlog returns how long a request that is made now waits for others at the disk.
 func (m *Machine) Backlog() time.Duration {
 	return time.Duration(max(m.disk.free-max(m.now, m.doing), 0))
 }
@@ -147,34 +155,40 @@ func (m *Machine) Backlog() time.Duration {
 // Limit returns the limit in bytes.
 func (m *Machine) Limit() int64 { return m.cfg.Limit }
 
-// Map has another process map a file, or no more: then its pages cannot be paged out.
+// Map sets whether another process maps a file. While it does, the file's pages cannot be paged
+// out.
 func (m *Machine) Map(file int, mapped bool) { m.shared[file] = mapped }
 
-// Base is the address at which the target maps the first byte of a file.
+// Base returns the address at which the target maps the first byte of a file.
 func (m *Machine) Base(file int) uint64 { return m.base + uint64(file)<<36 }
 
-// Remap changes the addresses at which the target maps its files, from the next op on, as if it had loaded its model again.
+// Remap changes the addresses at which the target maps its files, from the next op on, as if it had
+// loaded its model again.
 func (m *Machine) Remap() { m.base += 1 << 40 }
 
-// Used is how many bytes of the models are in memory.
+// Used returns how many bytes of the models are in memory.
 func (m *Machine) Used() int64 { return m.cache.used }
 
-// Locked is how many bytes are locked.
+// Locked returns how many bytes are locked.
 func (m *Machine) Locked() int64 { return m.cache.locked }
 
-// Overcommitted is the largest number of bytes by which the cache ever exceeded its limit, because the remaining pages were locked or being
-// read. A real kernel would call the out-of-memory killer.
+// Overcommitted returns the largest number of bytes by which the cache ever exceeded its limit,
+// because the remaining pages were locked or being read. A real kernel would call the out-of-memory
+// killer.
 func (m *Machine) Overcommitted() int64 { return m.cache.over }
 
-// Run computes tokens of one of the machine's cycles in a context, and returns a result for each. If the helper fails, it returns the
-// helper's error.
+// Run computes tokens of one of the machine's cycles in a context, and returns a result for each.
+// If the helper fails, it returns the helper's error.
 func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token, error) {
 	var all []Token
 	for range tokens {
 		m.token, m.layer = Token{}, -1
 		begun := m.now
 		m.decode++
-		m.send(event.DecodeBegin{Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: max(m.Batch, 1), Warmup: m.Warmup})
+		m.send(event.DecodeBegin{
+			Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: max(m.Batch, 1),
+			Warmup: m.Warmup,
+		})
 		for i := range cycle.Reads {
 			r := &cycle.Reads[i]
 			if r.Experts && m.err == nil {
@@ -200,13 +214,15 @@ func (m *Machine) Sleep(d time.Duration) error {
 	return m.err
 }
 
-// Rest advances time while neither the target nor the helper does anything: the helper gave up, and Run returned its error.
+// Rest advances time while neither the target nor the helper does anything, after the helper gave
+// up and Run returned its error.
 func (m *Machine) Rest(d time.Duration) {
 	m.err, m.helper = nil, nil
 	m.until(m.now + int64(d))
 }
 
-// route chooses the experts of the layer that a read belongs to, if it is the first of them. The helper is told at once.
+// route chooses the experts of a read's layer, if this is the first read of experts in that layer.
+// The helper gets the event at once.
 func (m *Machine) route(r *pattern.CycleRead) {
 	var layer int
 	if _, m.err = fmt.Sscanf(r.Tensor, "blk.%d.", &layer); m.err != nil || layer == m.layer {
@@ -214,12 +230,16 @@ func (m *Machine) route(r *pattern.CycleRead) {
 	}
 	m.layer, m.chosen = layer, m.cfg.Route(int(m.decode)-1, layer)
 	if m.helper != nil {
-		m.send(event.Selected{Time: m.now, PID: 1, TID: 1, Decode: m.decode, Layer: int32(layer), IDs: m.chosen, IDRows: int(max(m.Batch, 1))})
+		m.send(event.Selected{
+			Time: m.now, PID: 1, TID: 1, Decode: m.decode, Layer: int32(layer), IDs: m.chosen,
+			IDRows: int(max(m.Batch, 1)),
+		})
 		m.call()
 	}
 }
 
-// read simulates an op that reads one weight, or the experts of it that were chosen: it touches the pages in order, and computes in between.
+// read simulates an op that reads one weight, or the chosen experts of it. It touches the pages in
+// order, and computes in between.
 func (m *Machine) read(r *pattern.CycleRead) {
 	if !m.told[r.File] {
 		m.told[r.File] = true
@@ -245,7 +265,11 @@ func (m *Machine) read(r *pattern.CycleRead) {
 		}
 	}
 	op.Duration = m.now - op.Time
-	source := event.Source{Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true, File: FileID(r.File), Offset: r.Offset} // of type 0, F32
+	// its type is 0, which is F32
+	source := event.Source{
+		Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true, File: FileID(r.File),
+		Offset: r.Offset,
+	}
 	row, n := r.Length, int64(1)
 	if r.Experts {
 		row, n = r.Slice, r.Length/r.Slice
@@ -255,12 +279,12 @@ func (m *Machine) read(r *pattern.CycleRead) {
 	m.send(op)
 }
 
-// distinct are the ids, each once, in ascending order: so a target computes with them.
+// distinct returns each id once, in ascending order, as a target computes with them.
 func distinct(ids []int32) []int32 {
 	return slices.Compact(slices.Sorted(slices.Values(ids)))
 }
 
-// touch waits until a page is in memory; on a miss it is read first.
+// touch waits until a page is in memory. A miss reads it first.
 func (m *Machine) touch(file int, page int64) {
 	p := m.cache.page(file, page)
 	if !p.present {
@@ -275,7 +299,8 @@ func (m *Machine) touch(file int, page int64) {
 	m.cache.touch(p)
 }
 
-// load reads the absent pages of [from, to) in one request made at time now, and returns how many bytes these are.
+// load reads the absent pages of [from, to) in one request made at time now, and returns how many
+// bytes they have.
 func (m *Machine) load(file int, from, to, now int64) (bytes int64) {
 	var absent []*page
 	for n := from; n < min(to, m.cache.pages(file)); n++ {
@@ -319,7 +344,8 @@ func (m *Machine) until(t int64) {
 	}
 }
 
-// call passes the queued events and a tick to the helper. The helper's time advances by itself while the target continues.
+// call passes the queued events and a tick to the helper. The helper's time advances by itself
+// while the target continues.
 func (m *Machine) call() {
 	m.doing = m.now
 	events := m.queued
@@ -342,8 +368,8 @@ func (m *Machine) send(e event.Event) {
 	}
 }
 
-// FileID is the identity of a file in events.
+// FileID returns the identity of a file in events.
 func FileID(file int) event.FileID { return event.FileID{Dev: 1, Ino: uint64(file) + 1} }
 
-// Path is the path of a file in events.
+// Path returns the path of a file in events.
 func (m *Machine) Path(file int) string { return fmt.Sprintf("model-%d.gguf", file) }

@@ -1,6 +1,7 @@
 package sim
 
-// This file gives a helper control over the simulated page cache.
+// This file implements package prefetch's interfaces, through which a helper controls the simulated
+// page cache.
 
 import (
 	"fmt"
@@ -11,10 +12,10 @@ import (
 	"tensorcast/prefetch/room"
 )
 
-// Pages returns the machine's implementation of prefetch.Pages.
+// Pages returns the machine's implementation of pages.Levers.
 func (m *Machine) Pages() *Pages { return &Pages{m: m, index: map[string]int{}} }
 
-// Memory returns the machine's implementation of prefetch.Memory.
+// Memory returns the machine's implementation of room.Memory.
 func (m *Machine) Memory() *Memory { return &Memory{m: m, seen: m.cfg.Limit} }
 
 // Memory reports the limit of a machine.
@@ -23,26 +24,27 @@ type Memory struct {
 	seen int64
 }
 
-// Room implements prefetch.Memory.
+// Room implements room.Memory.
 func (r *Memory) Room(_, _ int64) (room.Room, error) {
 	return room.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
 }
 
-// PollChange implements prefetch.Memory.
+// PollChange implements room.Memory.
 func (r *Memory) PollChange() room.Change {
 	changed := r.seen != r.m.cfg.Limit
 	r.seen = r.m.cfg.Limit
 	return room.Change{RoomChanged: changed}
 }
 
-// Pages implements prefetch.Pages in virtual time.
+// Pages implements pages.Levers in virtual time.
 type Pages struct {
 	m     *Machine
 	index map[string]int // by path
 	files []int          // the machine's numbers of the files that Open returned
 	bases map[int]uint64
 	Calls Calls
-	// InOrders is what SetInOrder was told, call by call, and Ordered what ReadAhead was asked for while that was true.
+	// InOrders has the argument of each call of InOrder. Ordered has the ranges of the calls of
+	// ReadAhead while the last argument was true.
 	InOrders []bool
 	Ordered  []pages.Range
 }
@@ -55,7 +57,7 @@ var _ pages.Levers = (*Pages)(nil)
 // queueBytes is the backlog of the disk, in bytes, above which ReadAhead refuses.
 const queueBytes = 128 << 20
 
-// Open implements prefetch.Pages. path is as in events; no file is ever replaced here.
+// Open implements pages.Levers. path is as in events. No file is ever replaced here.
 func (p *Pages) Open(path string, _ event.FileID) (file int, size int64, err error) {
 	for f := range p.m.cache.files {
 		if p.m.Path(f) != path {
@@ -72,7 +74,7 @@ func (p *Pages) Open(path string, _ event.FileID) (file int, size int64, err err
 	return 0, 0, fmt.Errorf("open %s: there is no such file", path)
 }
 
-// Map implements prefetch.Pages.
+// Map implements pages.Levers.
 func (p *Pages) Map(file int, base uint64) {
 	if p.bases == nil {
 		p.bases = map[int]uint64{}
@@ -99,28 +101,29 @@ func (p *Pages) spend(perMiB time.Duration, bytes int64) {
 	p.m.doing = max(p.m.now, p.m.doing) + int64(perMiB)*bytes>>20
 }
 
-// BlockBytes implements prefetch.Pages.
+// BlockBytes implements pages.Levers.
 func (p *Pages) BlockBytes() int64 { return p.m.cfg.Block }
 
-// BlocksAtOnce implements prefetch.Pages.
+// BlocksAtOnce implements pages.Levers.
 func (p *Pages) BlocksAtOnce() int { return 3 }
 
-// SlicePieceBytes implements prefetch.Pages.
+// SlicePieceBytes implements pages.Levers.
 func (p *Pages) SlicePieceBytes(int) int64 { return 0 }
 
-// CanReadApart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
+// CanReadApart implements pages.Levers. There are no readahead marks here. It returns false all the
+// same, so that the helper reads blocks together as on a disk with a large readahead.
 func (p *Pages) CanReadApart() bool { return false }
 
-// SetInOrder implements prefetch.Pages.
+// SetInOrder implements pages.Levers.
 func (p *Pages) SetInOrder(inOrder bool) error {
 	p.InOrders = append(p.InOrders, inOrder)
 	return nil
 }
 
-// NoteDiskRate implements prefetch.Pages.
+// NoteDiskRate implements pages.Levers.
 func (p *Pages) NoteDiskRate(float64) error { return nil }
 
-// ReadAhead implements prefetch.Pages.
+// ReadAhead implements pages.Levers.
 func (p *Pages) ReadAhead(r pages.Range) bool {
 	behind := float64(p.m.disk.free-max(p.m.now, p.m.doing)) / 1e9 * p.m.disk.bandwidth
 	if behind > queueBytes {
@@ -134,19 +137,20 @@ func (p *Pages) ReadAhead(r pages.Range) bool {
 	return true
 }
 
-// IsReading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
+// IsReading implements pages.Levers. Here a range counts as being in memory as soon as it was asked
+// for.
 func (p *Pages) IsReading(pages.Range) bool { return false }
 
-// Announce implements prefetch.Pages: nothing has to be waited for.
+// Announce implements pages.Levers. Nothing has to be waited for here.
 func (p *Pages) Announce(pages.Range) {}
 
-// ReadNow implements prefetch.Pages.
+// ReadNow implements pages.Levers.
 func (p *Pages) ReadNow(r pages.Range) error {
 	p.load(r)
 	return nil
 }
 
-// Poll implements prefetch.Pages.
+// Poll implements pages.Levers.
 func (p *Pages) Poll() error { return nil }
 
 // wait advances the helper's time until a range has been read.
@@ -155,7 +159,7 @@ func (p *Pages) wait(r pages.Range) {
 	p.each(r, func(pg *page) { p.m.doing = max(p.m.doing, pg.ready) })
 }
 
-// Lock implements prefetch.Pages.
+// Lock implements pages.Levers.
 func (p *Pages) Lock(r pages.Range) error {
 	p.Calls.Lock++
 	p.wait(r)
@@ -168,14 +172,14 @@ func (p *Pages) Lock(r pages.Range) error {
 	return nil
 }
 
-// Keep implements prefetch.Pages.
+// Keep implements pages.Levers.
 func (p *Pages) Keep(r pages.Range) error {
 	p.Calls.Keep++
 	p.wait(r)
 	return nil
 }
 
-// Release implements prefetch.Pages.
+// Release implements pages.Levers.
 func (p *Pages) Release(r pages.Range) error {
 	p.Calls.Release++
 	p.each(r, func(pg *page) {
@@ -188,8 +192,8 @@ func (p *Pages) Release(r pages.Range) error {
 	return nil
 }
 
-// PageOut implements prefetch.Pages. As with the real kernel, it needs to know where the target maps the file, and skips pages that are
-// being read.
+// PageOut implements pages.Levers. As with the real kernel, it needs to know where the target
+// maps the file, and skips pages that are being read.
 func (p *Pages) PageOut(r pages.Range) error {
 	p.Calls.PageOut++
 	p.spend(p.m.cfg.Costs.PageOut, r.Length)
@@ -204,10 +208,10 @@ func (p *Pages) PageOut(r pages.Range) error {
 	return nil
 }
 
-// Evict implements prefetch.Pages.
+// Evict implements pages.Levers.
 func (p *Pages) Evict(r pages.Range) bool { return p.PageOut(r) == nil }
 
-// ResidentBytes implements prefetch.Pages.
+// ResidentBytes implements pages.Levers.
 func (p *Pages) ResidentBytes(r pages.Range) (bytes int64, err error) {
 	if r.Length <= 0 {
 		return 0, nil
@@ -220,14 +224,14 @@ func (p *Pages) ResidentBytes(r pages.Range) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// HasArrived implements prefetch.Pages.
+// HasArrived implements pages.Levers.
 func (p *Pages) HasArrived(r pages.Range) (bool, error) {
 	arrived := true
 	p.each(r, func(pg *page) { arrived = arrived && pg.present && pg.ready <= max(p.m.now, p.m.doing) })
 	return arrived, nil
 }
 
-// IsTouched implements prefetch.Pages.
+// IsTouched implements pages.Levers.
 func (p *Pages) IsTouched(r pages.Range) (touched bool, err error) {
 	p.Calls.Touched++
 	if p.bases[r.File] != 0 {
@@ -236,10 +240,10 @@ func (p *Pages) IsTouched(r pages.Range) (touched bool, err error) {
 	return touched, nil
 }
 
-// Name implements prefetch.Pages.
+// Name implements pages.Levers.
 func (p *Pages) Name() string { return "simulated" }
 
-// Close implements prefetch.Pages.
+// Close implements pages.Levers.
 func (p *Pages) Close() error {
 	for f := range p.files {
 		if err := p.Release(pages.Range{File: f, Length: p.m.cache.pages(p.files[f]) * p.m.cfg.Page}); err != nil {

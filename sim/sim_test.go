@@ -1,5 +1,7 @@
 package sim_test
 
+// These tests check the properties of Linux that the simulation is to have.
+
 import (
 	"testing"
 	"time"
@@ -12,11 +14,13 @@ import (
 
 const mib = 1 << 20
 
-// scan is a cycle of equal reads in the order of the file.
+// scan returns a cycle of equal reads in the order of the file.
 func scan(reads int, bytes, nanos int64) *pattern.Cycle {
 	c := &pattern.Cycle{}
 	for i := range int64(reads) {
-		c.Reads = append(c.Reads, pattern.CycleRead{Tensor: "w", Op: "MUL_MAT", Offset: i * bytes, Length: bytes, Nanos: nanos})
+		c.Reads = append(c.Reads, pattern.CycleRead{
+			Tensor: "w", Op: "MUL_MAT", Offset: i * bytes, Length: bytes, Nanos: nanos,
+		})
 	}
 	return c
 }
@@ -30,25 +34,27 @@ func tokens(t *testing.T, m *sim.Machine, c *pattern.Cycle, n int) []sim.Token {
 	return all
 }
 
-// near compares times within a thousandth.
+// near reports whether two times differ by at most a thousandth.
 func near(a, b time.Duration) bool { return a > b-b/1000-1 && a < b+b/1000+1 }
 
-// A cyclic scan that fits is read once; one page too large, it misses everything each time.
+// A cyclic scan that fits is read once. If it is slightly too large, it misses everything each
+// time.
 func TestCyclicScan(t *testing.T) {
 	c := scan(64, mib, 1e6)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 64 * mib, Bandwidth: 1 << 30})
 	all := tokens(t, m, c, 3)
 	if all[0].TargetBytes != 64*mib || all[1].TargetBytes != 0 || all[2].Misses != 0 {
-		t.Errorf("that fits: %+v", all)
+		t.Errorf("that fits: %+v; want all[0].TargetBytes = %v, all[1].TargetBytes = 0, all[2].Misses = 0", all, 64*mib)
 	}
-	// 64 reads of a millisecond; the first token waits besides for 64 MiB at 1 GiB/s, page by page.
+	// There are 64 reads of a millisecond. The first token also waits for 64 MiB at 1 GiB/s, page
+	// by page.
 	if want := 64 * time.Millisecond; !near(all[1].Time, want) || !near(all[0].Time, want+time.Second/16) {
 		t.Errorf("that fits takes %v, then %v", all[0].Time, all[1].Time)
 	}
 	m = sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 63 * mib, Bandwidth: 1 << 30})
 	for i, token := range tokens(t, m, c, 4) {
 		if token.TargetBytes < 63*mib {
-			t.Errorf("too large by a mebibyte, token %d reads %d bytes", i, token.TargetBytes)
+			t.Errorf("too large by a mebibyte, token %d reads %d bytes; want at least %v", i, token.TargetBytes, 63*mib)
 		}
 	}
 	if m.Used() > 63*mib || m.Overcommitted() != 0 {
@@ -56,7 +62,8 @@ func TestCyclicScan(t *testing.T) {
 	}
 }
 
-// Readahead makes fewer requests of the same bytes; where only a part is asked for, it reads what nobody wants.
+// Readahead reads the same bytes in fewer requests. If only a part is needed, it reads bytes that
+// nobody wants.
 func TestReadahead(t *testing.T) {
 	c := scan(16, mib, 0)
 	cfg := sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 4 * mib, Bandwidth: 1 << 30, Latency: time.Millisecond}
@@ -64,7 +71,8 @@ func TestReadahead(t *testing.T) {
 	cfg.Readahead = mib
 	ahead := tokens(t, sim.New(cfg), c, 1)[0]
 	if plain.Misses != 256 || ahead.Misses != 16 || plain.TargetBytes != ahead.TargetBytes {
-		t.Errorf("without %+v, with %+v", plain, ahead)
+		t.Errorf("without %+v, with %+v; want plain.Misses = 256, ahead.Misses = 16, plain.TargetBytes = %v", plain,
+			ahead, ahead.TargetBytes)
 	}
 	// Each request has a latency of a millisecond.
 	if saved := plain.Time - ahead.Time; !near(saved, 240*time.Millisecond) {
@@ -76,11 +84,11 @@ func TestReadahead(t *testing.T) {
 	}
 	cfg.Cycles = []*pattern.Cycle{sparse}
 	if token := tokens(t, sim.New(cfg), sparse, 1)[0]; token.TargetBytes < 15*mib {
-		t.Errorf("%d bytes", token.TargetBytes)
+		t.Errorf("%d bytes; want at least %v", token.TargetBytes, 15*mib)
 	}
 }
 
-// idle is a helper that notes when it is called.
+// idle is a helper that records when it is called.
 type idle struct {
 	m      *sim.Machine
 	events int
@@ -98,10 +106,11 @@ func (h *idle) Tick() error {
 	return nil
 }
 
-// A helper is called every tick, with all events; what it waits for takes its time, not the target's.
+// A helper is called every tick, with all events. Its waiting takes its own time, not the target's.
 func TestHelper(t *testing.T) {
 	c := scan(4, mib, 25e6)
-	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 100 * mib, Tick: 10 * time.Millisecond})
+	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 100 * mib,
+		Tick: 10 * time.Millisecond})
 	levers := m.Pages()
 	h := &idle{m: m}
 	locked := false
@@ -119,13 +128,15 @@ func TestHelper(t *testing.T) {
 	}
 	m.Attach(h)
 	all := tokens(t, m, c, 2)
-	if h.events != 1+2*6-2 { // a file, and of each token its beginning, four ops and its end; the last op and its end are still to be told
-		t.Errorf("%d events", h.events)
+	// The events are a file, and for each token its beginning, four ops and its end. The last op
+	// and its end were not sent yet.
+	if h.events != 1+2*6-2 {
+		t.Errorf("%d events; want %v", h.events, 1+2*6-2)
 	}
 	for i := 1; i < len(h.ticks); i++ {
 		gap := h.ticks[i].Sub(h.ticks[i-1])
 		if waited := i == 3; waited != (gap > 11*time.Millisecond) {
-			t.Errorf("tick %d comes %v after the one before", i, gap)
+			t.Errorf("tick %d comes %v after the one before; want more than 11ms only for tick 3", i, gap)
 		}
 	}
 	if all[1].Misses != 0 || m.Locked() != 4*mib || !near(all[1].Time, 100*time.Millisecond) {
@@ -133,7 +144,7 @@ func TestHelper(t *testing.T) {
 	}
 }
 
-// What is locked stays, whoever needs the room: then it is the rest that goes, or the limit that is passed.
+// Locked pages stay, even if others need the room. Other pages are dropped, or the limit is exceeded.
 func TestLocked(t *testing.T) {
 	c := scan(16, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 8 * mib, Bandwidth: 1 << 30})
@@ -147,15 +158,17 @@ func TestLocked(t *testing.T) {
 	}
 	for i, token := range tokens(t, m, c, 3) {
 		if token.TargetBytes != 10*mib {
-			t.Errorf("token %d reads %d bytes", i, token.TargetBytes)
+			t.Errorf("token %d reads %d bytes; want %v", i, token.TargetBytes, 10*mib)
 		}
 	}
 	if n, err := levers.ResidentBytes(first); n != 6*mib || err != nil || m.Overcommitted() != 0 {
-		t.Errorf("%d bytes of those that are locked are in memory, %v; %d beyond the limit", n, err, m.Overcommitted())
+		t.Errorf("%d bytes of those that are locked are in memory, %v; %d beyond the limit; want n = %v, "+
+			"m.Overcommitted() = 0", n, err, m.Overcommitted(), 6*mib)
 	}
 	m.SetLimit(4 * mib)
 	if m.Used() != 6*mib || m.Overcommitted() != 2*mib {
-		t.Errorf("with a smaller limit %d bytes are used, %d beyond it", m.Used(), m.Overcommitted())
+		t.Errorf("with a smaller limit %d bytes are used, %d beyond it; want m.Used() = %v, m.Overcommitted() = %v",
+			m.Used(), m.Overcommitted(), 6*mib, 2*mib)
 	}
 	if err := levers.Release(first); err != nil {
 		t.Fatal(err)
@@ -180,15 +193,17 @@ func TestReferencedPagesOutliveThoseReadAhead(t *testing.T) {
 	if err := m.Sleep(time.Second); err != nil {
 		t.Fatal(err)
 	}
-	levers.ReadAhead(pages.Range{Offset: 6 * mib, Length: mib}) // one too many
+	levers.ReadAhead(pages.Range{Offset: 6 * mib, Length: mib}) // one MiB too much
 	touched, _ := levers.ResidentBytes(pages.Range{Length: 4 * mib})
 	left, _ := levers.ResidentBytes(ahead)
 	if touched != 4*mib || left != mib {
-		t.Errorf("of what was touched %d bytes are left, of what was read ahead %d", touched, left)
+		t.Errorf("of what was touched %d bytes are left, of what was read ahead %d; want touched = %v, left = %v",
+			touched, left, 4*mib, mib)
 	}
 }
 
-// What is being read cannot be paged out yet; and where the target maps the file must be known.
+// Pages that are being read cannot be paged out yet. And paging out needs to know where the target
+// maps the file.
 func TestPageOut(t *testing.T) {
 	c := scan(4, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 1 << 30})
@@ -217,7 +232,7 @@ func TestPageOut(t *testing.T) {
 	}
 	levers.Map(0, 0x7f0000000000)
 	if out(); resident() != 0 {
-		t.Errorf("%d bytes are left", resident())
+		t.Errorf("%d bytes are left; want 0", resident())
 	}
 	if _, _, err := levers.Open("other.gguf", event.FileID{}); err == nil {
 		t.Error("no error for a file that is not there")

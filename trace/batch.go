@@ -1,7 +1,8 @@
 package trace
 
-// This file reads the batches of a table, and gives typed access to their columns. Arrow looks at the bounds of a column only when a value is
-// taken, and panics then; here a column is checked as a whole before anything is taken of it.
+// This file reads the batches of a table, and gives typed access to their columns. Arrow checks the
+// bounds of a column only when a value is taken, and then it panics. Here a column is checked as a whole
+// before any value is taken.
 
 import (
 	"errors"
@@ -19,9 +20,10 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// records yields the complete batches of a table's file. A record is valid until the next one is requested. Where the file ends before the
-// stream's mark, the records end, with an error if the file should be whole.
-func records(path string, whole bool) iter.Seq2[arrow.Record, error] {
+// readRecords yields the complete batches of a table's file. A record is valid until the next one is
+// requested. The records end where the file does. If that is before the stream's end mark, it is an error
+// only if the file should be whole.
+func readRecords(path string, whole bool) iter.Seq2[arrow.Record, error] {
 	return func(yield func(arrow.Record, error) bool) {
 		m, err := openMessages(path)
 		if err != nil {
@@ -30,13 +32,13 @@ func records(path string, whole bool) iter.Seq2[arrow.Record, error] {
 		}
 		defer m.close()
 		var r *ipc.Reader
-		err = guard(func() (err error) {
+		err = recoverDamage(func() (err error) {
 			r, err = ipc.NewReaderFromMessageReader(m)
 			return err
 		})
 		for err == nil {
 			var rec arrow.Record
-			err = guard(func() error {
+			err = recoverDamage(func() error {
 				if r.Next() {
 					rec = r.Record()
 				}
@@ -50,7 +52,7 @@ func records(path string, whole bool) iter.Seq2[arrow.Record, error] {
 				return
 			}
 		}
-		if err := m.ending(err, whole); err != nil {
+		if err := m.endError(err, whole); err != nil {
 			yield(nil, fmt.Errorf("%s is %w", filepath.Base(path), err))
 		}
 		if r != nil {
@@ -59,13 +61,15 @@ func records(path string, whole bool) iter.Seq2[arrow.Record, error] {
 	}
 }
 
-// ending says what was wrong with a stream that has ended, perhaps because Arrow refused a message.
-func (m *messages) ending(refused error, whole bool) error {
+// endError returns what was wrong with a stream that has ended, nil if nothing was. refused is Arrow's
+// error if Arrow refused a message.
+func (m *messageReader) endError(refused error, whole bool) error {
 	switch {
 	case errors.Is(m.err, io.EOF):
 		return nil
 	case errors.Is(m.err, io.ErrUnexpectedEOF) && whole:
-		return damage("it ends within a batch, after %d bytes: copy the whole capture again, or capture again", m.size)
+		return damageError("it ends within a batch, after %d bytes: copy the whole capture again, or capture again",
+			m.size)
 	case errors.Is(m.err, io.ErrUnexpectedEOF):
 		return nil // its tracer was killed
 	case m.err != nil:
@@ -73,28 +77,29 @@ func (m *messages) ending(refused error, whole bool) error {
 	case errors.Is(refused, ErrDamaged):
 		return refused
 	case refused != nil:
-		return damage("%.300w", refused)
+		return damageError("%.300w", refused)
 	}
-	return damage("it ends before its end")
+	return damageError("it ends before its end")
 }
 
-// columns gives typed access to the columns of a batch by name. The first that is missing, of a wrong type, or not sound is told in err.
+// columns gives typed access to the columns of a batch by name. err is about the first column that is
+// missing, has a wrong type, or fails a check.
 type columns struct {
 	rec    arrow.Record
 	fields []arrow.Field // as this program writes them
 	err    error
 }
 
-// columnsIn calls open with the columns of a batch.
+// columnsIn calls open with the columns of a batch, and returns the error of columns.
 func columnsIn(rec arrow.Record, fields []arrow.Field, open func(*columns)) error {
-	return guard(func() error {
+	return recoverDamage(func() error {
 		b := &columns{rec: rec, fields: fields}
 		open(b)
 		return b.err
 	})
 }
 
-func column[A arrow.Array](b *columns, name string) A {
+func checkedColumn[A arrow.Array](b *columns, name string) A {
 	var none A
 	fail := func(format string, args ...any) A {
 		if b.err == nil {
@@ -108,17 +113,17 @@ func column[A arrow.Array](b *columns, name string) A {
 		return fail("is missing")
 	}
 	got := b.rec.Column(found[0])
-	if !readable(got.DataType(), want.Type) {
+	if !isReadable(got.DataType(), want.Type) {
 		return fail("is %s, which this program does not read", got.DataType())
 	}
-	if err := sound(got, want.Nullable); err != nil {
+	if err := checkArray(got, want.Nullable); err != nil {
 		return fail("%w", err)
 	}
 	return got.(A)
 }
 
-// readable says whether a column is of the type that was wanted. Lists of a fixed size may have another one.
-func readable(got, want arrow.DataType) bool {
+// isReadable reports whether a column has the wanted type. Lists of a fixed size may have another size.
+func isReadable(got, want arrow.DataType) bool {
 	g, ok := got.(*arrow.FixedSizeListType)
 	w, also := want.(*arrow.FixedSizeListType)
 	if ok && also {
@@ -127,8 +132,8 @@ func readable(got, want arrow.DataType) bool {
 	return arrow.TypeEqual(got, want)
 }
 
-// sound checks that all values of an array can be taken.
-func sound(a arrow.Array, nullable bool) error {
+// checkArray checks that all values of an array can be taken without a panic.
+func checkArray(a arrow.Array, nullable bool) error {
 	n := a.Len()
 	if bits := a.NullBitmapBytes(); bits != nil && len(bits) < (n+7)/8 {
 		return fmt.Errorf("says in %d bytes which of %d values are null", len(bits), n)
@@ -136,7 +141,7 @@ func sound(a arrow.Array, nullable bool) error {
 	if !nullable && a.NullN() != 0 {
 		return errors.New("has nulls, which it may not")
 	}
-	// Arrow takes what lies behind a buffer, as far as it has memory there.
+	// Without this check Arrow would read behind a buffer that is too short, if it has memory there.
 	if f, ok := a.DataType().(arrow.FixedWidthDataType); ok && n > 0 {
 		if values := a.Data().Buffers()[1]; values == nil || values.Len() < (n*f.BitWidth()+7)/8 {
 			return fmt.Errorf("has not as many values as rows, %d", n)
@@ -145,7 +150,7 @@ func sound(a arrow.Array, nullable bool) error {
 	switch a := a.(type) {
 	case *array.String:
 		if n > 0 {
-			return ascending(n, a.ValueOffset, len(a.ValueBytes()))
+			return checkOffsets(n, a.ValueOffset, len(a.ValueBytes()))
 		}
 	case *array.List:
 		if n > 0 {
@@ -153,24 +158,25 @@ func sound(a arrow.Array, nullable bool) error {
 			if len(offsets) <= n {
 				return fmt.Errorf("has offsets for %d lists of %d", len(offsets)-1, n)
 			}
-			if err := ascending(n, func(i int) int { return int(offsets[i]) }, a.ListValues().Len()); err != nil {
+			if err := checkOffsets(n, func(i int) int { return int(offsets[i]) }, a.ListValues().Len()); err != nil {
 				return err
 			}
 		}
-		return sound(a.ListValues(), false)
+		return checkArray(a.ListValues(), false)
 	case *array.FixedSizeList:
 		if size := int(a.DataType().(*arrow.FixedSizeListType).Len()); a.ListValues().Len() < n*size {
 			return fmt.Errorf("has %d values for %d rows of %d", a.ListValues().Len(), n, size)
 		}
-		return sound(a.ListValues(), false)
+		return checkArray(a.ListValues(), false)
 	case *array.Dictionary:
-		return soundText(a)
+		return checkText(a)
 	}
 	return nil
 }
 
-// ascending checks the n+1 offsets of n values in so many bytes or items.
-func ascending(n int, offset func(int) int, items int) error {
+// checkOffsets checks that the n+1 offsets of n values ascend, and end within items (bytes of text, or
+// items of lists).
+func checkOffsets(n int, offset func(int) int, items int) error {
 	before := 0
 	for i := range n + 1 {
 		at := offset(i)
@@ -182,8 +188,8 @@ func ascending(n int, offset func(int) int, items int) error {
 	return nil
 }
 
-// soundText checks a column of strings with a dictionary.
-func soundText(a *array.Dictionary) error {
+// checkText checks a column of strings with a dictionary.
+func checkText(a *array.Dictionary) error {
 	if a.Len() == 0 {
 		return nil // and perhaps no dictionary
 	}
@@ -191,7 +197,7 @@ func soundText(a *array.Dictionary) error {
 	if !ok {
 		return fmt.Errorf("has a dictionary of %s", a.Dictionary().DataType())
 	}
-	if err := errors.Join(sound(a.Indices(), true), sound(values, false)); err != nil {
+	if err := errors.Join(checkArray(a.Indices(), true), checkArray(values, false)); err != nil {
 		return err
 	}
 	for i := range values.Len() {
@@ -208,14 +214,14 @@ func soundText(a *array.Dictionary) error {
 	return nil
 }
 
-func (b *columns) int32(name string) *array.Int32   { return column[*array.Int32](b, name) }
-func (b *columns) int64(name string) *array.Int64   { return column[*array.Int64](b, name) }
-func (b *columns) uint64(name string) *array.Uint64 { return column[*array.Uint64](b, name) }
-func (b *columns) bool(name string) *array.Boolean  { return column[*array.Boolean](b, name) }
-func (b *columns) string(name string) *array.String { return column[*array.String](b, name) }
+func (b *columns) int32(name string) *array.Int32   { return checkedColumn[*array.Int32](b, name) }
+func (b *columns) int64(name string) *array.Int64   { return checkedColumn[*array.Int64](b, name) }
+func (b *columns) uint64(name string) *array.Uint64 { return checkedColumn[*array.Uint64](b, name) }
+func (b *columns) bool(name string) *array.Boolean  { return checkedColumn[*array.Boolean](b, name) }
+func (b *columns) string(name string) *array.String { return checkedColumn[*array.String](b, name) }
 
-// observed returns a value, or NotObserved for null.
-func observed(a *array.Int64, i int) int64 {
+// timeOrNotObserved returns a value, or NotObserved for null.
+func timeOrNotObserved(a *array.Int64, i int) int64 {
 	if a.IsNull(i) {
 		return tables.NotObserved
 	}
@@ -229,7 +235,7 @@ type textColumn struct {
 }
 
 func (b *columns) text(name string) textColumn {
-	t := textColumn{indices: column[*array.Dictionary](b, name)}
+	t := textColumn{indices: checkedColumn[*array.Dictionary](b, name)}
 	if t.indices != nil && t.indices.Len() > 0 {
 		t.values = t.indices.Dictionary().(*array.String) // see soundText
 	}
@@ -238,7 +244,7 @@ func (b *columns) text(name string) textColumn {
 
 func (t textColumn) isNull(i int) bool { return t.indices.IsNull(i) }
 
-// value is empty if the column is null.
+// value returns the text in row i, empty for null.
 func (t textColumn) value(i int) string {
 	if t.indices.IsNull(i) {
 		return ""
@@ -253,14 +259,14 @@ type listColumn struct {
 }
 
 func (b *columns) list(name string) listColumn {
-	l := listColumn{lists: column[*array.List](b, name)}
+	l := listColumn{lists: checkedColumn[*array.List](b, name)}
 	if l.lists != nil {
 		l.values = l.lists.ListValues().(*array.Int32)
 	}
 	return l
 }
 
-// value is nil if the column is null.
+// value returns the list in row i, nil for null. It shares memory with the batch.
 func (l listColumn) value(i int) []int32 {
 	if l.lists.IsNull(i) {
 		return nil
@@ -276,7 +282,7 @@ type halfColumn struct {
 }
 
 func (b *columns) halves(name string) halfColumn {
-	lists := column[*array.FixedSizeList](b, name)
+	lists := checkedColumn[*array.FixedSizeList](b, name)
 	if lists == nil {
 		return halfColumn{}
 	}

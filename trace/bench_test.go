@@ -1,5 +1,7 @@
 package trace
 
+// This file measures what writing and reading a row costs.
+
 import (
 	"path/filepath"
 	"testing"
@@ -12,10 +14,12 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// BenchmarkRecorder takes tokens of a model with 22 layers, 70 ms each by the clock, and says what a row costs: its own work, and its part of
-// what is written now and then.
+// BenchmarkRecorder records tokens of a model with 22 layers, 70 ms each by the clock. It reports
+// what a row costs: its own work, and its share of the flushes.
 func BenchmarkRecorder(b *testing.B) {
-	f, err := gguf.Open(llamatest.Model(b, synth.Config{Layers: 22, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Type: gguf.Q8_0, Seed: 1}))
+	f, err := gguf.Open(llamatest.Model(b, synth.Config{
+		Layers: 22, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Type: gguf.Q8_0, Seed: 1,
+	}))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -51,7 +55,8 @@ func BenchmarkRecorder(b *testing.B) {
 			o := ops[i]
 			seq++
 			at += 300_000 + int64(seq*0x9e3779b97f4a7c15>>48)
-			o.Time, o.Duration, o.Stall, o.Decode, o.Graph, o.Seq = at, 290_000+int64(seq*0xbf58476d1ce4e5b9>>47), -1, decode, decode, seq
+			o.Time, o.Duration, o.Stall, o.Decode, o.Graph, o.Seq = at, 290_000+int64(seq*0xbf58476d1ce4e5b9>>47), -1,
+				decode, decode, seq
 			handle(&o)
 		}
 		now = now.Add(70 * time.Millisecond)
@@ -63,7 +68,7 @@ func BenchmarkRecorder(b *testing.B) {
 	}
 }
 
-// BenchmarkAccesses says what reading a row costs.
+// BenchmarkAccesses reports what reading a row costs.
 func BenchmarkAccesses(b *testing.B) {
 	dir := b.TempDir()
 	meta := &tables.Meta{}

@@ -1,6 +1,7 @@
 package trace
 
-// This file says which rows, and which descriptions, no tracer writes. Consumers may rely on what is checked here.
+// This file rejects rows and descriptions that no tracer writes. Consumers may rely on what is checked
+// here.
 
 import (
 	"errors"
@@ -16,11 +17,13 @@ const (
 	maxDims = 8   // of a tensor; ggml has 4
 	// maxTime in ns is 36 years. Differences of times, and sums of a few, do not overflow.
 	maxTime = 1 << 60
-	// maxSize in bytes bounds what a tensor, a file or a model may have, 1 PiB, so that many can be added up.
+	// maxSize in bytes bounds what a tensor, a file or a model may have, 1 PiB, so that many can be
+	// added up.
 	maxSize = 1 << 50
 )
 
-// checkStructure says what is wrong with a tensor.
+// checkStructure returns what is wrong with a tensor. The other check functions do the same for a row of
+// their table.
 func checkStructure(r *tables.StructureRow) error {
 	switch {
 	case r.Name == "" || max(len(r.Name), len(r.Component), len(r.File), len(r.Type)) > maxName:
@@ -30,12 +33,14 @@ func checkStructure(r *tables.StructureRow) error {
 	case r.Experts < 0 || r.ExpertStride < 0 || r.Experts > 0 && r.ExpertStride > r.Size/int64(r.Experts):
 		return fmt.Errorf("tensor %.100q has %d experts of %d bytes in %d", r.Name, r.Experts, r.ExpertStride, r.Size)
 	case len(r.Shape) > maxDims || slices.ContainsFunc(r.Shape, func(n int64) bool { return n < 0 }):
-		return fmt.Errorf("tensor %.100q has %d dimensions: %d", r.Name, len(r.Shape), r.Shape[:min(maxDims, len(r.Shape))])
+		return fmt.Errorf("tensor %.100q has %d dimensions: %d", r.Name, len(r.Shape),
+			r.Shape[:min(maxDims, len(r.Shape))])
 	}
 	return nil
 }
 
-// checkExtents says which tensor lies outside its file, where the description tells of the files. Of an incomplete capture it may not tell of all yet.
+// checkExtents returns an error if a tensor lies outside its file, as far as the description tells of
+// the files. That of an incomplete capture may not tell of all files yet.
 func checkExtents(structure []tables.StructureRow, m *tables.Meta) error {
 	sizes := make([]map[string]int64, len(m.Models)) // of the files
 	for i := range m.Models {
@@ -49,19 +54,19 @@ func checkExtents(structure []tables.StructureRow, m *tables.Meta) error {
 		if int(r.Model) >= len(sizes) || len(sizes[r.Model]) == 0 {
 			continue
 		}
-		size, told := sizes[r.Model][r.File]
+		size, listed := sizes[r.Model][r.File]
 		switch {
-		case !told && !m.Complete:
-		case !told:
+		case !listed && !m.Complete:
+		case !listed:
 			return fmt.Errorf("tensor %.100q is in file %.100q, of which %s does not tell", r.Name, r.File, MetaFile)
 		case r.Size > size || r.Offset > size-r.Size:
-			return fmt.Errorf("tensor %.100q has %d bytes at %d of %.100q, which has %d", r.Name, r.Size, r.Offset, r.File, size)
+			return fmt.Errorf("tensor %.100q has %d bytes at %d of %.100q, which has %d", r.Name, r.Size, r.Offset,
+				r.File, size)
 		}
 	}
 	return nil
 }
 
-// checkAccess says what is wrong with a row that is of a tensor.
 func checkAccess(a *tables.Access, t *tables.StructureRow) error {
 	switch {
 	case a.Step < 0 || a.Token < -1 || a.Context < 0:
@@ -69,7 +74,8 @@ func checkAccess(a *tables.Access, t *tables.StructureRow) error {
 	case !isTime(a.Timestamp) || !isDuration(a.Duration) || !isDuration(a.Stall):
 		return fmt.Errorf("it is at %d ns, for %d ns, and stalls for %d ns", a.Timestamp, a.Duration, a.Stall)
 	case a.Bytes < 0 || a.Bytes > t.Size || a.Offset < t.Offset || a.Offset-t.Offset > t.Size:
-		return fmt.Errorf("it reads %d bytes at %d of tensor %.100q, which has %d at %d", a.Bytes, a.Offset, t.Name, t.Size, t.Offset)
+		return fmt.Errorf("it reads %d bytes at %d of tensor %.100q, which has %d at %d", a.Bytes, a.Offset, t.Name,
+			t.Size, t.Offset)
 	}
 	return nil
 }
@@ -127,25 +133,28 @@ const (
 	maxDescription = 1 << 12 // bytes of a text that is shown: a path has no more
 )
 
-// checkMeta says what is wrong with a description.
+// checkMeta returns what is wrong with a description.
 func checkMeta(m *tables.Meta) error {
 	type number struct {
 		name string
 		n    int64
 	}
 	numbers := []number{
-		{"pid", int64(m.PID)}, {"parent", int64(m.Parent)}, {"contexts", int64(m.Contexts)}, {"steps", int64(m.Steps)}, {"tokens", int64(m.Tokens)}, {"rows", m.Rows},
+		{"pid", int64(m.PID)}, {"parent", int64(m.Parent)}, {"contexts", int64(m.Contexts)},
+		{"steps", int64(m.Steps)}, {"tokens", int64(m.Tokens)}, {"rows", m.Rows},
 		{"memory_bytes", m.Host.MemoryBytes}, {"cpus", int64(m.Host.CPUs)}, {"page_size", int64(m.Host.PageSize)},
 		{"outside_mapping.tensors", int64(m.Outside.Tensors)}, {"outside_mapping.bytes", m.Outside.Bytes},
 	}
 	if h := m.Hidden; h != nil {
-		numbers = append(numbers, number{"hidden.every", int64(h.Every)}, number{"hidden.values", int64(h.Values)}, number{"hidden.rows", h.Rows}, number{"hidden.left_out", h.LeftOut})
+		numbers = append(numbers, number{"hidden.every", int64(h.Every)}, number{"hidden.values", int64(h.Values)},
+			number{"hidden.rows", h.Rows}, number{"hidden.left_out", h.LeftOut})
 	}
 	texts := []string{m.Detail, m.Outside.Example}
 	files := 0
 	for i := range m.Models {
 		mod := &m.Models[i]
-		numbers = append(numbers, number{"the bytes of a model", mod.Bytes}, number{"the tensors of a model", int64(mod.Tensors)}, number{"the layers of a model", int64(mod.Layers)})
+		numbers = append(numbers, number{"the bytes of a model", mod.Bytes},
+			number{"the tensors of a model", int64(mod.Tensors)}, number{"the layers of a model", int64(mod.Layers)})
 		texts = append(texts, mod.Path, mod.Fingerprint, mod.LayersSeen, mod.LayersElsewhere)
 		files += len(mod.Files)
 		for _, f := range mod.Files {
@@ -169,8 +178,10 @@ func checkMeta(m *tables.Meta) error {
 		return fmt.Errorf("it tells of %d models in %d files", len(m.Models), files)
 	case slices.ContainsFunc(texts, func(t string) bool { return len(t) > maxDescription }):
 		return errors.New("a name in it is too long")
-	case s.First < 0 || s.Last < s.First || s.Last >= maxSegments || s.Deleted != s.First || s.DeletedRows < 0 || s.DeletedRows > m.Rows:
-		return fmt.Errorf("of segments up to %d it says that %d were deleted and %d is the first, with %d rows of %d", s.Last, s.Deleted, s.First, s.DeletedRows, m.Rows)
+	case s.First < 0 || s.Last < s.First || s.Last >= maxSegments || s.Deleted != s.First || s.DeletedRows < 0 ||
+		s.DeletedRows > m.Rows:
+		return fmt.Errorf("of segments up to %d it says that %d were deleted and %d is the first, with %d rows of %d",
+			s.Last, s.Deleted, s.First, s.DeletedRows, m.Rows)
 	}
 	return nil
 }

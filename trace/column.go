@@ -1,7 +1,8 @@
 package trace
 
-// This file buffers the rows of a table that are not yet written, as columns in Arrow's memory layout, which a batch uses without a copy.
-// (Arrow's builders do the same at ten times the cost per value.)
+// This file buffers the rows of a table that are not yet written, as columns in Arrow's memory
+// layout, which a batch uses without a copy. (Arrow's builders do the same at ten times the cost
+// per value.)
 
 import (
 	"encoding/binary"
@@ -15,7 +16,8 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// columnBuffer holds one column: values of a fixed width, or bits, or lists of int32, or as many halves for each row.
+// columnBuffer holds one column: values of a fixed width, bits, lists of int32, or the same number of
+// halves (16-bit floats) for each row.
 type columnBuffer struct {
 	typ      arrow.DataType // of the indices if the column has a dictionary
 	nullable bool
@@ -45,8 +47,8 @@ func (c *columnBuffer) reset() {
 	}
 }
 
-// mark records whether the row has a value.
-func (c *columnBuffer) mark(row int, there bool) {
+// markValid records whether the row has a value.
+func (c *columnBuffer) markValid(row int, there bool) {
 	if c.nullable {
 		c.valid = appendBit(c.valid, row, there)
 	}
@@ -54,7 +56,7 @@ func (c *columnBuffer) mark(row int, there bool) {
 
 // null appends a null.
 func (c *columnBuffer) null(row int) {
-	c.mark(row, false)
+	c.markValid(row, false)
 	c.nulls++
 	if c.typ.ID() == arrow.LIST {
 		c.end()
@@ -67,7 +69,7 @@ func (c *columnBuffer) null(row int) {
 
 // list appends a list.
 func (c *columnBuffer) list(row int, items []int32) {
-	c.mark(row, true)
+	c.markValid(row, true)
 	for _, v := range items {
 		c.values = binary.NativeEndian.AppendUint32(c.values, uint32(v))
 	}
@@ -76,7 +78,7 @@ func (c *columnBuffer) list(row int, items []int32) {
 
 // halves appends a row of values, rounded to half precision. Values beyond that become infinite.
 func (c *columnBuffer) halves(row int, values []float32) {
-	c.mark(row, true)
+	c.markValid(row, true)
 	for _, v := range values {
 		c.values = binary.NativeEndian.AppendUint16(c.values, half.Round(v))
 	}
@@ -86,7 +88,8 @@ func (c *columnBuffer) end() {
 	c.ends = binary.NativeEndian.AppendUint32(c.ends, uint32(len(c.values)/4))
 }
 
-// check returns an error if the column does not have one value per row, or has a null although it is not nullable.
+// check returns an error if the column does not have one value per row, or has a null although it
+// is not nullable.
 func (c *columnBuffer) check(rows int) error {
 	bits := (rows + 7) / 8
 	got, want := len(c.values), rows*c.width
@@ -109,7 +112,7 @@ func (c *columnBuffer) check(rows int) error {
 	return nil
 }
 
-// array returns the first rows as an array, which is valid until the column is changed.
+// array returns the first rows as an array. It is valid until the column is changed.
 func (c *columnBuffer) array(rows int) arrow.Array {
 	buffers := []*memory.Buffer{nil, memory.NewBufferBytes(c.values)}
 	if c.nulls > 0 {
@@ -131,7 +134,7 @@ func (c *columnBuffer) array(rows int) arrow.Array {
 	return array.MakeFromData(data)
 }
 
-// appendBit sets bit number at, which is the next one, and extends bits for it.
+// appendBit appends a bit. at is its number, that is how many bits there are already.
 func appendBit(bits []byte, at int, v bool) []byte {
 	for len(bits) <= at/8 {
 		bits = append(bits, 0)

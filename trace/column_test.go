@@ -1,5 +1,7 @@
 package trace
 
+// This file tests the buffers of columns against Arrow's own builders.
+
 import (
 	"math/rand/v2"
 	"testing"
@@ -10,17 +12,20 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// Columns hold what Arrow's own builders make of the same values, also when they are used again.
+// Columns hold the same as arrays that Arrow's own builders make of the same values, also when they
+// are used again.
 func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 	fields := []arrow.Field{
-		{Name: "int64", Type: arrow.PrimitiveTypes.Int64}, {Name: "int64 or null", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
-		{Name: "int32", Type: arrow.PrimitiveTypes.Int32}, {Name: "int32 or null", Type: arrow.PrimitiveTypes.Int32, Nullable: true},
+		{Name: "int64", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "int64 or null", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
+		{Name: "int32", Type: arrow.PrimitiveTypes.Int32},
+		{Name: "int32 or null", Type: arrow.PrimitiveTypes.Int32, Nullable: true},
 		{Name: "uint64", Type: arrow.PrimitiveTypes.Uint64}, {Name: "int8", Type: arrow.PrimitiveTypes.Int8},
 		{Name: "bool", Type: arrow.FixedWidthTypes.Boolean}, {Name: "list", Type: int32List, Nullable: true},
 		{Name: "halves", Type: arrow.FixedSizeListOfNonNullable(3, arrow.FixedWidthTypes.Float16)},
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	s := &stream{most: 1 << 20, schema: arrow.NewSchema(fields, nil), dicts: make([]*dictionary, len(fields))}
+	s := &stream{maxRows: 1 << 20, schema: arrow.NewSchema(fields, nil), dicts: make([]*dictionary, len(fields))}
 	var builders []array.Builder
 	for _, f := range fields {
 		s.columns = append(s.columns, newColumnBuffer(f.Type, f.Nullable))
@@ -52,7 +57,7 @@ func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 				list = nil
 			}
 			s.uint64(uint64(v))
-			s.short(uint8(v) & 0x7f)
+			s.shortIndex(uint8(v) & 0x7f)
 			s.bool(there)
 			s.list(list)
 			builders[4].(*array.Uint64Builder).Append(uint64(v))
@@ -65,7 +70,7 @@ func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 				b.ValueBuilder().(*array.Int32Builder).AppendValues(list, nil)
 			}
 			values := []float32{float32(random.IntN(2049)), -0.5, 0x1p-14}
-			s.halves(values)
+			s.halfValues(values)
 			halves := builders[8].(*array.FixedSizeListBuilder)
 			halves.Append(true)
 			for _, v := range values {

@@ -16,7 +16,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// rotated writes a capture of segments 1 to 3, of 4 rows each; segment 0 is deleted.
+// rotated writes a capture with segments 1 to 3 of 4 rows each. Segment 0 is deleted.
 func rotated(t *testing.T, complete bool) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -37,8 +37,8 @@ func rotated(t *testing.T, complete bool) string {
 	return dir
 }
 
-// all reads every table.
-func all(c *Capture) error {
+// readTables reads every table.
+func readTables(c *Capture) error {
 	_, err := readRows(c)
 	for _, e := range c.Steps() {
 		err = errors.Join(err, e)
@@ -58,8 +58,8 @@ func all(c *Capture) error {
 	return err
 }
 
-// What contradicts a complete capture is an error that says what to do. Of an incomplete one it is told, and the rest is read, unless it can only
-// be another capture's.
+// A contradiction in a complete capture is an error that says what to do. In an incomplete one it
+// becomes a doubt, and the rest is read, unless a file can only be another capture's.
 func TestContradictions(t *testing.T) {
 	edit := func(change func(m map[string]any)) func(t *testing.T, dir string) {
 		return func(t *testing.T, dir string) {
@@ -115,31 +115,49 @@ func TestContradictions(t *testing.T) {
 		doubt  string // of an incomplete one; "" if it tells nothing
 		fails  bool   // also of an incomplete one
 	}{
-		"nothing":              {damage: func(*testing.T, string) {}},
-		"fewer rows":           {damage: edit(func(m map[string]any) { m["rows"] = 15 }), says: "tells of 15 rows of the access table, of which 4 were deleted, and the files hold 12"},
-		"more rows":            {damage: edit(func(m map[string]any) { m["rows"] = 1000 }), says: "tells of 1000 rows", doubt: "tells of 1000 rows"},
-		"a segment is missing": {damage: remove("access.0002.arrows"), says: "access.0002.arrows is missing", doubt: "access.0002.arrows is missing"},
-		"the first is missing": {damage: remove("steps.0001.arrows"), says: "steps.0001.arrows is missing", doubt: "steps.0001.arrows is missing"},
-		"one of page-ins":      {damage: remove("pagein.0002.arrows"), says: "pagein.0002.arrows is missing", doubt: "pagein.0002.arrows is missing"},
+		"nothing": {damage: func(*testing.T, string) {}},
+		"fewer rows": {damage: edit(func(m map[string]any) { m["rows"] = 15 }),
+			says: "tells of 15 rows of the access table, of which 4 were deleted, and the files hold 12"},
+		"more rows": {damage: edit(func(m map[string]any) { m["rows"] = 1000 }),
+			says: "tells of 1000 rows", doubt: "tells of 1000 rows"},
+		"a segment is missing": {damage: remove("access.0002.arrows"), says: "access.0002.arrows is missing",
+			doubt: "access.0002.arrows is missing"},
+		"the first is missing": {damage: remove("steps.0001.arrows"), says: "steps.0001.arrows is missing",
+			doubt: "steps.0001.arrows is missing"},
+		"one of page-ins": {damage: remove("pagein.0002.arrows"), says: "pagein.0002.arrows is missing",
+			doubt: "pagein.0002.arrows is missing"},
 		"all tables": {damage: func(t *testing.T, dir string) {
 			remove("access.0001.arrows")(t, dir)
 			remove("access.0002.arrows")(t, dir)
 			remove("access.0003.arrows")(t, dir)
 		}, says: "access.0001.arrows is missing", doubt: "access.0001.arrows is missing"},
-		"one that was deleted":    {damage: copied("access.0001.arrows", "access.arrows"), says: "access.arrows is of no segment that capture.json tells of"},
-		"one too many":            {damage: copied("access.0001.arrows", "access.0005.arrows"), says: "access.0005.arrows is of no segment", doubt: "access.0005.arrows is of no segment"},
-		"the next one":            {damage: copied("access.0003.arrows", "access.0004.arrows"), says: "access.0004.arrows is of no segment"},
-		"another capture's table": {damage: foreign(AccessFile), says: `access.0002.arrows is of a model with fingerprint "0ther"`, fails: true},
-		"another's pages":         {damage: foreign(PageInFile), says: `pagein.0002.arrows is of a model with fingerprint "0ther"`, fails: true},
-		"another's structure":     {damage: foreign(StructureFile), says: `structure.arrows is of a model with fingerprint "0ther"`, fails: true},
-		"a table is cut":          {damage: cut("access.0003.arrows", 1), says: "access.0003.arrows is damaged: it ends within a batch", doubt: "the files hold 8"},
-		"another table is cut":    {damage: cut("buffers.0003.arrows", 8), says: "buffers.0003.arrows is damaged: it ends within a batch"},
-		"the structure is cut":    {damage: cut(StructureFile, 8), says: "structure.arrows is damaged: it ends within a batch", fails: true},
+		"one that was deleted": {damage: copied("access.0001.arrows", "access.arrows"),
+			says: "access.arrows is of no segment that capture.json tells of"},
+		"one too many": {damage: copied("access.0001.arrows", "access.0005.arrows"),
+			says: "access.0005.arrows is of no segment", doubt: "access.0005.arrows is of no segment"},
+		"the next one": {damage: copied("access.0003.arrows", "access.0004.arrows"),
+			says: "access.0004.arrows is of no segment"},
+		"another capture's table": {damage: foreign(AccessFile),
+			says: `access.0002.arrows is of a model with fingerprint "0ther"`, fails: true},
+		"another's pages": {damage: foreign(PageInFile),
+			says: `pagein.0002.arrows is of a model with fingerprint "0ther"`, fails: true},
+		"another's structure": {damage: foreign(StructureFile),
+			says: `structure.arrows is of a model with fingerprint "0ther"`, fails: true},
+		"a table is cut": {damage: cut("access.0003.arrows", 1),
+			says: "access.0003.arrows is damaged: it ends within a batch", doubt: "the files hold 8"},
+		"another table is cut": {damage: cut("buffers.0003.arrows", 8),
+			says: "buffers.0003.arrows is damaged: it ends within a batch"},
+		"the structure is cut": {damage: cut(StructureFile, 8),
+			says: "structure.arrows is damaged: it ends within a batch", fails: true},
 		"a tensor beyond": {damage: edit(func(m map[string]any) {
-			m["models"].([]any)[0].(map[string]any)["files"] = []any{map[string]any{"name": "m.gguf", "bytes": 12191, "fingerprint": "f00"}}
+			m["models"].([]any)[0].(map[string]any)["files"] = []any{
+				map[string]any{"name": "m.gguf", "bytes": 12191, "fingerprint": "f00"},
+			}
 		}), says: `tensor "blk.0.ffn_up_exps.weight" has 4000 bytes at 8192 of "m.gguf", which has 12191`, fails: true},
 		"an unknown file": {damage: edit(func(m map[string]any) {
-			m["models"].([]any)[0].(map[string]any)["files"] = []any{map[string]any{"name": "n.gguf", "bytes": 1e6, "fingerprint": "f00"}}
+			m["models"].([]any)[0].(map[string]any)["files"] = []any{
+				map[string]any{"name": "n.gguf", "bytes": 1e6, "fingerprint": "f00"},
+			}
 		}), says: `tensor "token_embd.weight" is in file "m.gguf", of which capture.json does not tell`},
 	} {
 		for _, complete := range []bool{true, false} {
@@ -148,10 +166,11 @@ func TestContradictions(t *testing.T) {
 				tc.damage(t, dir)
 				c, err := Open(dir)
 				if err == nil {
-					err = all(c)
+					err = readTables(c)
 				}
 				if tc.says != "" && (complete || tc.fails) {
-					if err == nil || !strings.Contains(err.Error(), tc.says) || !errors.Is(err, ErrMixed) && !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "capture again") {
+					if err == nil || !strings.Contains(err.Error(), tc.says) || !errors.Is(err, ErrMixed) &&
+						!errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "capture again") {
 						t.Errorf("error %v, want %q", err, tc.says)
 					}
 					return
@@ -159,7 +178,8 @@ func TestContradictions(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if doubts := strings.Join(c.Doubts, "\n"); tc.doubt == "" && doubts != "" || !strings.Contains(doubts, tc.doubt) {
+				if doubts := strings.Join(c.Doubts, "\n"); tc.doubt == "" && doubts != "" ||
+					!strings.Contains(doubts, tc.doubt) {
 					t.Errorf("it doubts %q, want %q", doubts, tc.doubt)
 				}
 			})
@@ -167,7 +187,8 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
-// A tracer that is killed while it rotates leaves a segment of which capture.json does not tell: it is read. One that it was about to delete is not.
+// A tracer that is killed while it rotates leaves a segment that capture.json does not list. It is
+// read. A segment that was about to be deleted is not.
 func TestKilledWhileRotating(t *testing.T) {
 	dir := rotated(t, false)
 	data, err := os.ReadFile(filepath.Join(dir, "access.0003.arrows"))
@@ -182,7 +203,7 @@ func TestKilledWhileRotating(t *testing.T) {
 	}
 }
 
-// A row that no tracer writes is an error with its table and number.
+// A row that no tracer writes is an error that names its table and number.
 func TestNonsenseInRows(t *testing.T) {
 	for name, tc := range map[string]struct {
 		access func(a *tables.Access)
@@ -194,31 +215,48 @@ func TestNonsenseInRows(t *testing.T) {
 		table  string
 		says   string
 	}{
-		"negative bytes":         {access: func(a *tables.Access) { a.Bytes = -1 }, says: "it reads -1 bytes"},
-		"more than the tensor":   {access: func(a *tables.Access) { a.Bytes = 1001 }, says: `it reads 1001 bytes at 4096 of tensor "token_embd.weight", which has 1000 at 4096`},
-		"before the tensor":      {access: func(a *tables.Access) { a.Offset = 4095 }, says: "at 4095 of tensor"},
-		"behind the tensor":      {access: func(a *tables.Access) { a.Offset = math.MaxInt64 }, says: "at 9223372036854775807 of tensor"},
-		"negative step":          {access: func(a *tables.Access) { a.Step = -5 }, says: "it is of step -5"},
-		"negative token":         {access: func(a *tables.Access) { a.Token = -2 }, says: "token -2"},
-		"negative context":       {access: func(a *tables.Access) { a.Context = math.MinInt32 }, says: "context -2147483648"},
-		"time":                   {access: func(a *tables.Access) { a.Timestamp = math.MinInt64 }, says: "it is at -9223372036854775808 ns"},
-		"duration":               {access: func(a *tables.Access) { a.Duration = -2 }, says: "for -2 ns"},
-		"long duration":          {access: func(a *tables.Access) { a.Duration = math.MaxInt64 }, says: "for 9223372036854775807 ns"},
-		"stall":                  {access: func(a *tables.Access) { a.Stall = -7 }, says: "stalls for -7 ns"},
-		"negative page-in":       {page: func(r *tables.PageInRow) { r.Bytes = -4096 }, table: PageInFile, says: "it is of -4096 bytes"},
-		"page-in far behind":     {page: func(r *tables.PageInRow) { r.Offset = 1 << 60 }, table: PageInFile, says: "at 1152921504606846976"},
-		"negative rereads":       {page: func(r *tables.PageInRow) { r.Rereads = -1 }, table: PageInFile, says: "read -1 times"},
-		"page-in of step -2":     {page: func(r *tables.PageInRow) { r.Step = -2 }, table: PageInFile, says: "of step -2"},
-		"page-in of model -1":    {page: func(r *tables.PageInRow) { r.Model = -1 }, table: PageInFile, says: "of model -1"},
-		"negative buffer":        {buffer: func(r *tables.BufferRow) { r.Bytes = -8 }, table: BufferFile, says: "of -8 bytes"},
-		"tokens":                 {step: func(r *tables.StepRow) { r.Tokens = -2 }, table: StepFile, says: "of -2"},
-		"begin":                  {step: func(r *tables.StepRow) { r.Begin = math.MaxInt64 }, table: StepFile, says: "it begins at 9223372036854775807 ns"},
-		"slot":                   {route: func(r *tables.Route) { r.Slot = -1 }, table: RouteFile, says: "slot -1"},
-		"hidden step":            {hidden: func(r *tables.HiddenRow) { r.Step = -1 }, table: HiddenFile, says: "of step -1"},
-		"hidden token":           {hidden: func(r *tables.HiddenRow) { r.Token = -2 }, table: HiddenFile, says: "token -2"},
-		"hidden layer":           {hidden: func(r *tables.HiddenRow) { r.Layer = -1 }, table: HiddenFile, says: "layer -1"},
-		"hidden position":        {hidden: func(r *tables.HiddenRow) { r.Position = -2 }, table: HiddenFile, says: "position -2"},
-		"a name that is no name": {access: func(a *tables.Access) { a.Op = strings.Repeat("x", 256) }, says: "column op has a name of 256 bytes"},
+		"negative bytes": {access: func(a *tables.Access) { a.Bytes = -1 }, says: "it reads -1 bytes"},
+		"more than the tensor": {access: func(a *tables.Access) { a.Bytes = 1001 },
+			says: `it reads 1001 bytes at 4096 of tensor "token_embd.weight", which has 1000 at 4096`},
+		"before the tensor": {access: func(a *tables.Access) { a.Offset = 4095 }, says: "at 4095 of tensor"},
+		"behind the tensor": {access: func(a *tables.Access) { a.Offset = math.MaxInt64 },
+			says: "at 9223372036854775807 of tensor"},
+		"negative step":  {access: func(a *tables.Access) { a.Step = -5 }, says: "it is of step -5"},
+		"negative token": {access: func(a *tables.Access) { a.Token = -2 }, says: "token -2"},
+		"negative context": {access: func(a *tables.Access) { a.Context = math.MinInt32 },
+			says: "context -2147483648"},
+		"time": {access: func(a *tables.Access) { a.Timestamp = math.MinInt64 },
+			says: "it is at -9223372036854775808 ns"},
+		"duration": {access: func(a *tables.Access) { a.Duration = -2 }, says: "for -2 ns"},
+		"long duration": {access: func(a *tables.Access) { a.Duration = math.MaxInt64 },
+			says: "for 9223372036854775807 ns"},
+		"stall": {access: func(a *tables.Access) { a.Stall = -7 }, says: "stalls for -7 ns"},
+		"negative page-in": {page: func(r *tables.PageInRow) { r.Bytes = -4096 }, table: PageInFile,
+			says: "it is of -4096 bytes"},
+		"page-in far behind": {page: func(r *tables.PageInRow) { r.Offset = 1 << 60 }, table: PageInFile,
+			says: "at 1152921504606846976"},
+		"negative rereads": {page: func(r *tables.PageInRow) { r.Rereads = -1 }, table: PageInFile,
+			says: "read -1 times"},
+		"page-in of step -2": {page: func(r *tables.PageInRow) { r.Step = -2 }, table: PageInFile,
+			says: "of step -2"},
+		"page-in of model -1": {page: func(r *tables.PageInRow) { r.Model = -1 }, table: PageInFile,
+			says: "of model -1"},
+		"negative buffer": {buffer: func(r *tables.BufferRow) { r.Bytes = -8 }, table: BufferFile,
+			says: "of -8 bytes"},
+		"tokens": {step: func(r *tables.StepRow) { r.Tokens = -2 }, table: StepFile, says: "of -2"},
+		"begin": {step: func(r *tables.StepRow) { r.Begin = math.MaxInt64 }, table: StepFile,
+			says: "it begins at 9223372036854775807 ns"},
+		"slot": {route: func(r *tables.Route) { r.Slot = -1 }, table: RouteFile, says: "slot -1"},
+		"hidden step": {hidden: func(r *tables.HiddenRow) { r.Step = -1 }, table: HiddenFile,
+			says: "of step -1"},
+		"hidden token": {hidden: func(r *tables.HiddenRow) { r.Token = -2 }, table: HiddenFile,
+			says: "token -2"},
+		"hidden layer": {hidden: func(r *tables.HiddenRow) { r.Layer = -1 }, table: HiddenFile,
+			says: "layer -1"},
+		"hidden position": {hidden: func(r *tables.HiddenRow) { r.Position = -2 }, table: HiddenFile,
+			says: "position -2"},
+		"a name that is no name": {access: func(a *tables.Access) { a.Op = strings.Repeat("x", 256) },
+			says: "column op has a name of 256 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -226,8 +264,9 @@ func TestNonsenseInRows(t *testing.T) {
 			w, err := Create(dir, meta, testStructure)
 			check(t, err)
 			plant(t, w, testRows(4))
-			// The nonsense is in the last row of each table.
-			a, p, b, s, r, h := testRows(1)[0], testPageIns[0], testBuffers[0], testSteps[0], tables.Route{}, testHidden[0]
+			// The bad row is the last of its table.
+			a, p, b, s, r, h := testRows(1)[0], testPageIns[0], testBuffers[0], testSteps[0], tables.Route{},
+				testHidden[0]
 			switch {
 			case tc.access != nil:
 				tc.access(&a)
@@ -242,17 +281,22 @@ func TestNonsenseInRows(t *testing.T) {
 			case tc.hidden != nil:
 				tc.hidden(&h)
 			}
-			check(t, errors.Join(w.Access(&a), w.PageIn(&p), w.Buffer(&b), w.Step(&s), w.Route(&r), w.Hidden(&h), w.Close(meta, true)))
+			check(t, errors.Join(w.Access(&a), w.PageIn(&p), w.Buffer(&b), w.Step(&s), w.Route(&r), w.Hidden(&h),
+				w.Close(meta, true)))
 			table, row := AccessFile, 4
 			if tc.table != "" {
-				table, row = tc.table, map[string]int{PageInFile: len(testPageIns), BufferFile: len(testBuffers), StepFile: len(testSteps), RouteFile: 1, HiddenFile: len(testHidden)}[tc.table]
+				table, row = tc.table, map[string]int{
+					PageInFile: len(testPageIns), BufferFile: len(testBuffers),
+					StepFile: len(testSteps), RouteFile: 1, HiddenFile: len(testHidden),
+				}[tc.table]
 			}
-			err = all(open(t, dir))
+			err = readTables(open(t, dir))
 			where := fmt.Sprintf("%s is damaged: row %d: ", table, row)
 			if name == "a name that is no name" {
 				where = table + " is damaged: rows from 0 on: "
 			}
-			if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), where) || !strings.Contains(err.Error(), tc.says) {
+			if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), where) ||
+				!strings.Contains(err.Error(), tc.says) {
 				t.Errorf("error %v, want %s%s", err, where, tc.says)
 			}
 		})
@@ -264,16 +308,18 @@ func TestNonsenseInTheStructure(t *testing.T) {
 		change func(r *tables.StructureRow)
 		says   string
 	}{
-		"no name":          {func(r *tables.StructureRow) { r.Name = "" }, "has no name"},
-		"long name":        {func(r *tables.StructureRow) { r.Name = strings.Repeat("n", 256) }, "that is too long"},
-		"negative offset":  {func(r *tables.StructureRow) { r.Offset = -1 }, "has 4000 bytes at -1"},
-		"negative size":    {func(r *tables.StructureRow) { r.Size = -1 }, "has -1 bytes"},
-		"an exabyte":       {func(r *tables.StructureRow) { r.Size = 1 << 60 }, "has 1152921504606846976 bytes"},
-		"experts":          {func(r *tables.StructureRow) { r.Experts = -1 }, "has -1 experts"},
-		"experts beyond":   {func(r *tables.StructureRow) { r.ExpertStride = math.MaxInt64 }, "has 4 experts of 9223372036854775807 bytes in 4000"},
-		"dimensions":       {func(r *tables.StructureRow) { r.Shape = make([]int64, 9) }, "has 9 dimensions"},
-		"negative shape":   {func(r *tables.StructureRow) { r.Shape = []int64{1, -1} }, "has 2 dimensions: [1 -1]"},
-		"of another model": {func(r *tables.StructureRow) { r.Model = math.MaxInt32 }, "it is of model 2147483647, after those of 1 models"},
+		"no name":         {func(r *tables.StructureRow) { r.Name = "" }, "has no name"},
+		"long name":       {func(r *tables.StructureRow) { r.Name = strings.Repeat("n", 256) }, "that is too long"},
+		"negative offset": {func(r *tables.StructureRow) { r.Offset = -1 }, "has 4000 bytes at -1"},
+		"negative size":   {func(r *tables.StructureRow) { r.Size = -1 }, "has -1 bytes"},
+		"an exabyte":      {func(r *tables.StructureRow) { r.Size = 1 << 60 }, "has 1152921504606846976 bytes"},
+		"experts":         {func(r *tables.StructureRow) { r.Experts = -1 }, "has -1 experts"},
+		"experts beyond": {func(r *tables.StructureRow) { r.ExpertStride = math.MaxInt64 },
+			"has 4 experts of 9223372036854775807 bytes in 4000"},
+		"dimensions":     {func(r *tables.StructureRow) { r.Shape = make([]int64, 9) }, "has 9 dimensions"},
+		"negative shape": {func(r *tables.StructureRow) { r.Shape = []int64{1, -1} }, "has 2 dimensions: [1 -1]"},
+		"of another model": {func(r *tables.StructureRow) { r.Model = math.MaxInt32 },
+			"it is of model 2147483647, after those of 1 models"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -283,7 +329,9 @@ func TestNonsenseInTheStructure(t *testing.T) {
 			w, err := Create(dir, meta, structure)
 			check(t, err)
 			check(t, w.Close(meta, true))
-			if _, err := Open(dir); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "structure.arrows is damaged: row 1: ") || !strings.Contains(err.Error(), tc.says) {
+			if _, err := Open(dir); !errors.Is(err, ErrDamaged) ||
+				!strings.Contains(err.Error(), "structure.arrows is damaged: row 1: ") ||
+				!strings.Contains(err.Error(), tc.says) {
 				t.Errorf("error %v, want %q", err, tc.says)
 			}
 		})
@@ -313,9 +361,11 @@ func TestNonsenseInTheDescription(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		writeCapture(t, dir, nil, nil)
-		check(t, os.WriteFile(filepath.Join(dir, MetaFile), []byte(`{"schema": 2, "complete": true, `+change+`}`), 0o600))
+		check(t, os.WriteFile(filepath.Join(dir, MetaFile), []byte(`{"schema": 2, "complete": true, `+change+`}`),
+			0o600))
 		_, err := Open(dir)
-		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), MetaFile) || len(err.Error()) > 500 {
+		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), MetaFile) ||
+			len(err.Error()) > 500 {
 			t.Errorf("%.60s: error %.600v, want %q", change, err, says)
 		}
 	}

@@ -12,8 +12,9 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// csvStream prints a line per row of the access table: timestamp (seconds since the capture began, nine decimals), token, tensor_name,
-// data_ptr (hexadecimal), bytes_accessed. Lines are buffered until flush.
+// csvStream prints a line per row of the access table: timestamp (seconds since the capture began,
+// nine decimals), token, tensor_name, data_ptr (hexadecimal), bytes_accessed. Lines are buffered
+// until flush.
 type csvStream struct {
 	w    *csv.Writer
 	line [5]string
@@ -28,7 +29,7 @@ func newCSVStream(w io.Writer) (*csvStream, error) {
 	return s, s.flush()
 }
 
-func (s *csvStream) access(a *tables.Access, tensor string) error {
+func (s *csvStream) writeAccess(a *tables.Access, tensor string) error {
 	s.text = appendSeconds(s.text[:0], a.Timestamp)
 	s.line[0] = string(s.text)
 	s.line[1] = strconv.Itoa(int(a.Token))

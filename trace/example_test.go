@@ -1,5 +1,7 @@
 package trace_test
 
+// This file has the examples of the package's documentation.
+
 import (
 	"fmt"
 	"os"
@@ -9,7 +11,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// A table for pandas, polars or DuckDB: which tensors came from disk again.
+// This writes a table for pandas, polars or DuckDB: which tensors were read from disk again.
 func ExampleWriteCSV() {
 	columns := []tables.Column{
 		{Name: "tensor_name", Values: []string{"output.weight", "blk.0.ffn_up.weight"}},
@@ -25,9 +27,11 @@ func ExampleWriteCSV() {
 	// blk.0.ffn_up.weight,4096,0
 }
 
-// A recorder turns what a capturer reports into a capture; without a directory it only prints.
+// A recorder turns events into a capture. Without a directory it only prints.
 func ExampleRecorder() {
-	r, err := trace.NewRecorder(trace.RecorderOptions{CSV: os.Stdout, PID: 42, Command: []string{"llama-cli", "-m", "model.gguf"}})
+	r, err := trace.NewRecorder(trace.RecorderOptions{
+		CSV: os.Stdout, PID: 42, Command: []string{"llama-cli", "-m", "model.gguf"},
+	})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -1,5 +1,7 @@
 package trace
 
+// These tests read exported files back: Parquet, Arrow and CSV.
+
 import (
 	"bytes"
 	"context"
@@ -12,8 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"tensorcast/event"
-	"tensorcast/trace/tables"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -22,6 +22,9 @@ import (
 	"github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/file"
 	"github.com/apache/arrow/go/v17/parquet/pqarrow"
+
+	"tensorcast/event"
+	"tensorcast/trace/tables"
 )
 
 func exportColumns() []tables.Column {
@@ -57,7 +60,8 @@ func TestWriteParquetReadsBack(t *testing.T) {
 		t.Errorf("metadata tensorcast.model = %v, want abc", got)
 	}
 	if got := pf.MetaData().Schema.Root().RepetitionType(); got != parquet.Repetitions.Required {
-		t.Errorf("the schema's root is %v: some readers then fail on every column", got)
+		t.Errorf("the schema's root is %v: some readers then fail on every column; want %v", got,
+			parquet.Repetitions.Required)
 	}
 	r, err := pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{}, memory.DefaultAllocator)
 	if err != nil {
@@ -95,7 +99,8 @@ func TestWriteParquetReadsBack(t *testing.T) {
 
 func TestWriteArrowReadsBack(t *testing.T) {
 	var buf bytes.Buffer
-	if err := WriteArrowBatches(&buf, batches(exportColumns(), exportColumns()), tables.Field{Key: "tensorcast.model", Value: "abc"}); err != nil {
+	if err := WriteArrowBatches(&buf, batches(exportColumns(), exportColumns()),
+		tables.Field{Key: "tensorcast.model", Value: "abc"}); err != nil {
 		t.Fatal(err)
 	}
 	r, err := ipc.NewFileReader(bytes.NewReader(buf.Bytes()))
@@ -105,13 +110,13 @@ func TestWriteArrowReadsBack(t *testing.T) {
 	defer r.Close()
 	meta := r.Schema().Metadata()
 	if got, ok := meta.GetValue("tensorcast.model"); !ok || got != "abc" {
-		t.Errorf("metadata tensorcast.model = %q", got)
+		t.Errorf("metadata tensorcast.model = %q, want abc", got)
 	}
 	rec, err := r.Record(1)
 	if err != nil || r.NumRecords() != 2 {
-		t.Fatalf("%d records: %v", r.NumRecords(), err)
+		t.Fatalf("%d records: %v; want 2", r.NumRecords(), err)
 	}
-	want, err := record(exportColumns(), []tables.Field{{Key: "tensorcast.model", Value: "abc"}})
+	want, err := buildRecord(exportColumns(), []tables.Field{{Key: "tensorcast.model", Value: "abc"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +153,8 @@ func TestExportRefusesBadTables(t *testing.T) {
 		want    string
 	}{
 		{"no columns", nil, "needs a column"},
-		{"ragged", []tables.Column{{Name: "a", Values: []int32{1}}, {Name: "b", Values: []int32{1, 2}}}, "column b has 2 rows, column a has 1"},
+		{"ragged", []tables.Column{{Name: "a", Values: []int32{1}}, {Name: "b", Values: []int32{1, 2}}},
+			"column b has 2 rows, column a has 1"},
 		{"other type", []tables.Column{{Name: "a", Values: []int16{1}}}, "column a holds []int16"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -173,7 +179,10 @@ func TestExportOfNoRows(t *testing.T) {
 
 func TestCSVIsSafeForSpreadsheets(t *testing.T) {
 	var out strings.Builder
-	if err := WriteCSV(&out, []tables.Column{{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}}, {Name: "layer", Values: []int64{-1, 0}}}); err != nil {
+	if err := WriteCSV(&out, []tables.Column{
+		{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}},
+		{Name: "layer", Values: []int64{-1, 0}},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "tensor_name,layer\n'=1+2,-1\nblk.0.x,0\n"; out.String() != want {
@@ -181,7 +190,7 @@ func TestCSVIsSafeForSpreadsheets(t *testing.T) {
 	}
 }
 
-// A table that comes in parts reads back whole; unknown numbers are null.
+// A table that is written in parts reads back whole. Unknown numbers are null.
 func TestBatches(t *testing.T) {
 	var want []string
 	part := func(first int) []tables.Column {
@@ -220,12 +229,12 @@ func TestBatches(t *testing.T) {
 	bad := func(yield func([]tables.Column, error) bool) { _ = yield(part(1), nil) && yield(nil, io.ErrNoProgress) }
 	for _, err := range []error{WriteParquetBatches(io.Discard, bad), WriteArrowBatches(io.Discard, bad)} {
 		if !errors.Is(err, io.ErrNoProgress) {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v; want %v", err, io.ErrNoProgress)
 		}
 	}
 }
 
-// failing takes so many bytes and then fails.
+// failing accepts so many bytes and then fails.
 type failing struct{ room int }
 
 var errFull = errors.New("full")
@@ -237,7 +246,8 @@ func (f *failing) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Wherever the destination fails, the export does, with its error: Arrow's Parquet writer would panic.
+// Wherever the destination fails, the export returns its error. Arrow's Parquet writer alone would
+// panic.
 func TestExportToWhatFails(t *testing.T) {
 	columns := exportColumns()
 	for name, write := range map[string]func(io.Writer) error{
@@ -249,14 +259,15 @@ func TestExportToWhatFails(t *testing.T) {
 		check(t, write(&whole))
 		for room := 0; room < whole.Len(); room += 29 {
 			if err := write(&failing{room}); !errors.Is(err, errFull) {
-				t.Errorf("%s, after %d of %d bytes: %v", name, room, whole.Len(), err)
+				t.Errorf("%s, after %d of %d bytes: %v; want %v", name, room, whole.Len(), err, errFull)
 			}
 		}
 		check(t, write(&failing{whole.Len()}))
 	}
 }
 
-// The hidden table is exported in pieces; Parquet readers get lists, and CSV one text a row whose numbers read back as the same values.
+// The hidden table is exported in pieces. Parquet readers get lists. CSV has one text per row,
+// whose numbers read back as the same values.
 func TestHiddenExports(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Create(dir, &tables.Meta{}, testStructure)
@@ -292,7 +303,8 @@ func TestHiddenExports(t *testing.T) {
 			from, to := lists.ValueOffsets(j)
 			row.Values[0] = float32(i)
 			if got := values.Float32Values()[from:to]; !slices.Equal(got, row.Values) {
-				t.Fatalf("row %d reads back as %v..., %d values", i, got[:min(3, len(got))], len(got))
+				t.Fatalf("row %d reads back as %v..., %d values; want %v", i, got[:min(3, len(got))], len(got),
+					row.Values)
 			}
 			i++
 		}
@@ -305,12 +317,14 @@ func TestHiddenExports(t *testing.T) {
 	check(t, WriteCSVBatches(&buf, c.HiddenColumns(t.Context())))
 	lines, err := csv.NewReader(&buf).ReadAll()
 	check(t, err)
-	if len(lines) != 1+rows || !slices.Equal(lines[0], []string{"step", "token", "layer", "point", "position", "values"}) {
-		t.Fatalf("%d lines, %q", len(lines), lines[0])
+	if len(lines) != 1+rows || !slices.Equal(lines[0],
+		[]string{"step", "token", "layer", "point", "position", "values"}) {
+		t.Fatalf("%d lines, the first %q; want %d and the column names", len(lines), lines[0], 1+rows)
 	}
 	for i, line := range lines[1:] {
 		if !slices.Equal(line[:5], []string{"2", "1", "5", "attention", strconv.Itoa(i)}) {
-			t.Fatalf("line %d begins with %q", i, line[:5])
+			t.Fatalf("line %d begins with %q; want %v", i, line[:5],
+				[]string{"2", "1", "5", "attention", strconv.Itoa(i)})
 		}
 		row.Values[0] = float32(i)
 		for j, text := range strings.Split(line[5], " ") {
@@ -338,15 +352,17 @@ func TestHiddenExports(t *testing.T) {
 	}
 }
 
-// Nulls and lists are cells, too.
+// Nulls and lists become cells, too.
 func TestCSVOfNullsAndLists(t *testing.T) {
 	a, n := "=a", int64(7)
 	var text strings.Builder
 	err := WriteCSV(&text, []tables.Column{
-		{Name: "name", Values: []*string{&a, nil}}, {Name: "n", Values: []*int64{nil, &n}}, {Name: "experts", Values: [][]int32{{3, -1}, nil}}, {Name: "shape", Values: [][]int64{{1 << 40}, {}}},
+		{Name: "name", Values: []*string{&a, nil}}, {Name: "n", Values: []*int64{nil, &n}},
+		{Name: "experts", Values: [][]int32{{3, -1}, nil}}, {Name: "shape", Values: [][]int64{{1 << 40}, {}}},
 		{Name: "address", Values: []uint64{math.MaxUint64, 0}}, {Name: "write", Values: []bool{true, false}},
 	})
-	if want := "name,n,experts,shape,address,write\n'=a,NULL,3 -1,1099511627776,18446744073709551615,true\n,7,,,0,false\n"; err != nil || text.String() != want {
+	if want := "name,n,experts,shape,address,write\n'=a,NULL,3 " +
+		"-1,1099511627776,18446744073709551615,true\n,7,,,0,false\n"; err != nil || text.String() != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, text.String(), want)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"tensorcast/trace/tracetest"
 )
 
-// filesOf are the files of a capture with all tables.
+// filesOf returns the files of a capture with all tables.
 func filesOf(tb testing.TB) map[string][]byte {
 	tb.Helper()
 	dir := filepath.Join(tb.TempDir(), "capture")
@@ -37,8 +37,8 @@ func filesOf(tb testing.TB) map[string][]byte {
 	return files
 }
 
-// read reads all of a capture.
-func read(t *testing.T, files map[string][]byte) error {
+// readAll reads everything in a capture.
+func readAll(t *testing.T, files map[string][]byte) error {
 	t.Helper()
 	dir := t.TempDir()
 	for name, data := range files {
@@ -56,16 +56,16 @@ func read(t *testing.T, files map[string][]byte) error {
 			return err
 		}
 		rows++
-		s := &c.Structure[a.Tensor] // which there is
+		s := &c.Structure[a.Tensor] // Accesses has checked that it exists
 		if a.Bytes < 0 || a.Bytes > s.Size || a.Phase > tables.PhaseGeneration || a.Step < 0 {
-			t.Errorf("%+v of %+v", a, s)
+			t.Errorf("access %+v, want one within tensor %+v", a, s)
 		}
 		for _, e := range a.Experts {
 			_ = e
 		}
 	}
 	if c.Meta.Complete && rows != c.Meta.Rows-c.Meta.Segments.DeletedRows {
-		t.Errorf("%d rows of %d", rows, c.Meta.Rows)
+		t.Errorf("%d rows, want %d", rows, c.Meta.Rows-c.Meta.Segments.DeletedRows)
 	}
 	for s, err := range c.Steps() {
 		if err != nil {
@@ -78,7 +78,7 @@ func read(t *testing.T, files map[string][]byte) error {
 			return err
 		}
 		if r.Bytes < 0 || r.Tensor >= int32(len(c.Structure)) {
-			t.Errorf("%+v", r)
+			t.Errorf("%+v; want r.Bytes at least 0, r.Tensor less than %v", r, int32(len(c.Structure)))
 		}
 	}
 	for r, err := range c.Buffers() {
@@ -86,7 +86,7 @@ func read(t *testing.T, files map[string][]byte) error {
 			return err
 		}
 		if r.Bytes < 0 {
-			t.Errorf("%+v", r)
+			t.Errorf("%+v; want at least 0", r)
 		}
 	}
 	for r, err := range c.Hidden() {
@@ -94,7 +94,7 @@ func read(t *testing.T, files map[string][]byte) error {
 			return err
 		}
 		if len(r.Values) == 0 || len(r.Values) > tables.MaxHidden || r.Layer < 0 {
-			t.Errorf("%+v", r)
+			t.Errorf("row %+v, want 1 to %d values, and a layer", r, tables.MaxHidden)
 		}
 	}
 	for _, err := range c.Routes() {
@@ -104,17 +104,18 @@ func read(t *testing.T, files map[string][]byte) error {
 	}
 	r, err := c.Rereads(context.Background(), 5)
 	if err == nil && r != nil && (r.FirstBytes < 0 || r.RereadBytes < 0 || r.StallNS < 0) {
-		t.Errorf("%+v", r)
+		t.Errorf("sums %+v, want none negative", r)
 	}
 	return err
 }
 
-// told says that an error is one of those that are promised.
-func told(err error) bool {
-	return err == nil || errors.Is(err, trace.ErrDamaged) || errors.Is(err, trace.ErrMixed) || errors.Is(err, fs.ErrNotExist)
+// isDocumented reports whether an error is one of those that Open promises.
+func isDocumented(err error) bool {
+	return err == nil || errors.Is(err, trace.ErrDamaged) || errors.Is(err, trace.ErrMixed) ||
+		errors.Is(err, fs.ErrNotExist)
 }
 
-// FuzzTable reads a capture of which one table is something else.
+// FuzzTable reads a capture in which one table is replaced by any bytes.
 func FuzzTable(f *testing.F) {
 	files := filesOf(f)
 	names := slices.Sorted(maps.Keys(files))
@@ -132,13 +133,13 @@ func FuzzTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, table uint8, data []byte) {
 		damaged := maps.Clone(files)
 		damaged[names[int(table)%len(names)]] = data
-		if err := read(t, damaged); !told(err) && names[int(table)%len(names)] != trace.MetaFile {
+		if err := readAll(t, damaged); !isDocumented(err) && names[int(table)%len(names)] != trace.MetaFile {
 			t.Errorf("%v does not say what is wrong", err)
 		}
 	})
 }
 
-// FuzzDescription reads a capture with another capture.json.
+// FuzzDescription reads a capture in which capture.json is replaced by any bytes.
 func FuzzDescription(f *testing.F) {
 	files := filesOf(f)
 	f.Add(files[trace.MetaFile])
@@ -150,6 +151,6 @@ func FuzzDescription(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		damaged := maps.Clone(files)
 		damaged[trace.MetaFile] = data
-		_ = read(t, damaged) // nor does it panic
+		_ = readAll(t, damaged) // nor does it panic
 	})
 }

@@ -27,18 +27,19 @@ func writeMeta(dir *outfile.Dir, m *tables.Meta) error {
 }
 
 var (
-	// ErrNoCapture says that a directory holds no capture.
+	// ErrNoCapture means that a directory holds no capture.
 	ErrNoCapture = errors.New("no capture here")
-	// ErrOccupied says that the directory for a capture holds other files, which would be lost.
+	// ErrOccupied means that the directory for a capture holds other files, which would be lost.
 	ErrOccupied = errors.New("not part of a capture")
 )
 
-// readMeta reads and checks the description. No path in it is opened: they are told to people.
+// readMeta reads and checks the description. Paths in it are only shown to people, never opened.
 func readMeta(dir string) (*tables.Meta, error) {
 	data, err := regular.ReadHere(filepath.Join(dir, MetaFile), maxMeta)
 	if errors.Is(err, fs.ErrNotExist) {
 		if several, _ := filepath.Glob(filepath.Join(dir, "*", MetaFile)); len(several) > 0 {
-			return nil, fmt.Errorf("%s: %w, but of %d processes in directories of its own: name one, such as %s", dir, ErrNoCapture, len(several), filepath.Dir(several[0]))
+			return nil, fmt.Errorf("%s: %w, but of %d processes in directories of its own: name one, such as %s", dir,
+				ErrNoCapture, len(several), filepath.Dir(several[0]))
 		}
 		return nil, fmt.Errorf("%s: %w: make one with tracer", dir, ErrNoCapture)
 	}
@@ -50,10 +51,12 @@ func readMeta(dir string) (*tables.Meta, error) {
 		return nil, fmt.Errorf("%s is %w: %.200w", filepath.Join(dir, MetaFile), ErrDamaged, err)
 	}
 	if m.Schema > SchemaVersion {
-		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: a newer tensorcast made it, which also reads it", dir, m.Schema, SchemaVersion)
+		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: "+
+			"a newer tensorcast made it, which also reads it", dir, m.Schema, SchemaVersion)
 	}
 	if m.Schema != SchemaVersion {
-		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: capture again", dir, m.Schema, SchemaVersion)
+		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: capture again", dir, m.Schema,
+			SchemaVersion)
 	}
 	if err := checkMeta(&m); err != nil {
 		return nil, fmt.Errorf("%s is %w: %w", filepath.Join(dir, MetaFile), ErrDamaged, err)

@@ -1,6 +1,7 @@
 package trace
 
-// This file tracks the models of a capture: which file belongs to which model, and which of their layers the CPU computes.
+// This file tracks the models of a capture: which file belongs to which model, and which of their
+// layers the CPU computes.
 
 import (
 	"errors"
@@ -19,13 +20,13 @@ import (
 
 // model is a model that the target reads.
 type model struct {
-	index  int32 // index in Meta.Models
-	parts  []*part
-	used   int          // experts per token; 0 if the model does not say
-	warmup []int32      // token ids of a warm-up, see warmupTokens
-	layers map[int]bool // layers that have tensors; true once seen
-	extra  int          // layers at the end that serve drafts and are not part of a decode
-	split  splitKey     // set if the parts are seen one by one, else zero
+	index       int32 // index in Meta.Models
+	parts       []*modelPart
+	expertsUsed int          // experts per token; 0 if the model does not say
+	warmupIDs   []int32      // token ids of a warm-up, see warmupTokens
+	layers      map[int]bool // layers that have tensors; true once seen
+	draftLayers int          // layers at the end that serve drafts and are not part of a decode
+	split       splitKey     // set if the parts are seen one by one, else zero
 }
 
 // splitKey identifies the parts of one split model.
@@ -34,8 +35,8 @@ type splitKey struct {
 	count, tensors uint64
 }
 
-// part is a file of a model.
-type part struct {
+// modelPart is a file of a model.
+type modelPart struct {
 	model *model
 	file  *gguf.File
 	name  string                 // base name
@@ -46,29 +47,35 @@ type part struct {
 
 func newModel(index int, m *gguf.Model) *model {
 	first := m.Files[0]
-	mod := &model{index: int32(index), layers: map[int]bool{}, warmup: warmupTokens(first)}
+	mod := &model{index: int32(index), layers: map[int]bool{}, warmupIDs: warmupTokens(first)}
 	if arch, ok := first.String("general.architecture"); ok {
 		if n, ok := first.Uint(arch + ".expert_used_count"); ok && n < 1<<16 {
-			mod.used = int(n)
+			mod.expertsUsed = int(n)
 		}
 		if n, ok := first.Uint(arch + ".nextn_predict_layers"); ok && n < 1<<16 {
-			mod.extra = int(n)
+			mod.draftLayers = int(n)
 		}
 	}
 	return mod
 }
 
-// add makes files parts of the model and returns their rows of the structure table, numbered from row on.
-func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
+// addFiles makes files parts of the model. It returns their rows of the structure table, which are
+// numbered from row on.
+func (m *model) addFiles(files []*gguf.File, row int) []tables.StructureRow {
 	var rows []tables.StructureRow
 	for _, f := range files {
-		p := &part{model: m, file: f, name: filepath.Base(f.Path), id: event.FileID(proc.IDOf(f.Info())), rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
+		p := &modelPart{
+			model: m, file: f, name: filepath.Base(f.Path), id: proc.IDOf(f.Info()),
+			rows: make(map[*gguf.Tensor]int32, len(f.Tensors)),
+		}
 		for i := range f.Tensors {
 			t := &f.Tensors[i]
 			p.rows[t] = int32(row + len(rows))
 			rows = append(rows, tables.StructureRow{
-				Name: t.Name, Offset: t.Offset, Size: t.Size, Type: t.Type.String(), Layer: int32(t.Layer()), Component: t.Component(),
-				File: p.name, Shape: t.Shape, Experts: int32(t.Experts()), ExpertStride: t.ExpertStride(), Model: m.index,
+				Name: t.Name, Offset: t.Offset, Size: t.Size, Type: t.Type.String(), Layer: int32(t.Layer()),
+				Component: t.Component(),
+				File:      p.name, Shape: t.Shape, Experts: int32(t.Experts()), ExpertStride: t.ExpertStride(),
+				Model: m.index,
 			})
 			if layer := t.Layer(); layer >= 0 {
 				m.layers[layer] = false
@@ -79,7 +86,7 @@ func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
 	return rows
 }
 
-// files are those of its parts.
+// files returns the files of the model's parts.
 func (m *model) files() []*gguf.File {
 	files := make([]*gguf.File, len(m.parts))
 	for i, p := range m.parts {
@@ -88,11 +95,13 @@ func (m *model) files() []*gguf.File {
 	return files
 }
 
-// openModel reads the model at path, one of whose files has the id. If the other parts of a split model cannot be found by name, as in a download cache that names files
-// by their content, the model is the one part and split is set.
+// openModel reads the model at path. One of its files must have the id, else the error is
+// proc.ErrOtherFile. The other parts of a split model are found by name. If that fails, as in a download
+// cache that names files by their content, the model is the one part, and split is set.
 func openModel(path string, id event.FileID) (m *gguf.Model, split splitKey, err error) {
 	m, split, err = readModel(path)
-	if err == nil && !slices.ContainsFunc(m.Files, func(f *gguf.File) bool { return event.FileID(proc.IDOf(f.Info())) == id }) {
+	if err == nil && !slices.ContainsFunc(m.Files,
+		func(f *gguf.File) bool { return proc.IDOf(f.Info()) == id }) {
 		err = fmt.Errorf("%s: %w", path, proc.ErrOtherFile)
 	}
 	return m, split, err
@@ -112,8 +121,8 @@ func readModel(path string) (m *gguf.Model, split splitKey, err error) {
 	return m, split, nil
 }
 
-// identify returns names, sizes and fingerprints of a model's files.
-func identify(m *gguf.Model) ([]tables.ModelFile, error) {
+// identifyFiles returns names, sizes and fingerprints of a model's files.
+func identifyFiles(m *gguf.Model) ([]tables.ModelFile, error) {
 	var files []tables.ModelFile
 	for _, f := range m.Files {
 		fingerprint, err := f.Fingerprint()
@@ -125,8 +134,9 @@ func identify(m *gguf.Model) ([]tables.ModelFile, error) {
 	return files, nil
 }
 
-// accepts reports whether another, a single part of a split model, is a missing part of this model.
-func (m *model) accepts(another *gguf.Model, split splitKey) bool {
+// lacksPart reports whether another, a single part of a split model, belongs to this model and is not
+// among its parts yet.
+func (m *model) lacksPart(another *gguf.Model, split splitKey) bool {
 	if split == (splitKey{}) || split != m.split {
 		return false
 	}
@@ -139,8 +149,9 @@ func (m *model) accepts(another *gguf.Model, split splitKey) bool {
 	return true
 }
 
-// warmupTokens are the token ids that llama.cpp's common library decodes once before the prompt, to touch the weights: BOS and EOS. (Until
-// 2026 it also called llama_set_warmup.) A prompt does not consist of just these.
+// warmupTokens are the token ids that llama.cpp's common library decodes once before the prompt, to
+// touch the weights: BOS and EOS. (Until 2026 it also called llama_set_warmup.) A prompt does not
+// consist of just these.
 func warmupTokens(f *gguf.File) []int32 {
 	var ids []int32
 	for _, key := range []string{"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"} {
@@ -154,7 +165,8 @@ func warmupTokens(f *gguf.File) []int32 {
 	return ids
 }
 
-// describeLayers lists the layers that were seen. The others are listed as computed elsewhere once a step is over.
+// describeLayers lists the layers that were seen. The others are listed as computed elsewhere once
+// a step is over.
 func (m *model) describeLayers(info *tables.ModelInfo, stepOver bool) {
 	layers := slices.Sorted(maps.Keys(m.layers))
 	var seen, elsewhere []int
@@ -162,19 +174,19 @@ func (m *model) describeLayers(info *tables.ModelInfo, stepOver bool) {
 		switch {
 		case m.layers[layer]:
 			seen = append(seen, layer)
-		case i < len(layers)-m.extra:
+		case i < len(layers)-m.draftLayers:
 			elsewhere = append(elsewhere, layer)
 		}
 	}
 	info.Layers = len(m.layers)
-	info.LayersSeen, info.LayersElsewhere = ranges(seen), ""
+	info.LayersSeen, info.LayersElsewhere = formatRanges(seen), ""
 	if stepOver {
-		info.LayersElsewhere = ranges(elsewhere)
+		info.LayersElsewhere = formatRanges(elsewhere)
 	}
 }
 
-// ranges formats ascending numbers, for example as "0-11,20".
-func ranges(numbers []int) string {
+// formatRanges formats ascending numbers, for example as "0-11,20".
+func formatRanges(numbers []int) string {
 	var parts []string
 	for i := 0; i < len(numbers); {
 		j := i
@@ -191,17 +203,17 @@ func ranges(numbers []int) string {
 	return strings.Join(parts, ",")
 }
 
-// sawLayer records that the CPU read a weight of a layer.
-func (m *model) sawLayer(layer int) {
+// noteLayer records that the CPU read a weight of a layer.
+func (m *model) noteLayer(layer int) {
 	if seen, exists := m.layers[layer]; exists && !seen {
 		m.layers[layer] = true
 	}
 }
 
-// layerOf is the layer in a tensor's name.
+// layerOf returns the layer in a tensor's name, -1 if there is none.
 func layerOf(name string) int { return (&gguf.Tensor{Name: name}).Layer() }
 
-// hostless removes the /proc/PID/root prefix of a process's root directory from a path.
-func hostless(path string, pid int32) string {
+// trimProcessRoot removes the /proc/PID/root prefix of a process's root directory from a path.
+func trimProcessRoot(path string, pid int32) string {
 	return strings.TrimPrefix(path, fmt.Sprintf("/proc/%d/root", pid))
 }

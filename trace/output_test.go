@@ -1,6 +1,7 @@
 package trace
 
-// These tests are about the capture directory as something that others may see, have made, or write to as well.
+// These tests are about a capture directory that other users can see, that somebody else has made,
+// or that another tracer writes to as well.
 
 import (
 	"errors"
@@ -20,7 +21,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// A capture holds the prompt: nobody but its owner can read any of it.
+// A capture holds the prompt, so only its owner can read any of it.
 func TestCapturesAreTheirOwners(t *testing.T) {
 	x := newTarget(t, func(o *RecorderOptions) { follow(o); o.Detail = tables.DetailOpIO })
 	x.decode(10, 3)
@@ -38,16 +39,16 @@ func TestCapturesAreTheirOwners(t *testing.T) {
 		}
 		files++
 		if info.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s: %v", path, info.Mode())
+			t.Errorf("%s: %v; want 0", path, info.Mode())
 		}
 		return nil
 	}))
 	if files != 1+2*(1+6) {
-		t.Errorf("%d files", files)
+		t.Errorf("%d files; want %v", files, 1+2*(1+6))
 	}
 }
 
-// Where somebody else can put links, nothing is written.
+// Nothing is written to a directory in which somebody else can put links.
 func TestDirectoryOfAnother(t *testing.T) {
 	testenv.NeedRoot(t)
 	const nobody = 65534
@@ -78,7 +79,8 @@ func TestDirectoryOfAnother(t *testing.T) {
 			"Create":     func() error { _, err := Create(dir, &tables.Meta{}, nil); return err },
 			"NewSession": func() error { _, err := NewSession(RecorderOptions{Dir: dir}); return err },
 		} {
-			if err := begin(); !errors.Is(err, outfile.ErrUnsafe) || !strings.Contains(err.Error(), what) || strings.Contains(err.Error(), "\n") {
+			if err := begin(); !errors.Is(err, outfile.ErrUnsafe) || !strings.Contains(err.Error(), what) ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s: %v, want that %q", how, err, what)
 			}
 		}
@@ -88,13 +90,15 @@ func TestDirectoryOfAnother(t *testing.T) {
 	check(t, unix.Chmod(dir, 0o755))
 	writeCapture(t, dir, testRows(3), nil)
 	if data, err := os.ReadFile(precious); err != nil || string(data) != "precious" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("%q, %v; want \"precious\"", data, err)
 	}
 }
 
-// A directory has one tracer at a time: the next one is told before it has touched anything. Readers need not wait.
+// Only one tracer at a time writes to a directory. A second one fails before it has touched
+// anything. Readers need not wait.
 func TestOneWriterAtATime(t *testing.T) {
-	for name, change := range map[string]func(*RecorderOptions){"one process": func(*RecorderOptions) {}, "several": follow} {
+	for name, change := range map[string]func(*RecorderOptions){"one process": func(*RecorderOptions) {},
+		"several": follow} {
 		t.Run(name, func(t *testing.T) {
 			x := newTarget(t, change)
 			busy := func(when string, dirs ...string) {
@@ -104,8 +108,10 @@ func TestOneWriterAtATime(t *testing.T) {
 						"Create":     func() error { _, err := Create(dir, &tables.Meta{}, nil); return err },
 						"NewSession": func() error { _, err := NewSession(RecorderOptions{Dir: dir}); return err },
 					} {
-						if err := begin(); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), dir+" is being written by another tracer") {
-							t.Errorf("%s, %s: %v", when, how, err)
+						if err := begin(); !errors.Is(err, ErrBusy) ||
+							!strings.Contains(err.Error(), dir+" is being written by another tracer") {
+							t.Errorf("%s, %s: %v; want %v, text with %v", when, how, err, ErrBusy,
+								dir+" is being written by another tracer")
 						}
 					}
 				}
@@ -119,48 +125,55 @@ func TestOneWriterAtATime(t *testing.T) {
 			busy("while it writes", dirs...)
 			c := open(t, dirs[len(dirs)-1])
 			if _, err := readRows(c); err != nil || c.Meta.Complete {
-				t.Errorf("a reader meanwhile: %+v, %v", c.Meta, err)
+				t.Errorf("a reader meanwhile got %+v and error %v, want an incomplete capture", c.Meta, err)
 			}
 			x.decode(10, 1)
 			metas, err := x.s.Finish(nil)
 			if err != nil || len(metas) != 1 || !metas[0].Complete || metas[0].Rows != 2 {
-				t.Errorf("%+v, %v", metas, err)
+				t.Errorf("descriptions %+v and error %v, want one complete capture of 2 rows", metas, err)
 			}
 			if rows, err := readRows(open(t, metas[0].Dir)); err != nil || len(rows) != 2 {
-				t.Errorf("%d rows, %v", len(rows), err)
+				t.Errorf("%d rows, %v; want 2", len(rows), err)
 			}
 			writeCapture(t, x.dir, testRows(1), nil)
 		})
 	}
 }
 
-// A session that sees no weight leaves nothing, and not even the directory that it made; what it found stays.
+// A session that sees no weight leaves nothing behind, not even the directory that it made. What
+// was there before stays.
 func TestNothingToCapture(t *testing.T) {
 	x := newTarget(t, func(*RecorderOptions) {})
 	_, _ = x.s.Finish(nil) // the error is that there was no decode
 	if _, err := os.Stat(x.dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the directory: %v", err)
+		t.Errorf("the directory: %v; want %v", err, fs.ErrNotExist)
 	}
 	writeCapture(t, x.dir, testRows(3), nil)
 	x = newTarget(t, func(o *RecorderOptions) { o.Dir = x.dir })
 	_, _ = x.s.Finish(nil)
 	if rows, err := readRows(open(t, x.s.opts.Dir)); err != nil || len(rows) != 3 {
-		t.Errorf("%d rows, %v", len(rows), err)
+		t.Errorf("%d rows, %v; want 3", len(rows), err)
 	}
 }
 
-// Without token ids two captures of the same work on other tokens are alike in all their tables; a warm-up is told from a prompt as ever.
+// Without token ids, captures of the same work on different tokens have equal tables. A warm-up is
+// still told from a prompt.
 func TestNoTokenIDs(t *testing.T) {
 	capture := func(hide bool, first, second int32) (told string) {
 		s := newScriptWith(t, tiny, func(o *RecorderOptions) {
-			o.NoTokenIDs, o.Command, o.Detail = hide, []string{"llama-cli", "-p", fmt.Sprint("prompt ", first)}, tables.DetailOpIO
+			o.NoTokenIDs, o.Command, o.Detail = hide, []string{"llama-cli", "-p", fmt.Sprint("prompt ", first)},
+				tables.DetailOpIO
 		})
-		s.seen()
+		s.sendFileSeen()
 		table := s.source(event.TokenEmbeddings)
 		page := func(id int32) {
-			s.handle(event.PageIn{Time: s.time, File: fileID, Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1, TID: 7})
+			s.handle(event.PageIn{
+				Time: s.time, File: fileID,
+				Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1,
+				TID: 7,
+			})
 		}
-		for _, ids := range [][]int32{s.r.models[0].warmup, {first, second}, {second}} {
+		for _, ids := range [][]int32{s.r.models[0].warmupIDs, {first, second}, {second}} {
 			s.begin(1, int32(len(ids)))
 			for _, id := range ids {
 				page(id)
@@ -170,7 +183,7 @@ func TestNoTokenIDs(t *testing.T) {
 		}
 		meta, c := s.finish()
 		if meta.NoTokenIDs != hide || c.Meta.NoTokenIDs != hide || c.Meta.Command[0] != "llama-cli" {
-			t.Errorf("%+v", c.Meta)
+			t.Errorf("description %+v, want NoTokenIDs %v and the command llama-cli", c.Meta, hide)
 		}
 		steps := stepsOf(t, c)
 		var phases []tables.Phase
@@ -178,7 +191,9 @@ func TestNoTokenIDs(t *testing.T) {
 			phases = append(phases, step.Phase)
 			told += fmt.Sprint(step.TokenIDs)
 		}
-		if want := []tables.Phase{tables.PhaseWarmup, tables.PhasePrompt, tables.PhaseGeneration}; !slices.Equal(phases, want) {
+		if want := []tables.Phase{
+			tables.PhaseWarmup, tables.PhasePrompt, tables.PhaseGeneration,
+		}; !slices.Equal(phases, want) {
 			t.Errorf("phases %v, want %v", phases, want)
 		}
 		rows, err := readRows(c)
@@ -188,24 +203,26 @@ func TestNoTokenIDs(t *testing.T) {
 		}
 		for _, r := range pageInsOf(t, c) {
 			told += fmt.Sprint(" ", r.Offset, "+", r.Bytes)
-			if r.Tensor >= 0 && (r.Offset < c.Structure[r.Tensor].Offset || r.Offset+r.Bytes > c.Structure[r.Tensor].Offset+c.Structure[r.Tensor].Size) {
+			if r.Tensor >= 0 && (r.Offset < c.Structure[r.Tensor].Offset ||
+				r.Offset+r.Bytes > c.Structure[r.Tensor].Offset+c.Structure[r.Tensor].Size) {
 				t.Errorf("a page-in is not in its tensor: %+v", r)
 			}
 		}
 		return told + fmt.Sprint(c.Meta.Command)
 	}
-	// The ids' rows are beyond the first page of the table: that one begins with other tensors, whose page-ins are told.
+	// The ids' rows are beyond the first page of the embeddings, because that page also holds other
+	// tensors, whose page-ins are recorded.
 	if a := capture(false, 105, 200); !strings.Contains(a, "[105 200][200]") || !strings.Contains(a, "prompt 105") {
-		t.Errorf("with ids the capture tells %q", a)
+		t.Errorf("with ids the capture tells %q; want a text with \"[105 200][200]\", a text with \"prompt 105\"", a)
 	}
 	a := capture(true, 105, 200)
 	b := capture(true, 240, 161)
 	if a != b || strings.Contains(a, "prompt") {
-		t.Errorf("the captures tell\n%s, and\n%s", a, b)
+		t.Errorf("the captures hold\n%s, and\n%s; want the same, without prompt", a, b)
 	}
 }
 
-// tmpfs mounts a file system of so many bytes.
+// tmpfs mounts a file system with a capacity of so many bytes.
 func tmpfs(t *testing.T, size int) string {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -215,8 +232,8 @@ func tmpfs(t *testing.T, size int) string {
 	return dir
 }
 
-// On a full disk the error names the user's file, once, and again each time; the capture is not complete, and what fit can be read, also if
-// there is room again when the capture ends.
+// On a full disk every call returns an error that names the user's file once. The capture is not
+// complete. What fit can be read, even if there is room again when the capture ends.
 func TestDiskFull(t *testing.T) {
 	for size := 16 << 10; size < 1<<20; size *= 4 {
 		disk := tmpfs(t, size)
@@ -226,7 +243,10 @@ func TestDiskFull(t *testing.T) {
 		w, err := Create(dir, meta, testStructure)
 		if err == nil {
 			for i := range 1 << 20 {
-				r := tables.Access{Tensor: int32(i % 2), DataPtr: uint64(i) * 0x9E3779B97F4A7C15, Op: fmt.Sprint("OP", i%100)}
+				r := tables.Access{
+					Tensor: int32(i % 2), DataPtr: uint64(i) * 0x9E3779B97F4A7C15,
+					Op: fmt.Sprint("OP", i%100),
+				}
 				if err = w.Access(&r); err != nil {
 					break
 				}
@@ -235,18 +255,20 @@ func TestDiskFull(t *testing.T) {
 			before := sizeOf(t, filepath.Join(dir, AccessFile))
 			check(t, os.Remove(filler))
 			if err = w.Close(meta, true); err == nil || first != nil && err.Error() != first.Error() {
-				t.Errorf("%d bytes: rows failed with %v, Close with %v", size, first, err)
+				t.Errorf("%d bytes: rows failed with %v, Close with %v; want the same error", size, first, err)
 			}
-			if after := sizeOf(t, filepath.Join(dir, AccessFile)); first != nil && after != before { // behind a part of a batch
-				t.Errorf("%d bytes: the table grew from %d to %d bytes after the error", size, before, after)
+			// nothing may be written behind a part of a batch
+			if after := sizeOf(t, filepath.Join(dir, AccessFile)); first != nil && after != before {
+				t.Errorf("%d bytes: the table has %d bytes, want %d as at the error", size, after, before)
 			}
 		}
 		if !errors.Is(err, unix.ENOSPC) {
-			t.Fatalf("%d bytes: %v", size, err)
+			t.Fatalf("%d bytes: %v; want %v", size, err, unix.ENOSPC)
 		}
 		said := err.Error()
-		if rest := strings.Replace(said, dir, "", 1); strings.Contains(rest, dir) || strings.Contains(rest, "tmp") || strings.Count(rest, "no space left") != 1 || strings.Contains(rest, "\n") {
-			t.Errorf("%d bytes: %q", size, said)
+		if rest := strings.Replace(said, dir, "", 1); strings.Contains(rest, dir) || strings.Contains(rest, "tmp") ||
+			strings.Count(rest, "no space left") != 1 || strings.Contains(rest, "\n") {
+			t.Errorf("%d bytes: error %q, want one line that names the directory and the full disk once", size, said)
 		}
 		c, err := Open(dir)
 		if errors.Is(err, ErrNoCapture) {
@@ -255,7 +277,8 @@ func TestDiskFull(t *testing.T) {
 		check(t, err)
 		rows, err := readRows(c)
 		if err != nil || c.Meta.Complete || meta.Complete || len(rows)%batchRows != 0 {
-			t.Errorf("%d bytes: %d rows, %v, %+v", size, len(rows), err, c.Meta)
+			t.Errorf("%d bytes: %d rows, error %v, %+v; want whole batches of an incomplete capture", size, len(rows),
+				err, c.Meta)
 		}
 	}
 }
@@ -267,14 +290,15 @@ func sizeOf(t *testing.T, path string) int64 {
 	return info.Size()
 }
 
-// Of an earlier capture the description goes first: killed meanwhile, what is left is no capture.
+// When an earlier capture is deleted, its description goes first. If the tracer is killed
+// meanwhile, what is left is not taken for a capture.
 func TestEarlierCaptureIsUndescribedFirst(t *testing.T) {
 	dir := t.TempDir()
 	writeCapture(t, dir, testRows(3), nil)
 	d, err := outfile.OpenDir(dir, dirMode)
 	check(t, err)
 	defer d.Close()
-	// It ends at the first other thing, which somebody else has locked.
+	// The deletion ends at the first directory that somebody else has locked.
 	other, err := d.Sub("1", dirMode)
 	check(t, err)
 	defer other.Close()

@@ -1,12 +1,14 @@
 package trace
 
-// This file turns page-ins into rows of the pagein table. It finds the tensors and counts how often the same bytes were read from disk. It
-// holds page-ins back until it is known whether their file is a model, and which op was running.
+// This file turns page-ins into rows of the pagein table. It finds the tensors and counts how often the
+// same bytes were read from disk. A page-in waits until it is known whether its file is a model's
+// (pendingPageIns), and which op was running (heldPageIn).
 
 import (
 	"math"
 	"slices"
 	"sort"
+
 	"tensorcast/event"
 	"tensorcast/trace/tables"
 )
@@ -20,23 +22,23 @@ const (
 	heldPageIns  = 8192 // page-ins kept until their op arrives
 )
 
-// pageCounts counts how often each page of a file was read from disk. It takes 2 bytes per page, and only for those parts of the file that
-// were read.
+// pageCounts counts how often each page of a file was read from disk. It takes 2 bytes per page,
+// and only for those parts of the file that were read.
 type pageCounts struct{ chunks [][]uint16 }
 
-// add increments the counters of the pages in [from, to). It calls each, in order, for the pieces of that range that had the same count
-// before, with that count.
+// add increments the counters of the pages in [from, to). It calls each, in order, for the pieces
+// of that range that had the same count before, with that count.
 func (c *pageCounts) add(from, to int64, each func(from, to int64, before int32) error) error {
 	for at := from; at < to; {
-		before := c.count(at)
+		before := c.counter(at)
 		end := at
-		for end < to && *before == *c.count(end) {
+		for end < to && *before == *c.counter(end) {
 			end = min(to, (end/countedPage+1)*countedPage)
 		}
 		n := *before
 		for p := at; p < end; p = (p/countedPage + 1) * countedPage {
 			if n < math.MaxUint16 {
-				*c.count(p)++
+				*c.counter(p)++
 			}
 		}
 		if err := each(at, end, int32(n)); err != nil {
@@ -47,7 +49,8 @@ func (c *pageCounts) add(from, to int64, each func(from, to int64, before int32)
 	return nil
 }
 
-func (c *pageCounts) count(off int64) *uint16 {
+// counter returns the counter of the page that holds byte off of the file.
+func (c *pageCounts) counter(off int64) *uint16 {
 	page := off / countedPage
 	chunk := int(page / countChunk)
 	if missing := chunk + 1 - len(c.chunks); missing > 0 {
@@ -59,41 +62,31 @@ func (c *pageCounts) count(off int64) *uint16 {
 	return &c.chunks[chunk][page%countChunk]
 }
 
-// pendingPageIns keeps page-ins of files that may turn out to be a model: its first pages are read before its first op. Its size is
-// bounded. If it is full, it drops the page-ins of the file that has been quiet for longest, and counts them.
+// pendingPageIns keeps page-ins of files that may turn out to be a model's, because the first pages of a
+// model are read before its first op. Its size is bounded. If it is full, it drops the page-ins of the
+// file whose latest page-in is the oldest, and counts them.
 type pendingPageIns struct {
 	files map[event.FileID]*pendingFile
-	runs  int
-	clock uint64
+	runs  int    // in all files
+	clock uint64 // counts page-ins
 	lost  uint64 // page-ins of files that were dropped altogether
 }
 
 type pendingFile struct {
 	runs    []event.PageIn
-	last    uint64 // value of pendingPageIns.clock
-	dropped uint64
+	lastUse uint64 // value of pendingPageIns.clock at the latest page-in
+	dropped uint64 // page-ins that there was no room for
 }
 
+// add keeps a page-in. If it continues the file's latest one, the two become one.
 func (p *pendingPageIns) add(e event.PageIn) {
-	if p.files == nil {
-		p.files = map[event.FileID]*pendingFile{}
-	}
-	f := p.files[e.File]
-	if f == nil {
-		if len(p.files) >= pendingFiles {
-			id, oldest := p.oldest(func(*pendingFile) bool { return true })
-			p.runs -= len(oldest.runs)
-			p.lost += oldest.dropped + uint64(len(oldest.runs))
-			delete(p.files, id)
-		}
-		f = &pendingFile{}
-		p.files[e.File] = f
-	}
+	f := p.file(e.File)
 	p.clock++
-	f.last = p.clock
+	f.lastUse = p.clock
 	if n := len(f.runs); n > 0 {
 		r := &f.runs[n-1]
-		if r.Offset+r.Bytes == e.Offset && r.PID == e.PID && r.TID == e.TID && r.Cause == e.Cause && r.Decode == e.Decode {
+		if r.Offset+r.Bytes == e.Offset && r.PID == e.PID && r.TID == e.TID && r.Cause == e.Cause &&
+			r.Decode == e.Decode {
 			r.Bytes += e.Bytes
 			return
 		}
@@ -108,13 +101,33 @@ func (p *pendingPageIns) add(e event.PageIn) {
 	p.runs++
 }
 
+// file returns a file's entry. It makes one if there is none.
+func (p *pendingPageIns) file(id event.FileID) *pendingFile {
+	if f := p.files[id]; f != nil {
+		return f
+	}
+	if p.files == nil {
+		p.files = map[event.FileID]*pendingFile{}
+	}
+	if len(p.files) >= pendingFiles {
+		id, oldest := p.oldest(func(*pendingFile) bool { return true })
+		p.runs -= len(oldest.runs)
+		p.lost += oldest.dropped + uint64(len(oldest.runs))
+		delete(p.files, id)
+	}
+	f := &pendingFile{}
+	p.files[id] = f
+	return f
+}
+
+// oldest returns the file whose latest page-in is the oldest, of those that among accepts.
 func (p *pendingPageIns) oldest(among func(*pendingFile) bool) (event.FileID, *pendingFile) {
 	var (
 		id    event.FileID
 		found *pendingFile
 	)
 	for i, f := range p.files {
-		if among(f) && (found == nil || f.last < found.last) {
+		if among(f) && (found == nil || f.lastUse < found.lastUse) {
 			id, found = i, f
 		}
 	}
@@ -134,11 +147,11 @@ func (p *pendingPageIns) take(id event.FileID) (runs []event.PageIn, dropped uin
 
 // heldPageIn is a page-in that waits for the event of the op during which it happened.
 type heldPageIn struct {
-	part *part
+	part *modelPart
 	event.PageIn
 }
 
-func (r *Recorder) pageIn(e event.PageIn) error {
+func (r *Recorder) recordPageIn(e event.PageIn) error {
 	p, known := r.files[e.File]
 	if !known {
 		r.pending.add(e)
@@ -147,10 +160,10 @@ func (r *Recorder) pageIn(e event.PageIn) error {
 	if p == nil || e.Bytes <= 0 || e.Offset < 0 {
 		return nil
 	}
-	if err := r.pageInsCome(); err != nil {
+	if err := r.notePageInsObserved(); err != nil {
 		return err
 	}
-	if e.Seq != 0 && r.decoding(e.Decode) {
+	if e.Seq != 0 && r.steps.isOpen(e.Decode) {
 		if len(r.held) >= heldPageIns {
 			if err := r.releasePageIns(func(*heldPageIn) (string, bool) { return "", true }); err != nil {
 				return err
@@ -162,8 +175,8 @@ func (r *Recorder) pageIn(e event.PageIn) error {
 	return r.writePageIn(p, &e, "")
 }
 
-// pageInsCome records that page-ins are observed.
-func (r *Recorder) pageInsCome() error {
+// notePageInsObserved records that page-ins are observed.
+func (r *Recorder) notePageInsObserved() error {
 	if r.rereads == nil {
 		r.rereads = &rereadAccount{}
 	}
@@ -173,15 +186,16 @@ func (r *Recorder) pageInsCome() error {
 	return r.w.PageIns()
 }
 
-// knownFile writes the pending page-ins of a file if it has turned out to be a model's, else forgets them.
-func (r *Recorder) knownFile(id event.FileID) error {
+// releasePending writes the pending page-ins of a file if it has turned out to be a model's, else it
+// forgets them.
+func (r *Recorder) releasePending(id event.FileID) error {
 	runs, dropped := r.pending.take(id)
 	p := r.files[id]
 	if p == nil || len(runs) == 0 && dropped == 0 {
 		return nil
 	}
-	r.dropped += dropped
-	if err := r.pageInsCome(); err != nil {
+	r.lost.pageIns += dropped
+	if err := r.notePageInsObserved(); err != nil {
 		return err
 	}
 	for i := range runs {
@@ -192,9 +206,9 @@ func (r *Recorder) knownFile(id event.FileID) error {
 	return nil
 }
 
-// opCame writes the page-ins that waited for this op. It also writes those of earlier ops of the decode, without an op: ops that read no
-// weights have no event.
-func (r *Recorder) opCame(o *event.Op) error {
+// releasePageInsOf writes the page-ins that waited for this op. It also writes those that waited for
+// earlier ops of the decode, as page-ins of no op: ops that read no weights have no event.
+func (r *Recorder) releasePageInsOf(o *event.Op) error {
 	return r.releasePageIns(func(h *heldPageIn) (string, bool) {
 		switch {
 		case h.Decode != o.Decode || h.Seq > o.Seq:
@@ -223,9 +237,10 @@ func (r *Recorder) releasePageIns(due func(*heldPageIn) (op string, ok bool)) er
 	return err
 }
 
-func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
+func (r *Recorder) writePageIn(p *modelPart, e *event.PageIn, op string) error {
 	row := tables.PageInRow{
-		Timestamp: e.Time - r.begun, Step: r.stepOf(e.Decode), File: p.name, PID: e.PID, Thread: e.TID, Cause: e.Cause, Op: op, Model: p.model.index,
+		Timestamp: e.Time - r.begun, Step: r.numbers.get(e.Decode), File: p.name, PID: e.PID, Thread: e.TID,
+		Cause: e.Cause, Op: op, Model: p.model.index,
 	}
 	// The last page extends beyond the end of the file.
 	return p.pages.add(e.Offset, min(e.Offset+e.Bytes, p.file.Size), func(from, to int64, before int32) error {
@@ -234,10 +249,10 @@ func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 			var end int64
 			row.Tensor, row.Expert, end = p.pieceAt(at)
 			row.Offset, row.Bytes = at, min(to, end)-at
-			if r.opts.NoTokenIDs && row.Tensor >= 0 && embedsTokens(r.rows[row.Tensor].Name) {
+			if r.opts.NoTokenIDs && row.Tensor >= 0 && isTokenEmbedding(r.rows[row.Tensor].Name) {
 				row.Offset = r.rows[row.Tensor].Offset
 			}
-			r.rereads.pageIn(&row)
+			r.rereads.addPageIn(&row)
 			if r.w == nil {
 				continue
 			}
@@ -249,13 +264,15 @@ func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 	})
 }
 
-// embedsTokens says whether a tensor has a row for each token: which of its pages are read tells which tokens there were.
-func embedsTokens(tensor string) bool {
+// isTokenEmbedding reports whether a tensor has a row for each token. Which of its pages are read reveals
+// which tokens there were.
+func isTokenEmbedding(tensor string) bool {
 	return tensor == event.TokenEmbeddings || tensor == "per_layer_"+event.TokenEmbeddings
 }
 
-// pieceAt returns what byte off of the file belongs to, and where that ends: an expert's slice, a tensor, or (row -1) metadata or padding.
-func (p *part) pieceAt(off int64) (row, expert int32, end int64) {
+// pieceAt returns what byte off of the file belongs to, and where that piece ends. A piece is an
+// expert's slice, a tensor, or metadata or padding (row -1). expert is -1 if it is no expert's slice.
+func (p *modelPart) pieceAt(off int64) (row, expert int32, end int64) {
 	l, ok := p.file.Locate(off)
 	if !ok {
 		tensors := p.file.Tensors

@@ -1,5 +1,8 @@
 package trace
 
+// These tests feed a recorder with events by a script, and check the accesses and routes that it
+// writes.
+
 import (
 	"errors"
 	"fmt"
@@ -19,7 +22,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// script feeds a recorder with events as a capturer would.
+// script feeds a recorder with events, as a capturer would.
 type script struct {
 	t      *testing.T
 	r      *Recorder
@@ -66,7 +69,7 @@ func (s *script) end() {
 	s.handle(event.DecodeEnd{Time: s.time, TID: 7, Decode: s.decode})
 }
 
-// source is a tensor of the model as an op sees it.
+// source returns a tensor of the model as an op sees it.
 func (s *script) source(name string) event.Source {
 	s.t.Helper()
 	t, ok := s.model.Lookup(name)
@@ -77,7 +80,10 @@ func (s *script) source(name string) event.Source {
 }
 
 func sourceOf(t *gguf.Tensor) event.Source {
-	src := event.Source{Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+	src := event.Source{
+		Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset,
+		Type: t.Type, NE: [4]int64{1, 1, 1, 1},
+	}
 	copy(src.NE[:], t.Shape)
 	src.NB[0] = t.Type.BlockBytes()
 	src.NB[1] = src.NB[0] * src.NE[0] / t.Type.BlockElems()
@@ -96,11 +102,17 @@ func (s *script) op(o event.Op) {
 
 func (s *script) embed(ids ...int32) {
 	s.t.Helper()
-	s.op(event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1, Sources: []event.Source{s.source("token_embd.weight")}})
+	s.op(event.Op{
+		Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1,
+		Sources: []event.Source{s.source("token_embd.weight")},
+	})
 }
 
 var tiny = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Type: gguf.Q8_0, Seed: 1}
-var tinyMoE = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Experts: 4, Used: 2, Type: gguf.Q8_0, Seed: 1}
+var tinyMoE = synth.Config{
+	Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Experts: 4, Used: 2, Type: gguf.Q8_0,
+	Seed: 1,
+}
 
 func TestSourceBytesEqualTensorSize(t *testing.T) {
 	s := newScript(t, tinyMoE)
@@ -119,7 +131,7 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 	eos, _ := s.model.Uint("tokenizer.ggml.eos_token_id")
 	s.handle(seenAt(0, fileID, s.model.Path))
 
-	// warm-up, then a prompt of two other tokens that repeat one row, then two tokens
+	// a warm-up, then a prompt of two other tokens that repeat one row, then two generated tokens
 	s.begin(1, 2)
 	s.embed(int32(bos), int32(eos))
 	s.op(event.Op{Name: "MUL_MAT", Sources: []event.Source{s.source("blk.0.attn_q.weight")}})
@@ -143,7 +155,8 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if meta.Steps != 5 || meta.Tokens != 2 || meta.Rows != 7 {
-		t.Errorf("steps %d, tokens %d, rows %d", meta.Steps, meta.Tokens, meta.Rows)
+		t.Errorf("steps %d, tokens %d, rows %d; want meta.Steps = 5, meta.Tokens = 2, meta.Rows = 7", meta.Steps,
+			meta.Tokens, meta.Rows)
 	}
 	c, err := Open(s.dir)
 	if err != nil {
@@ -175,8 +188,10 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 	}
 	for i, w := range want {
 		g := rows[i]
-		if g.Step != w.step || g.Token != w.token || g.Phase != w.phase || g.Op != w.op || c.Structure[g.Tensor].Name != w.tensor ||
-			g.Offset != w.offset || g.Bytes != w.bytes || g.Layer != w.layer || g.Duration != 900 || g.Timestamp != int64(i+1)*1000 {
+		if g.Step != w.step || g.Token != w.token || g.Phase != w.phase || g.Op != w.op ||
+			c.Structure[g.Tensor].Name != w.tensor ||
+			g.Offset != w.offset || g.Bytes != w.bytes || g.Layer != w.layer || g.Duration != 900 ||
+			g.Timestamp != int64(i+1)*1000 {
 			t.Errorf("row %d is %+v, want %+v", i, g, w)
 		}
 	}
@@ -189,10 +204,16 @@ func TestRecorderRoutes(t *testing.T) {
 	prompt := []int32{0, 1, 1, 3, 0, 3} // three tokens, two slots
 	s.begin(1, 5)
 	for _, src := range []event.Source{gate, up} {
-		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3, Sources: []event.Source{src}})
+		s.op(event.Op{
+			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3,
+			Sources: []event.Source{src},
+		})
 	}
 	s.graph++ // the batch's second half
-	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2, Sources: []event.Source{gate}})
+	s.op(event.Op{
+		Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2,
+		Sources: []event.Source{gate},
+	})
 	s.end()
 	if _, err := s.r.Finish(nil); err != nil {
 		t.Fatal(err)
@@ -206,7 +227,9 @@ func TestRecorderRoutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rows[0].Bytes != 3*gate.NB[2] || len(rows[0].Experts) != 3 || rows[2].Bytes != 3*gate.NB[2] {
-		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d", rows[0].Bytes, rows[2].Bytes, rows[0].Experts, gate.NB[2])
+		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d; want rows[0].Bytes = %v, "+
+			"len(rows[0].Experts) = 3, rows[2].Bytes = %v", rows[0].Bytes, rows[2].Bytes,
+			rows[0].Experts, gate.NB[2], 3*gate.NB[2], 3*gate.NB[2])
 	}
 	var got []tables.Route
 	for r, err := range c.Routes() {
@@ -234,7 +257,7 @@ func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
 	cfg := tinyMoE
 	cfg.Layers = 2
 	s := newScript(t, cfg)
-	s.seen()
+	s.sendFileSeen()
 	choose := func(layer, rows int) {
 		t.Helper()
 		s.op(event.Op{
@@ -253,13 +276,17 @@ func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
 	s.graph++ // the same part
 	choose(1, 1)
 	s.end()
-	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1}})
+	s.handle(event.DecodeBegin{
+		Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1},
+	})
 	s.decode++
 	s.embed(1, 2, 3, 4)
 	choose(0, 4)
 	choose(1, 2) // the last of each sequence, wherever it is
 	s.end()
-	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1}})
+	s.handle(event.DecodeBegin{
+		Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1},
+	})
 	s.decode++
 	s.embed(1, 2, 3, 4)
 	choose(0, 4)
@@ -283,12 +310,14 @@ func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
 	}
 }
 
-// Ids are numbers of slices that the tensor has, or nothing that was there when the graph was reported. By negative ones nothing is read.
+// Ids are numbers of the tensor's slices. In a graph that is reported before it runs they are not
+// computed yet, and may be anything. Negative ids gather nothing.
 func TestRecorderChecksIDs(t *testing.T) {
 	experts := func(s *script, duration int64, ids ...int32) error {
 		s.seq++
 		return s.r.Handle(&event.Op{
-			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: ids, IDRows: 1, Duration: duration, TID: 7, Decode: s.decode, Graph: s.graph, Seq: s.seq,
+			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: ids, IDRows: 1, Duration: duration, TID: 7,
+			Decode: s.decode, Graph: s.graph, Seq: s.seq,
 			Sources: []event.Source{s.source("blk.0.ffn_up_exps.weight")},
 		})
 	}
@@ -299,8 +328,9 @@ func TestRecorderChecksIDs(t *testing.T) {
 		return s
 	}
 	for _, ids := range [][]int32{{4, 1}, {0, math.MaxInt32}} {
-		if err := experts(begin(), 5, ids...); !errors.Is(err, event.ErrLayout) || !strings.Contains(err.Error(), "which has 4") {
-			t.Errorf("experts %v: %v", ids, err)
+		if err := experts(begin(), 5, ids...); !errors.Is(err, event.ErrLayout) ||
+			!strings.Contains(err.Error(), "which has 4") {
+			t.Errorf("experts %v: %v; want %v, text with \"which has 4\"", ids, err, event.ErrLayout)
 		}
 	}
 	s := begin()
@@ -314,7 +344,7 @@ func TestRecorderChecksIDs(t *testing.T) {
 	s.end()
 	meta, err := s.r.Finish(nil)
 	if err != nil || meta.Counters.Clipped != 1 {
-		t.Errorf("%v, counters %+v", err, meta.Counters)
+		t.Errorf("%v, counters %+v; want 1", err, meta.Counters)
 	}
 	c, err := Open(s.dir)
 	if err != nil {
@@ -333,21 +363,24 @@ func TestRecorderChecksIDs(t *testing.T) {
 	}
 	for r, err := range c.Routes() {
 		if err != nil || r.Expert != 2 {
-			t.Errorf("%+v, %v", r, err)
+			t.Errorf("%+v, %v; want 2", r, err)
 		}
 	}
 	for step, err := range c.Steps() {
 		if err != nil || !slices.Equal(step.TokenIDs, []int32{3}) {
-			t.Errorf("tokens %v, %v", step.TokenIDs, err)
+			t.Errorf("tokens %v, %v; want %v", step.TokenIDs, err, []int32{3})
 		}
 	}
 }
 
-// Decodes that never end, in threads without end, of tokens without end, do not add up.
+// Memory stays bounded if decodes never end, in ever more threads, with ever more tokens.
 func TestRecorderIsBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	s.handle(seenAt(0, fileID, s.model.Path))
-	embed := event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: make([]int32, 1<<16), IDRows: 1, Sources: []event.Source{s.source("token_embd.weight")}}
+	embed := event.Op{
+		Name: "GET_ROWS", GatherDim: 1, IDs: make([]int32, 1<<16), IDRows: 1,
+		Sources: []event.Source{s.source("token_embd.weight")},
+	}
 	for i := range 2 * maxSteps {
 		tid := int32(100 + i)
 		s.handle(event.DecodeBegin{TID: tid, Context: 1, Decode: uint32(i + 1), Tokens: math.MinInt32})
@@ -356,12 +389,13 @@ func TestRecorderIsBounded(t *testing.T) {
 		if i%128 == 0 {
 			s.handle(&o)
 		}
-		if len(s.r.steps) > maxSteps || s.r.tokenIDs > maxTokenIDs {
-			t.Fatalf("%d steps are open, with %d tokens", len(s.r.steps), s.r.tokenIDs)
+		if s.r.steps.count() > maxSteps || s.r.steps.tokenIDs > maxTokenIDs {
+			t.Fatalf("%d steps are open, with %d tokens; want s.r.steps.count() at most %v, s.r.steps.tokenIDs at "+
+				"most %v", s.r.steps.count(), s.r.steps.tokenIDs, maxSteps, maxTokenIDs)
 		}
 	}
-	if _, err := s.r.Finish(nil); err != nil || s.r.tokenIDs != 0 {
-		t.Errorf("%d tokens, %v", s.r.tokenIDs, err)
+	if _, err := s.r.Finish(nil); err != nil || s.r.steps.tokenIDs != 0 {
+		t.Errorf("%d tokens, %v; want 0", s.r.steps.tokenIDs, err)
 	}
 	c, err := Open(s.dir)
 	if err != nil {
@@ -370,12 +404,12 @@ func TestRecorderIsBounded(t *testing.T) {
 	n := 0
 	for step, err := range c.Steps() {
 		if err != nil || step.Tokens != -1 {
-			t.Fatalf("%+v, %v", step, err)
+			t.Fatalf("%+v, %v; want %v", step, err, -1)
 		}
 		n++
 	}
 	if n != 2*maxSteps {
-		t.Errorf("%d steps", n)
+		t.Errorf("%d steps; want %v", n, 2*maxSteps)
 	}
 }
 
@@ -398,7 +432,7 @@ func TestRecorderRefuses(t *testing.T) {
 			change(&src)
 			err := s.r.Handle(&event.Op{Name: "MUL_MAT", TID: 7, Decode: s.decode, Sources: []event.Source{src}})
 			if !errors.Is(err, event.ErrLayout) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: %v; want %v", name, err, event.ErrLayout)
 			}
 		}
 	})
@@ -413,16 +447,17 @@ func TestRecorderRefuses(t *testing.T) {
 		s.end()
 		meta, err := s.r.Finish(nil)
 		if !errors.Is(err, event.ErrOutside) || !strings.Contains(err.Error(), "--no-repack") {
-			t.Errorf("error: %v", err)
+			t.Errorf("error: %v; want %v, text with \"--no-repack\"", err, event.ErrOutside)
 		}
 		if meta.Outside.Tensors != 1 || meta.Outside.Bytes != src.Bytes() || meta.Rows != 1 {
-			t.Errorf("meta: %+v", meta)
+			t.Errorf("meta: %+v; want meta.Outside.Tensors = 1, meta.Outside.Bytes = %v, meta.Rows = 1", meta,
+				src.Bytes())
 		}
 	})
 	t.Run("nothing decoded", func(t *testing.T) {
 		s := newScript(t, tiny)
 		if _, err := s.r.Finish(nil); !errors.Is(err, event.ErrNoDecode) {
-			t.Errorf("error: %v", err)
+			t.Errorf("error: %v; want %v", err, event.ErrNoDecode)
 		}
 	})
 	t.Run("middle of a decode", func(t *testing.T) {
@@ -435,27 +470,30 @@ func TestRecorderRefuses(t *testing.T) {
 		s.embed(5)
 		meta, err := s.r.Finish(nil)
 		if err != nil || meta.Rows != 1 {
-			t.Errorf("%d rows, %v", meta.Rows, err)
+			t.Errorf("%d rows, %v; want 1", meta.Rows, err)
 		}
 	})
 }
 
-// With a memo an op has the rows that it has without: at its first time, again, in another recorder, and when another file has come.
+// With a memo an op gets the same rows as without: the first time, again, in another recorder, and
+// after another file was added.
 func TestMemo(t *testing.T) {
 	memos := map[string]*event.Memo{}
 	var captures [][]tables.Access
 	for _, with := range []bool{false, true, true} {
 		s := newScript(t, tinyMoE)
-		s.seen()
+		s.sendFileSeen()
 		up := s.source("blk.0.ffn_up_exps.weight")
 		outside := s.source("output.weight")
 		outside.InFile = false
 		elsewhere := s.source("blk.0.attn_q.weight")
 		elsewhere.File.Ino++
 		ops := []event.Op{
-			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{3, 4, 3}, IDRows: 3, Sources: []event.Source{s.source(event.TokenEmbeddings)}},
+			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{3, 4, 3}, IDRows: 3,
+				Sources: []event.Source{s.source(event.TokenEmbeddings)}},
 			{Name: "MUL_MAT", Sources: []event.Source{s.source("blk.0.attn_q.weight"), outside}},
-			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{1, 0, 1, 3, 2, 2}, IDRows: 3, Sources: []event.Source{up}},
+			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{1, 0, 1, 3, 2, 2}, IDRows: 3,
+				Sources: []event.Source{up}},
 			{Name: "MUL", Sources: []event.Source{elsewhere}},
 		}
 		for token := range 4 {
@@ -477,7 +515,8 @@ func TestMemo(t *testing.T) {
 		}
 		meta, err := s.r.Finish(nil)
 		if !errors.Is(err, event.ErrOutside) || meta.Outside.Tensors != 1 {
-			t.Fatalf("%d tensors outside, %v", meta.Outside.Tensors, err)
+			t.Fatalf("%d tensors outside, %v; want %v, meta.Outside.Tensors = 1", meta.Outside.Tensors, err,
+				event.ErrOutside)
 		}
 		c := open(t, s.dir)
 		rows, err := readRows(c)
@@ -490,17 +529,18 @@ func TestMemo(t *testing.T) {
 		captures = append(captures, rows)
 	}
 	if len(captures[0]) != 4*3+2 {
-		t.Errorf("%d rows", len(captures[0]))
+		t.Errorf("%d rows; want %v", len(captures[0]), 4*3+2)
 	}
 	for _, c := range captures[1:] {
 		if !reflect.DeepEqual(c, captures[0]) {
-			t.Errorf("with a memo %+v\nwithout %+v", c, captures[0])
+			t.Errorf("with a memo got\n%+v\nwant, as without,\n%+v", c, captures[0])
 		}
 	}
 }
 
-// seenAt tells that a process maps the file at path. If there is none, the event is what a capturer sends that did not find the file.
+// seenAt returns the event that a process maps the file at path. If there is no such file, the
+// event is what a capturer sends that did not find the file.
 func seenAt(pid int32, file event.FileID, path string) event.FileSeen {
 	id, _ := proc.FileOf(path)
-	return event.FileSeen{PID: pid, File: file, Path: path, ID: event.FileID(id)}
+	return event.FileSeen{PID: pid, File: file, Path: path, ID: id}
 }

@@ -1,33 +1,34 @@
 package trace
 
+// This file sums up what was read from disk more than once, while the capture runs.
+
 import (
 	"cmp"
 	"slices"
+
 	"tensorcast/event"
 	"tensorcast/trace/tables"
 )
-
-// This file sums up what was read from disk more than once, while the capture runs.
 
 const (
 	rereadTop       = 20
 	rereadProcesses = 64
 )
 
-// rereadAccount sums up page-ins and stalls per tensor. Its size is bounded by the number of tensors.
+// rereadAccount sums up page-ins and stalls per tensor. The number of tensors bounds its size.
 type rereadAccount struct {
 	tensors   []tensorAccount // by structure row
 	none      tensorAccount   // metadata and padding
-	processes map[int32]int64
+	processes map[int32]int64 // re-read bytes by process id; 0 stands for all beyond rereadProcesses
 }
 
 type tensorAccount struct {
-	first, stall int64
-	again        [event.CauseOther + 1]int64
+	firstBytes, stallNS int64
+	rereadBytes         [event.CauseOther + 1]int64
 }
 
 func (t *tensorAccount) rereads() (n int64) {
-	for _, b := range t.again {
+	for _, b := range t.rereadBytes {
 		n += b
 	}
 	return n
@@ -43,13 +44,13 @@ func (a *rereadAccount) tensor(row int32) *tensorAccount {
 	return &a.tensors[row]
 }
 
-func (a *rereadAccount) pageIn(r *tables.PageInRow) {
+func (a *rereadAccount) addPageIn(r *tables.PageInRow) {
 	t := a.tensor(r.Tensor)
 	if r.Rereads == 0 {
-		t.first += r.Bytes
+		t.firstBytes += r.Bytes
 		return
 	}
-	t.again[min(r.Cause, event.CauseOther)] += r.Bytes
+	t.rereadBytes[min(r.Cause, event.CauseOther)] += r.Bytes
 	if a.processes == nil {
 		a.processes = map[int32]int64{}
 	}
@@ -60,21 +61,27 @@ func (a *rereadAccount) pageIn(r *tables.PageInRow) {
 	a.processes[pid] += r.Bytes
 }
 
-func (a *rereadAccount) stall(row int32, ns int64) { a.tensor(row).stall += ns }
+func (a *rereadAccount) addStall(row int32, ns int64) { a.tensor(row).stallNS += ns }
 
-// summary lists at most top tensors.
+// summary lists at most top tensors, those with most re-read bytes first.
 func (a *rereadAccount) summary(structure []tables.StructureRow, top int) *tables.Rereads {
-	s := &tables.Rereads{ByCause: map[string]int64{}, ByProcess: []tables.ProcessBytes{}, Tensors: []tables.TensorRereads{}}
+	s := &tables.Rereads{
+		ByCause: map[string]int64{}, ByProcess: []tables.ProcessBytes{},
+		Tensors: []tables.TensorRereads{},
+	}
 	add := func(t *tensorAccount, name string, model int32) {
 		again := t.rereads()
-		s.FirstBytes += t.first
+		s.FirstBytes += t.firstBytes
 		s.RereadBytes += again
-		s.StallNS += t.stall
-		if again == 0 && t.stall == 0 {
+		s.StallNS += t.stallNS
+		if again == 0 && t.stallNS == 0 {
 			return
 		}
-		row := tables.TensorRereads{Name: name, Model: model, FirstBytes: t.first, RereadBytes: again, ByCause: map[string]int64{}, StallNS: t.stall}
-		for cause, n := range t.again {
+		row := tables.TensorRereads{
+			Name: name, Model: model, FirstBytes: t.firstBytes, RereadBytes: again,
+			ByCause: map[string]int64{}, StallNS: t.stallNS,
+		}
+		for cause, n := range t.rereadBytes {
 			if n > 0 {
 				row.ByCause[event.Cause(cause).String()] = n
 				s.ByCause[event.Cause(cause).String()] += n

@@ -1,12 +1,13 @@
-// Package trace stores captures: it joins a capturer's events with the models' structure and writes the tables of a capture as Arrow files,
-// with a writer that survives being killed; it reads them back, and exports tables as Parquet, Arrow or CSV. It does not know how events
-// are captured. The rows themselves are defined in package trace/tables.
+// Package trace stores captures. It joins a capturer's events with the models' structure and writes the
+// tables of a capture as Arrow files, in a way that survives being killed. It reads them back, and
+// exports tables as Parquet, Arrow or CSV. It does not know how events are captured. The rows themselves
+// are defined in package trace/tables.
 //
-// A capture is a directory. Each table is an Arrow IPC stream: if it is cut short, its complete batches can still be read. capture.json
-// holds descriptions and counters and is replaced atomically.
+// A capture is a directory. Each table is an Arrow IPC stream: if it is cut short, its complete batches
+// can still be read. capture.json holds descriptions and counters and is replaced atomically.
 //
-// A [Session] takes a capturer's events (package capture feeds it); with a single process, a [Recorder] suffices. Neither is safe for
-// concurrent use. [Open] reads what they wrote:
+// A [Session] takes a capturer's events (package capture feeds it). For a single process, a [Recorder]
+// suffices. Neither is safe for concurrent use. [Open] reads what they wrote:
 //
 //	c, err := trace.Open("capture")
 //	...
@@ -17,6 +18,8 @@
 //		fmt.Println(a.Timestamp, c.Structure[a.Tensor].Name, a.Bytes)
 //	}
 package trace
+
+// This file defines the files of a capture and the columns of its tables.
 
 import (
 	"fmt"
@@ -29,8 +32,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Names of the files of a capture directory. If a capture is rotated, a table continues in numbered segments: access.arrows,
-// access.0001.arrows, ...
+// Names of the files of a capture directory. If a capture is rotated, a table continues in numbered
+// segments: access.arrows, access.0001.arrows, ...
 const (
 	AccessFile    = "access.arrows"
 	RouteFile     = "route.arrows"
@@ -58,7 +61,7 @@ func segmentFile(table string, segment int) string {
 	return fmt.Sprintf("%s.%04d.arrows", strings.TrimSuffix(table, filepath.Ext(table)), segment)
 }
 
-// segmentOf is the inverse of segmentFile; ok is false if name is no segment of a table.
+// segmentOf is the inverse of segmentFile. ok is false if name is no segment of a table.
 func segmentOf(name string) (table string, segment int, ok bool) {
 	if slices.Contains(streamFiles, name) {
 		return name, 0, true
@@ -71,10 +74,12 @@ func segmentOf(name string) (table string, segment int, ok bool) {
 	return m[1] + ".arrows", segment, err == nil && segment > 0
 }
 
-// SchemaVersion is stored in the metadata of each table's schema and in capture.json. Readers reject other versions.
+// SchemaVersion is stored in the metadata of each table's schema and in capture.json. Readers
+// reject other versions.
 const SchemaVersion = 2
 
-// Keys of a table's metadata: its schema version, and the fingerprints of the models that were known when it was begun, separated by commas.
+// Keys of a table's metadata: its schema version, and the fingerprints of the models that were
+// known when it was begun, separated by commas.
 const (
 	metadataVersion = "tensorcast.schema"
 	metadataModels  = "tensorcast.model"
@@ -93,7 +98,8 @@ var (
 	int32List = arrow.ListOf(arrow.PrimitiveTypes.Int32)
 )
 
-// columnsOf are the columns of each table in streamFiles. How many values a row of the hidden table has depends on the model: see hiddenColumns.
+// columnsOf lists the columns of each table in streamFiles. The entry of the hidden table is for rows of
+// one value. How many values a row really has depends on the model: see hiddenColumns.
 var columnsOf = map[string][]arrow.Field{
 	AccessFile: {
 		{Name: "timestamp", Type: arrow.PrimitiveTypes.Int64},

@@ -1,6 +1,6 @@
 package trace
 
-// This file captures several processes: each that computes has its own Recorder.
+// This file captures several processes. Each process that computes has its own Recorder.
 
 import (
 	"errors"
@@ -14,30 +14,37 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Session records a target and, if RecorderOptions.Follow is set, the processes that it starts. With Follow, each process that decodes gets
-// its own capture in Dir/<pid> (Dir/<pid>-2 if the pid is reused). Without, the capture is Dir itself and all events are attributed to the
-// target. The timestamps of all captures count from the same moment. Dir is locked from the beginning to Finish: only one Session writes to
-// it. A Session is not safe for concurrent use.
+// Session records a target and, if RecorderOptions.Follow is set, the processes that it starts.
+// With Follow, each process that decodes gets its own capture in Dir/<pid> (Dir/<pid>-2 if the pid is
+// reused). Without, the capture is Dir itself and all events are attributed to the target. The
+// timestamps of all captures count from the same moment. Dir is locked from NewSession to Finish, so only
+// one Session writes to it. A Session is not safe for concurrent use.
 type Session struct {
-	opts    RecorderOptions
-	clock   clock
-	csv     *csvStream
-	dir     *outfile.Dir        // nil if no capture is written
-	live    map[int32]*Recorder // by process; without Follow there is one, under 0
-	recent  *Recorder           // the one that was used last
-	of      int32               // the process of recent
-	ended   []*tables.Meta      // descriptions of processes that decoded and have ended
-	errs    []error             // errors of these, and of processes that could not be recorded: the first maxErrors
-	more    int                 // errors that are not among them
-	used    map[string]int      // number of captures by directory name
-	events  uint64
-	last    Status // sums over processes that have ended
-	broken  map[int32]bool
-	cleared bool // the captures of an earlier session have been deleted
+	opts   RecorderOptions
+	clock  clock
+	csv    *csvStream
+	events uint64 // handled
+
+	dir       *outfile.Dir   // nil if no capture is written
+	dirUses   map[string]int // number of captures by directory name
+	isCleared bool           // the captures of an earlier session have been deleted
+
+	live      map[int32]*Recorder // by process; without Follow there is one, under 0
+	recent    *Recorder           // the one that was used last
+	recentPID int32               // the process of recent
+	broken    map[int32]bool      // processes whose events are ignored, see passToRecorder
+
+	ended     []*tables.Meta // descriptions of processes that decoded and have ended
+	endedSums Status         // sums over processes that have ended
+	// errs are the first maxErrors errors of processes that have ended or could not be recorded. moreErrs
+	// counts the others.
+	errs     []error
+	moreErrs int
 }
 
-// NewSession returns a Session for a capture that begins now. It fails as Create does if there can be no capture in Dir: known before a command
-// is run that could not be recorded. An earlier capture stays until the first weight is read.
+// NewSession returns a Session for a capture that begins now. It fails as Create does if there can be no
+// capture in Dir, so that this is known before a command is run in vain. An earlier capture stays until
+// the first weight is read.
 func NewSession(opts RecorderOptions) (*Session, error) {
 	c, err := startClock()
 	if err != nil {
@@ -46,7 +53,10 @@ func NewSession(opts RecorderOptions) (*Session, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Session{opts: opts, clock: c, live: map[int32]*Recorder{}, used: map[string]int{}, broken: map[int32]bool{}}
+	s := &Session{
+		opts: opts, clock: c, live: map[int32]*Recorder{}, dirUses: map[string]int{},
+		broken: map[int32]bool{},
+	}
 	if opts.CSV != nil {
 		if s.csv, err = newCSVStream(opts.CSV); err != nil {
 			return nil, err
@@ -57,22 +67,22 @@ func NewSession(opts RecorderOptions) (*Session, error) {
 			return nil, err
 		}
 	}
-	s.recorder(int32(opts.PID))
+	s.recorderOf(int32(opts.PID))
 	return s, nil
 }
 
-// recorder returns the recorder of a process; it creates it if there is none.
-func (s *Session) recorder(pid int32) *Recorder {
+// recorderOf returns the recorder of a process. It creates one if there is none.
+func (s *Session) recorderOf(pid int32) *Recorder {
 	if !s.opts.Follow {
 		pid = 0
 	} else if pid == 0 {
 		pid = int32(s.opts.PID)
 	}
-	if s.recent != nil && s.of == pid {
+	if s.recent != nil && s.recentPID == pid {
 		return s.recent
 	}
 	if r := s.live[pid]; r != nil {
-		s.recent, s.of = r, pid
+		s.recent, s.recentPID = r, pid
 		return r
 	}
 	opts := s.opts
@@ -83,42 +93,45 @@ func (s *Session) recorder(pid int32) *Recorder {
 		}
 	}
 	r := newRecorder(opts, s.clock, s.csv)
-	r.create = func(meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) { return s.create(pid, meta, rows) }
+	r.create = func(meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) {
+		return s.createWriter(pid, meta, rows)
+	}
 	s.live[pid] = r
 	return r
 }
 
-// create creates the capture of a process. Before the first one it deletes an earlier session's captures.
-func (s *Session) create(pid int32, meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) {
-	if !s.cleared {
+// createWriter creates the capture of a process. Before the first one it deletes an earlier
+// session's captures.
+func (s *Session) createWriter(pid int32, meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) {
+	if !s.isCleared {
 		if err := clearCapture(s.dir); err != nil {
 			return nil, err
 		}
-		s.cleared = true
+		s.isCleared = true
 	}
 	if !s.opts.Follow {
-		return create(s.dir, meta, rows)
+		return createCapture(s.dir, meta, rows)
 	}
 	name := fmt.Sprint(pid)
-	s.used[name]++
-	if n := s.used[name]; n > 1 {
+	s.dirUses[name]++
+	if n := s.dirUses[name]; n > 1 {
 		name = fmt.Sprintf("%s-%d", name, n)
 	}
 	dir, err := s.dir.Sub(name, dirMode)
 	if err != nil {
 		return nil, err
 	}
-	if err := lock(dir); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+	if err := lockDir(dir); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		dir.Close()
 		return nil, err
 	}
 	meta.Dir = dir.Path("")
-	w, err := create(dir, meta, rows)
+	w, err := createCapture(dir, meta, rows)
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
-	w.owned = true
+	w.ownsDir = true
 	return w, nil
 }
 
@@ -127,48 +140,49 @@ func (s *Session) Handle(ev event.Event) error {
 	s.events++
 	switch e := ev.(type) {
 	case event.ProcessBegin:
-		return s.begin(e)
+		return s.beginProcess(e)
 	case event.ProcessEnd:
 		if s.opts.Follow {
-			return s.end(e.PID)
+			return s.endProcess(e.PID)
 		}
 		return nil
 	case event.PageIn:
-		return s.pageIn(e)
+		return s.broadcastPageIn(e)
 	case event.FileSeen:
-		return s.hand(e.PID, e)
+		return s.passToRecorder(e.PID, e)
 	case event.DecodeBegin:
-		return s.hand(e.PID, e)
+		return s.passToRecorder(e.PID, e)
 	case event.DecodeEnd:
-		return s.hand(e.PID, e)
+		return s.passToRecorder(e.PID, e)
 	case *event.Op:
-		return s.hand(e.PID, e)
+		return s.passToRecorder(e.PID, e)
 	case event.RouterInput:
-		return s.hand(e.PID, e)
+		return s.passToRecorder(e.PID, e)
 	}
 	return nil
 }
 
-// hand passes an event to the recorder of its process. With Follow, a process whose struct layout is wrong ends only its own capture.
-func (s *Session) hand(pid int32, e event.Event) error {
+// passToRecorder passes an event to the recorder of its process. With Follow, a process whose
+// struct layout is wrong ends only its own capture.
+func (s *Session) passToRecorder(pid int32, e event.Event) error {
 	if len(s.broken) > 0 && s.broken[pid] {
 		return nil
 	}
-	err := s.recorder(pid).Handle(e)
+	err := s.recorderOf(pid).Handle(e)
 	if err != nil && s.opts.Follow && errors.Is(err, event.ErrLayout) {
 		s.broken[pid] = true
-		s.failed(pid, err)
-		return s.finish(pid, err)
+		s.noteError(pid, err)
+		return s.finishProcess(pid, err)
 	}
 	return err
 }
 
-func (s *Session) begin(e event.ProcessBegin) error {
+func (s *Session) beginProcess(e event.ProcessBegin) error {
 	if !s.opts.Follow && e.PID != int32(s.opts.PID) {
 		return nil
 	}
 	delete(s.broken, e.PID)
-	r := s.recorder(e.PID)
+	r := s.recorderOf(e.PID)
 	r.meta.Parent = int(e.Parent)
 	if len(e.Command) > 0 {
 		r.setCommand(e.Command) // for the target, too: it may be a wrapper that has become another program
@@ -176,9 +190,9 @@ func (s *Session) begin(e event.ProcessBegin) error {
 	return nil
 }
 
-// pageIn passes a page-in to all recorders, because only they know which files are their models'. For other processes' recorders its cause
-// is "other".
-func (s *Session) pageIn(e event.PageIn) error {
+// broadcastPageIn passes a page-in to all recorders, because only they know which files are their
+// models'. For the recorders of other processes its cause is "other".
+func (s *Session) broadcastPageIn(e event.PageIn) error {
 	for pid, r := range s.live {
 		seen := e
 		if s.opts.Follow && pid != e.PID {
@@ -191,18 +205,18 @@ func (s *Session) pageIn(e event.PageIn) error {
 	return nil
 }
 
-// end finishes the capture of a process. If the target has not decoded, its capture is kept open, because it is what Finish returns if no
-// process decodes.
-func (s *Session) end(pid int32) error {
+// endProcess finishes the capture of a process. If the target has not decoded, its capture is kept open,
+// because it is what Finish returns if no process decodes.
+func (s *Session) endProcess(pid int32) error {
 	r := s.live[pid]
 	if r == nil || pid == int32(s.opts.PID) && r.meta.Steps == 0 {
 		return nil
 	}
-	return s.finish(pid, nil)
+	return s.finishProcess(pid, nil)
 }
 
-// finish ends the capture of a process, and keeps its description if the process decoded.
-func (s *Session) finish(pid int32, cause error) error {
+// finishProcess ends the capture of a process, and keeps its description if the process decoded.
+func (s *Session) finishProcess(pid int32, cause error) error {
 	r := s.live[pid]
 	delete(s.live, pid)
 	s.recent = nil
@@ -210,35 +224,35 @@ func (s *Session) finish(pid int32, cause error) error {
 	if meta == nil {
 		return err
 	}
-	s.last.add(r)
+	s.endedSums.add(r)
 	if errors.Is(err, event.ErrNoDecode) {
 		return nil
 	}
 	s.ended = append(s.ended, meta)
 	if err != nil {
-		s.failed(pid, err)
+		s.noteError(pid, err)
 	}
 	return nil
 }
 
-// maxErrors is how many errors are told in full: a target may start any number of processes.
+// maxErrors is how many errors Finish reports in full. A target may start any number of processes.
 const maxErrors = 8
 
-// failed keeps an error of a process for Finish.
-func (s *Session) failed(pid int32, err error) {
+// noteError keeps an error of a process for Finish.
+func (s *Session) noteError(pid int32, err error) {
 	if len(s.errs) < maxErrors {
 		s.errs = append(s.errs, fmt.Errorf("process %d: %w", pid, err))
 	} else {
-		s.more++
+		s.moreErrs++
 	}
 }
 
-// errors are those that were kept, and how many more there were.
-func (s *Session) errors() error {
-	if s.more == 0 {
+// joinErrors joins the errors that were kept, and says how many more there were.
+func (s *Session) joinErrors() error {
+	if s.moreErrs == 0 {
 		return errors.Join(s.errs...)
 	}
-	return errors.Join(append(slices.Clone(s.errs), fmt.Errorf("and %d more processes failed", s.more))...)
+	return errors.Join(append(slices.Clone(s.errs), fmt.Errorf("and %d more processes failed", s.moreErrs))...)
 }
 
 // Flush calls Recorder.Flush for each process.
@@ -251,10 +265,11 @@ func (s *Session) Flush() error {
 	return nil
 }
 
-// Finish ends all captures. Call it once; cause is as in Recorder.Finish. Without Follow it returns one description. With Follow it returns
-// those of the processes that decoded, in the order in which they ended; if none did, it returns the target's description with ErrNoDecode.
+// Finish ends all captures. Call it once. cause is as in Recorder.Finish. Without Follow it returns one
+// description. With Follow it returns those of the processes that decoded, in the order in which they
+// ended. If none did, it returns the target's description with ErrNoDecode.
 func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
-	defer s.leave()
+	defer s.releaseDir()
 	if !s.opts.Follow {
 		meta, err := s.live[0].Finish(cause)
 		if meta == nil {
@@ -268,7 +283,7 @@ func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 			nothing = r
 			continue
 		}
-		if err := s.finish(pid, cause); err != nil {
+		if err := s.finishProcess(pid, cause); err != nil {
 			return s.ended, err
 		}
 	}
@@ -277,16 +292,17 @@ func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 		if meta == nil {
 			return nil, err
 		}
-		return []*tables.Meta{meta}, errors.Join(s.errors(), err)
+		return []*tables.Meta{meta}, errors.Join(s.joinErrors(), err)
 	}
-	return s.ended, s.errors()
+	return s.ended, s.joinErrors()
 }
 
-// leave gives the directory back. It is removed if the session made it for nothing.
-func (s *Session) leave() {
+// releaseDir closes and unlocks the directory. It removes the directory if the session made it and wrote
+// no capture.
+func (s *Session) releaseDir() {
 	switch {
 	case s.dir == nil:
-	case s.cleared:
+	case s.isCleared:
 		s.dir.Close()
 	default:
 		s.dir.Forget()
@@ -309,19 +325,19 @@ type Status struct {
 func (st *Status) add(r *Recorder) {
 	st.Steps += r.meta.Steps
 	st.Tokens += r.meta.Tokens
-	st.Rows += int64(r.served)
+	st.Rows += int64(r.rowsWritten)
 }
 
 // Status is cheap. Call it in the goroutine that calls Handle.
 func (s *Session) Status() Status {
-	st := s.last
+	st := s.endedSums
 	st.Events = s.events
 	for _, r := range s.live {
 		st.add(r)
-		if len(r.steps) > 0 || !st.Running {
+		if r.steps.count() > 0 || !st.Running {
 			st.Phase = r.phase
 		}
-		st.Running = st.Running || len(r.steps) > 0
+		st.Running = st.Running || r.steps.count() > 0
 		st.Counters = r.meta.Counters
 		if r.meta.Steps > 0 {
 			st.Processes++

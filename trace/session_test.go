@@ -1,5 +1,7 @@
 package trace
 
+// These tests record sessions of one and of several processes, and kill a process that records.
+
 import (
 	"bufio"
 	"bytes"
@@ -19,7 +21,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// target plays the processes of a session, which read the same model.
+// target sends the events of the processes of a session. They all read the same model.
 type target struct {
 	t     *testing.T
 	s     *Session
@@ -55,7 +57,10 @@ func (x *target) decode(pid int32, tokens int32) {
 	tid := 100 * pid
 	x.handle(event.DecodeBegin{PID: pid, TID: tid, Decode: x.n, Tokens: tokens, Context: 1})
 	x.handle(seenAt(pid, fileID, x.model.Path))
-	x.handle(&event.Op{PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT", Sources: []event.Source{x.sc.source("output.weight")}})
+	x.handle(&event.Op{
+		PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT",
+		Sources: []event.Source{x.sc.source("output.weight")},
+	})
 	x.handle(event.DecodeEnd{PID: pid, TID: tid, Decode: x.n})
 }
 
@@ -66,19 +71,21 @@ func TestSessionOfOneProcess(t *testing.T) {
 	x.decode(10, 4)
 	x.decode(10, 1)
 	x.handle(event.ProcessEnd{PID: 10})
-	if st := x.s.Status(); st.Steps != 2 || st.Tokens != 1 || st.Rows != 2 || st.Phase != tables.PhaseGeneration || st.Running || st.Processes != 1 || st.Events != 11 {
-		t.Errorf("status %+v", st)
+	if st := x.s.Status(); st.Steps != 2 || st.Tokens != 1 || st.Rows != 2 || st.Phase != tables.PhaseGeneration ||
+		st.Running || st.Processes != 1 || st.Events != 11 {
+		t.Errorf("status %+v, want 2 steps, 1 token, 2 rows, 11 events, and no open decode", st)
 	}
 	metas, err := x.s.Finish(nil)
-	if err != nil || len(metas) != 1 || metas[0].Dir != x.dir || metas[0].Command[0] != "llama-cli" || !metas[0].Complete {
-		t.Fatalf("%+v, %v", metas, err)
+	if err != nil || len(metas) != 1 || metas[0].Dir != x.dir || metas[0].Command[0] != "llama-cli" ||
+		!metas[0].Complete {
+		t.Fatalf("descriptions %+v and error %v, want one complete capture of llama-cli in %s", metas, err, x.dir)
 	}
 	if rows, err := readRows(open(t, x.dir)); err != nil || len(rows) != 2 {
-		t.Errorf("%d rows, %v", len(rows), err)
+		t.Errorf("%d rows, %v; want 2", len(rows), err)
 	}
 	x = newTarget(t, func(*RecorderOptions) {})
 	if metas, err := x.s.Finish(nil); !errors.Is(err, event.ErrNoDecode) || len(metas) != 1 {
-		t.Errorf("%d descriptions, %v", len(metas), err)
+		t.Errorf("%d descriptions, %v; want %v, len(metas) = 1", len(metas), err, event.ErrNoDecode)
 	}
 }
 
@@ -100,7 +107,7 @@ func TestSessionFollows(t *testing.T) {
 	x.decode(11, 3)
 	x.decode(11, 1)
 	if st := x.s.Status(); st.Steps != 5 || st.Processes != 2 || st.Tokens != 2 {
-		t.Errorf("status %+v", st)
+		t.Errorf("status %+v; want st.Steps = 5, st.Processes = 2, st.Tokens = 2", st)
 	}
 	metas, err := x.s.Finish(nil)
 	check(t, err)
@@ -115,7 +122,8 @@ func TestSessionFollows(t *testing.T) {
 				causes = append(causes, r.Cause)
 			}
 		}
-		got = append(got, fmt.Sprint(filepath.Base(m.Dir), " ", c.Meta.PID, " ", c.Meta.Parent, " ", c.Meta.Command[0], " ", len(rows), " ", c.Meta.Complete, " ", causes))
+		got = append(got, fmt.Sprint(filepath.Base(m.Dir), " ", c.Meta.PID, " ", c.Meta.Parent, " ",
+			c.Meta.Command[0], " ", len(rows), " ", c.Meta.Complete, " ", causes))
 	}
 	want := []string{
 		"11 11 10 llama-bench 1 true [fault readahead]",
@@ -128,8 +136,10 @@ func TestSessionFollows(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines != 1+5 {
 		t.Errorf("CSV has %d lines, want one header and 5:\n%s", lines, out.String())
 	}
-	if _, err := Open(x.dir); !errors.Is(err, ErrNoCapture) || !strings.Contains(err.Error(), "of 3 processes") || !strings.Contains(err.Error(), filepath.Join(x.dir, "11")) {
-		t.Errorf("the directory of all: %v", err)
+	if _, err := Open(x.dir); !errors.Is(err, ErrNoCapture) || !strings.Contains(err.Error(), "of 3 processes") ||
+		!strings.Contains(err.Error(), filepath.Join(x.dir, "11")) {
+		t.Errorf("the directory of all: %v; want %v, text with \"of 3 processes\", text with %v", err, ErrNoCapture,
+			filepath.Join(x.dir, "11"))
 	}
 	// Another session takes the place of all that, with and without processes.
 	next := newTarget(t, func(o *RecorderOptions) { follow(o); o.Dir = x.dir })
@@ -138,11 +148,11 @@ func TestSessionFollows(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(x.dir, "*")); len(left) != 1 || filepath.Base(left[0]) != "10" {
-		t.Errorf("the directory holds %v", left)
+		t.Errorf("the directory holds %v; want len(left) = 1, filepath.Base(left[0]) = \"10\"", left)
 	}
 	writeCapture(t, x.dir, testRows(1), nil)
 	if left, _ := filepath.Glob(filepath.Join(x.dir, "*")); slices.Contains(left, filepath.Join(x.dir, "10")) {
-		t.Errorf("the directory holds %v", left)
+		t.Errorf("the directory holds %v, want it without 10", left)
 	}
 	mine := filepath.Join(x.dir, "10", "notes.txt")
 	check(t, os.Mkdir(filepath.Dir(mine), 0o755))
@@ -155,7 +165,7 @@ func TestSessionFollows(t *testing.T) {
 func TestSessionOfProcessesThatFail(t *testing.T) {
 	x := newTarget(t, follow)
 	if metas, err := x.s.Finish(nil); !errors.Is(err, event.ErrNoDecode) || len(metas) != 1 || metas[0].PID != 10 {
-		t.Errorf("nobody decoded: %+v, %v", metas, err)
+		t.Errorf("nobody decoded: %+v, %v; want %v, len(metas) = 1, metas[0].PID = 10", metas, err, event.ErrNoDecode)
 	}
 	// One process has another layout: the other's capture goes on.
 	x = newTarget(t, follow)
@@ -170,10 +180,10 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 	x.decode(11, 1)
 	metas, err := x.s.Finish(nil)
 	if !errors.Is(err, event.ErrLayout) || !strings.Contains(err.Error(), "process 12") || len(metas) != 2 {
-		t.Fatalf("%d captures, %v", len(metas), err)
+		t.Fatalf("%d captures, %v; want %v, text with \"process 12\", len(metas) = 2", len(metas), err, event.ErrLayout)
 	}
 	if metas[0].PID != 12 || metas[0].Complete || metas[1].PID != 11 || metas[1].Rows != 2 || !metas[1].Complete {
-		t.Errorf("captures %+v", metas)
+		t.Errorf("captures %+v, want an incomplete one of process 12, then a complete one of process 11", metas)
 	}
 	// Of many the first are told.
 	x = newTarget(t, follow)
@@ -182,15 +192,17 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 		x.handle(seenAt(pid, fileID, x.model.Path))
 		x.handle(&event.Op{PID: pid, TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{wrong}})
 	}
-	if _, err := x.s.Finish(nil); !errors.Is(err, event.ErrLayout) || strings.Count(err.Error(), "\n") != maxErrors || !strings.HasSuffix(err.Error(), "and 42 more processes failed") {
-		t.Errorf("error %v", err)
+	if _, err := x.s.Finish(nil); !errors.Is(err, event.ErrLayout) || strings.Count(err.Error(), "\n") != maxErrors ||
+		!strings.HasSuffix(err.Error(), "and 42 more processes failed") {
+		t.Errorf("error %v, want %d errors in full, and that 42 more processes failed", err, maxErrors)
 	}
 	// Without Follow it ends the capture.
 	x = newTarget(t, func(*RecorderOptions) {})
 	x.decode(10, 4)
 	x.handle(event.DecodeBegin{PID: 10, TID: 1, Decode: 9, Tokens: 1})
-	if err := x.s.Handle(&event.Op{PID: 10, TID: 1, Decode: 9, Sources: []event.Source{wrong}}); !errors.Is(err, event.ErrLayout) {
-		t.Errorf("error %v", err)
+	if err := x.s.Handle(&event.Op{PID: 10, TID: 1, Decode: 9, Sources: []event.Source{wrong}}); !errors.Is(err,
+		event.ErrLayout) {
+		t.Errorf("error %v; want %v", err, event.ErrLayout)
 	}
 }
 
@@ -207,7 +219,8 @@ func TestCountersAndTarget(t *testing.T) {
 	}
 	m := open(t, x.dir).Meta
 	if m.Counters.Lost() != 7 || m.Target != (event.TargetInfo{GGMLVersion: "0.9.10", GGMLCommit: "abc"}) {
-		t.Errorf("counters %+v, target %+v", m.Counters, m.Target)
+		t.Errorf("counters %+v, target %+v; want m.Counters.Lost() = 7, m.Target = %v", m.Counters, m.Target,
+			(event.TargetInfo{GGMLVersion: "0.9.10", GGMLCommit: "abc"}))
 	}
 }
 
@@ -222,7 +235,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// victim captures made-up events of the model at path, each token alike, and rotates often.
+// victim captures made-up events of the model at path until it is killed. All tokens are alike, and
+// it rotates often.
 func victim(dir, path string) error {
 	f, err := gguf.Open(path)
 	if err != nil {
@@ -242,11 +256,17 @@ func victim(dir, path string) error {
 		events := []event.Event{event.DecodeBegin{TID: 7, Decode: i, Tokens: 1}}
 		for j := range f.Tensors {
 			t := &f.Tensors[j]
-			src := event.Source{Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+			src := event.Source{
+				Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type,
+				NE: [4]int64{1, 1, 1, 1},
+			}
 			seq := uint64(i)*1000 + uint64(j)
 			events = append(events,
 				event.PageIn{File: fileID, Offset: t.Offset / 4096 * 4096, Bytes: 4096, Decode: i, Seq: seq},
-				&event.Op{TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src}, Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}}})
+				&event.Op{
+					TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src},
+					Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}},
+				})
 		}
 		for _, e := range append(events, event.DecodeEnd{TID: 7, Decode: i}) {
 			if err := r.Handle(e); err != nil {
@@ -256,7 +276,8 @@ func victim(dir, path string) error {
 	}
 }
 
-// Killed at any moment, the tables are whole batches, and capture.json and the structure are whole.
+// A tracer may be killed at any moment. The tables then consist of whole batches, and capture.json
+// and the structure are whole.
 func TestKilled(t *testing.T) {
 	exe, err := os.Executable()
 	check(t, err)
@@ -279,18 +300,19 @@ func TestKilled(t *testing.T) {
 
 		c := open(t, dir)
 		if c.Meta.Complete || c.Meta.Models[0].Path != model {
-			t.Errorf("meta %+v", c.Meta)
+			t.Errorf("description %+v, want an incomplete capture of %s", c.Meta, model)
 		}
 		rotated = rotated || c.Meta.Segments.Deleted > 0
 		rows, err := readRows(c)
 		check(t, err)
 		for j, a := range rows {
 			if j > 0 && a.Step != rows[j-1].Step && a.Step != rows[j-1].Step+1 {
-				t.Fatalf("step %d follows on step %d", a.Step, rows[j-1].Step)
+				t.Fatalf("step %d follows step %d, want the same or the next", a.Step, rows[j-1].Step)
 			}
 		}
 		steps, pages, buffers := stepsOf(t, c), pageInsOf(t, c), buffersOf(t, c)
-		t.Logf("killed: %d rows, %d steps, %d page-ins, %d buffers, segments %+v", len(rows), len(steps), len(pages), len(buffers), c.Meta.Segments)
+		t.Logf("killed: %d rows, %d steps, %d page-ins, %d buffers, segments %+v", len(rows), len(steps), len(pages),
+			len(buffers), c.Meta.Segments)
 	}
 	if !rotated {
 		t.Log("no run came as far as to delete a segment")

@@ -1,6 +1,7 @@
 package trace
 
-// This file writes one table as an Arrow IPC stream: it collects rows, writes them in batches, and continues in segments.
+// This file writes one table as an Arrow IPC stream: it collects rows, writes them in batches, and
+// continues in segments.
 
 import (
 	"cmp"
@@ -20,28 +21,30 @@ import (
 const (
 	// batchRows is how many rows are buffered before a batch is written.
 	batchRows = 32768
-	// batchBytes is the same for the values of the hidden table: a row has up to 128 KiB.
+	// batchBytes is the same limit for a column's bytes. It matters for the values of the hidden table,
+	// where a row has up to 128 KiB.
 	batchBytes = 8 << 20
-	// dictionaryLimit bounds a dictionary's entries. When it is exceeded, the dictionary is dropped after a batch, and the next batch
-	// starts a new one.
+	// dictionaryLimit bounds a dictionary's entries. A dictionary that exceeds it is dropped after a
+	// batch, and the next batch starts a new one.
 	dictionaryLimit = 1 << 16
 )
 
-// stream writes one table. A row is appended column by column in the schema's order, and ended with endRow. If the values of a row do not
-// match the schema (too few, too many, or of another type), endRow returns an error. After an error nothing is written any more, so that the
-// table ends with the last batch before it; the same error is returned from then on.
+// stream writes one table. A row is appended column by column in the schema's order, and ended with
+// endRow. If the values of a row do not match the schema (too few, too many, or of another type),
+// endRow returns an error. After an error nothing is written any more, so the table ends with the last
+// batch before it. The same error is returned from then on.
 type stream struct {
 	dir     *outfile.Dir
 	name    string
 	schema  *arrow.Schema
 	columns []columnBuffer // the indices if the column has a dictionary
 	dicts   []*dictionary  // nil for columns without dictionary
-	beyond  columnBuffer   // receives values for which there is no column, and all values after an error
-	at      int            // the next column
+	surplus columnBuffer   // receives values for which there is no column, and all values after an error
+	column  int            // the next column
 	err     error          // a row did not match the schema, or a batch could not be written
 	torn    bool           // the latter: the table may end in a part of a batch
 	rows    int            // rows that are buffered
-	most    int            // of them
+	maxRows int            // of them
 
 	file *os.File
 	w    *ipc.Writer
@@ -50,27 +53,33 @@ type stream struct {
 }
 
 // createStream creates a table with these columns.
-func createStream(dir *outfile.Dir, table string, fields []arrow.Field, segment int, fingerprint string) (*stream, error) {
-	s := &stream{dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)), dicts: make([]*dictionary, len(fields)),
-		beyond: newColumnBuffer(arrow.PrimitiveTypes.Int8, false), most: batchRows}
+func createStream(
+	dir *outfile.Dir, table string, fields []arrow.Field, segment int, fingerprint string,
+) (*stream, error) {
+	s := &stream{
+		dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)),
+		dicts:   make([]*dictionary, len(fields)),
+		surplus: newColumnBuffer(arrow.PrimitiveTypes.Int8, false), maxRows: batchRows,
+	}
 	for i, f := range fields {
 		typ := f.Type
 		if d, ok := typ.(*arrow.DictionaryType); ok {
 			typ, s.dicts[i] = d.IndexType, newDictionary()
 		}
 		c := newColumnBuffer(typ, f.Nullable)
-		s.most = min(s.most, batchBytes/max(c.width, 1))
+		s.maxRows = min(s.maxRows, batchBytes/max(c.width, 1))
 		s.columns = append(s.columns, c)
 	}
-	if err := s.begin(segment); err != nil {
+	if err := s.beginSegment(segment); err != nil {
 		s.release()
 		return nil, err
 	}
 	return s, nil
 }
 
-// begin starts a segment. It writes an empty batch with the schema, so that the table is readable from the start.
-func (s *stream) begin(segment int) error {
+// beginSegment starts a segment. It writes an empty batch with the schema, so that the table is readable
+// from the start.
+func (s *stream) beginSegment(segment int) error {
 	f, err := s.dir.Create(segmentFile(s.name, segment), fileMode)
 	if err != nil {
 		return err
@@ -88,7 +97,7 @@ func (c collecting) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// writeOut writes the buffered bytes to the segment's file.
+// writeOut writes the bytes that collecting buffered to the segment's file.
 func (s *stream) writeOut() error {
 	n, err := s.file.Write(s.out)
 	s.size += int64(n)
@@ -96,51 +105,51 @@ func (s *stream) writeOut() error {
 	return err
 }
 
-// dictionary returns the dictionary of a column.
-func (s *stream) dictionary(column string) *dictionary {
+// dictionaryOf returns the dictionary of a column.
+func (s *stream) dictionaryOf(column string) *dictionary {
 	return s.dicts[s.schema.FieldIndices(column)[0]]
 }
 
-func (s *stream) next() *columnBuffer {
-	if s.at >= len(s.columns) {
-		return s.noColumn()
+func (s *stream) nextColumn() *columnBuffer {
+	if s.column >= len(s.columns) {
+		return s.surplusColumn()
 	}
-	c := &s.columns[s.at]
-	s.at++
+	c := &s.columns[s.column]
+	s.column++
 	return c
 }
 
-// noColumn returns a place for a value that no column takes; endRow reports it.
-func (s *stream) noColumn() *columnBuffer {
-	s.at++
-	s.beyond.reset()
-	return &s.beyond
+// surplusColumn takes a value for which there is no column. endRow reports it.
+func (s *stream) surplusColumn() *columnBuffer {
+	s.column++
+	s.surplus.reset()
+	return &s.surplus
 }
 
 func (s *stream) int32(v int32) {
-	c := s.next()
-	c.mark(s.rows, true)
+	c := s.nextColumn()
+	c.markValid(s.rows, true)
 	c.values = binary.NativeEndian.AppendUint32(c.values, uint32(v))
 }
 
 func (s *stream) uint64(v uint64) {
-	c := s.next()
-	c.mark(s.rows, true)
+	c := s.nextColumn()
+	c.markValid(s.rows, true)
 	c.values = binary.NativeEndian.AppendUint64(c.values, v)
 }
 
 func (s *stream) int64(v int64) { s.uint64(uint64(v)) }
 
 func (s *stream) bool(v bool) {
-	c := s.next()
-	c.mark(s.rows, true)
+	c := s.nextColumn()
+	c.markValid(s.rows, true)
 	c.values = appendBit(c.values, s.rows, v)
 }
 
-func (s *stream) null() { s.next().null(s.rows) }
+func (s *stream) null() { s.nextColumn().null(s.rows) }
 
-// observed appends a time, or null for NotObserved.
-func (s *stream) observed(v int64) {
+// timeOrNull appends a time, or null for NotObserved.
+func (s *stream) timeOrNull(v int64) {
 	if v == tables.NotObserved {
 		s.null()
 		return
@@ -154,23 +163,23 @@ func (s *stream) list(values []int32) {
 		s.null()
 		return
 	}
-	s.next().list(s.rows, values)
+	s.nextColumn().list(s.rows, values)
 }
 
-// halves appends a row of values.
-func (s *stream) halves(values []float32) { s.next().halves(s.rows, values) }
+// halfValues appends a row of values.
+func (s *stream) halfValues(values []float32) { s.nextColumn().halves(s.rows, values) }
 
 // text appends a string as its index in the column's dictionary.
 func (s *stream) text(v string) {
-	if s.at >= len(s.dicts) {
-		s.next()
+	if s.column >= len(s.dicts) {
+		s.nextColumn()
 		return
 	}
-	if s.dicts[s.at] == nil {
-		s.fail(fmt.Errorf("column %s has no dictionary, and gets a text", s.schema.Field(s.at).Name))
+	if s.dicts[s.column] == nil {
+		s.fail(fmt.Errorf("column %s has no dictionary, and gets a text", s.schema.Field(s.column).Name))
 		return
 	}
-	s.int32(s.dicts[s.at].index(v))
+	s.int32(s.dicts[s.column].indexOf(v))
 }
 
 // textOrNull appends a string, or null if v is empty.
@@ -182,34 +191,35 @@ func (s *stream) textOrNull(v string) {
 	s.text(v)
 }
 
-// short appends an index into a small dictionary that was filled at the start.
-func (s *stream) short(v uint8) {
-	c := s.next()
-	c.mark(s.rows, true)
+// shortIndex appends an index into a small dictionary that was filled at the start.
+func (s *stream) shortIndex(v uint8) {
+	c := s.nextColumn()
+	c.markValid(s.rows, true)
 	c.values = append(c.values, v)
 }
 
-// endRow ends a row, for which all columns must have been set. It writes a batch when enough rows are buffered.
+// endRow ends a row, for which all columns must have been set. It writes a batch when enough rows
+// are buffered.
 func (s *stream) endRow() error {
-	if s.err == nil && s.at != len(s.columns) {
-		s.fail(fmt.Errorf("a row sets %d of %d columns", s.at, len(s.columns)))
+	if s.err == nil && s.column != len(s.columns) {
+		s.fail(fmt.Errorf("a row sets %d of %d columns", s.column, len(s.columns)))
 	}
 	if s.err != nil {
 		return s.err
 	}
-	s.at = 0
-	if s.rows++; s.rows >= s.most {
+	s.column = 0
+	if s.rows++; s.rows >= s.maxRows {
 		return s.flush()
 	}
 	return nil
 }
 
-// fail records that a row did not match the schema; no batch is written from now on.
+// fail records that a row did not match the schema. No batch is written from now on.
 func (s *stream) fail(err error) {
 	if s.err == nil {
 		s.err = fmt.Errorf("write table %s: %w", s.name, err)
 	}
-	s.at = len(s.columns)
+	s.column = len(s.columns)
 }
 
 // flush writes the buffered rows.
@@ -257,15 +267,15 @@ func (s *stream) writeBatch() error {
 		return err
 	}
 	for _, d := range s.dicts {
-		if d != nil && len(d.values) > dictionaryLimit && !d.kept {
-			d.clear()
+		if d != nil && len(d.values) > dictionaryLimit && !d.isKept {
+			d.reset()
 		}
 	}
 	return nil
 }
 
-// end writes the buffered rows and ends the segment.
-func (s *stream) end() error {
+// endSegment writes the buffered rows and ends the segment.
+func (s *stream) endSegment() error {
 	err := s.flush()
 	if !s.torn {
 		err = cmp.Or(err, s.w.Close(), s.writeOut())
@@ -278,29 +288,29 @@ func (s *stream) end() error {
 func (s *stream) release() {
 	for _, d := range s.dicts {
 		if d != nil {
-			d.clear()
+			d.reset()
 		}
 	}
 }
 
-// dictionary holds the distinct strings of a column in the order in which they first occurred. A batch with a new string replaces the
-// stream's dictionary; an unchanged array is not written again.
+// dictionary holds the distinct strings of a column in the order in which they first occurred. A batch
+// with a new string replaces the stream's dictionary. An unchanged array is not written again.
 type dictionary struct {
 	values []string
 	known  map[string]int32
 	built  arrow.Array // array of values; nil if it must be rebuilt
-	kept   bool        // other code holds its indices, so it must not be dropped
+	isKept bool        // other code holds its indices, so it must not be dropped
 }
 
 func newDictionary() *dictionary { return &dictionary{known: map[string]int32{}} }
 
-func (d *dictionary) index(v string) int32 {
+func (d *dictionary) indexOf(v string) int32 {
 	i, ok := d.known[v]
 	if !ok {
 		i = int32(len(d.values))
 		d.known[v] = i
 		d.values = append(d.values, v)
-		d.drop()
+		d.dropArray()
 	}
 	return i
 }
@@ -312,15 +322,15 @@ func (d *dictionary) array() arrow.Array {
 	return d.built
 }
 
-func (d *dictionary) drop() {
+func (d *dictionary) dropArray() {
 	if d.built != nil {
 		d.built.Release()
 		d.built = nil
 	}
 }
 
-func (d *dictionary) clear() {
-	d.drop()
+func (d *dictionary) reset() {
+	d.dropArray()
 	clear(d.known)
 	d.values = d.values[:0]
 }

@@ -1,5 +1,7 @@
 package trace
 
+// This file tests that a row which does not match the schema is an error, and harms nothing else.
+
 import (
 	"os"
 	"path/filepath"
@@ -11,8 +13,8 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// A row that has not the columns of the schema is an error that names the table, at once or with the batch; neither it nor a row after it is
-// written, and the table stays readable.
+// A row that does not match the schema is an error that names the table, at once or with the batch.
+// Neither this row nor a later one is written, and the table stays readable.
 func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 	route := func(s *stream, columns int) {
 		for i := range columns {
@@ -21,8 +23,10 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 	}
 	step := func(s *stream, upTo int, tokenIDs func()) {
 		for i, set := range []func(){
-			func() { s.int32(1) }, func() { s.int32(1) }, func() { s.int32(1) }, func() { s.int32(1) }, func() { s.short(0) }, func() { s.int32(1) },
-			func() { s.int32(1) }, tokenIDs, func() { s.null() }, func() { s.int64(1) }, func() { s.null() }, func() { s.bool(true) },
+			func() { s.int32(1) }, func() { s.int32(1) }, func() { s.int32(1) }, func() { s.int32(1) },
+			func() { s.shortIndex(0) }, func() { s.int32(1) },
+			func() { s.int32(1) }, tokenIDs, func() { s.null() }, func() { s.int64(1) }, func() { s.null() },
+			func() { s.bool(true) },
 		} {
 			if i < upTo {
 				set()
@@ -36,18 +40,34 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 		want  string // of endRow or, if late, of flush
 		late  bool
 	}{
-		"none":              {RouteFile, func(s *stream) {}, "write table route.arrows: a row sets 0 of 6 columns", false},
-		"one is missing":    {RouteFile, func(s *stream) { route(s, 5) }, "write table route.arrows: a row sets 5 of 6 columns", false},
-		"one too many":      {RouteFile, func(s *stream) { route(s, 7) }, "write table route.arrows: a row sets 7 of 6 columns", false},
-		"many too many":     {StepFile, func(s *stream) { step(s, 12, list(s)); step(s, 12, list(s)); s.text("x"); s.textOrNull("") }, "write table steps.arrows: a row sets 26 of 12 columns", false},
-		"too wide":          {RouteFile, func(s *stream) { s.int64(1); route(s, 5) }, "write table route.arrows: column step: values for 1 rows of int32 take 8 bytes, not 4", true},
-		"too narrow":        {RouteFile, func(s *stream) { route(s, 5); s.short(1) }, "write table route.arrows: column position: values for 1 rows of int32 take 1 bytes, not 4", true},
-		"a bit":             {RouteFile, func(s *stream) { s.bool(true); route(s, 5) }, "column step: values for 1 rows of int32 take 1 bytes, not 4", true},
-		"no list":           {StepFile, func(s *stream) { step(s, 12, func() { s.int32(1) }) }, "column token_ids: values for 1 rows of list", true},
-		"a list elsewhere":  {RouteFile, func(s *stream) { route(s, 5); s.list([]int32{1}) }, "column position: a list is in a column of int32", true},
-		"null is forbidden": {RouteFile, func(s *stream) { route(s, 5); s.null() }, "column position: 1 values are null, which the schema does not allow", true},
-		"no dictionary":     {RouteFile, func(s *stream) { route(s, 5); s.text("x") }, "write table route.arrows: column position has no dictionary", false},
-		"as the schema":     {StepFile, func(s *stream) { step(s, 12, list(s)) }, "", true},
+		"none": {RouteFile, func(s *stream) {}, "write table route.arrows: a row sets 0 of 6 columns",
+			false},
+		"one is missing": {RouteFile, func(s *stream) { route(s, 5) },
+			"write table route.arrows: a row sets 5 of 6 columns", false},
+		"one too many": {RouteFile, func(s *stream) { route(s, 7) },
+			"write table route.arrows: a row sets 7 of 6 columns", false},
+		"many too many": {StepFile, func(s *stream) {
+			step(s, 12, list(s))
+			step(s, 12,
+				list(s))
+			s.text("x")
+			s.textOrNull("")
+		}, "write table steps.arrows: a row sets 26 of 12 columns", false},
+		"too wide": {RouteFile, func(s *stream) { s.int64(1); route(s, 5) },
+			"write table route.arrows: column step: values for 1 rows of int32 take 8 bytes, not 4", true},
+		"too narrow": {RouteFile, func(s *stream) { route(s, 5); s.shortIndex(1) },
+			"write table route.arrows: column position: values for 1 rows of int32 take 1 bytes, not 4", true},
+		"a bit": {RouteFile, func(s *stream) { s.bool(true); route(s, 5) },
+			"column step: values for 1 rows of int32 take 1 bytes, not 4", true},
+		"no list": {StepFile, func(s *stream) { step(s, 12, func() { s.int32(1) }) },
+			"column token_ids: values for 1 rows of list", true},
+		"a list elsewhere": {RouteFile, func(s *stream) { route(s, 5); s.list([]int32{1}) },
+			"column position: a list is in a column of int32", true},
+		"null is forbidden": {RouteFile, func(s *stream) { route(s, 5); s.null() },
+			"column position: 1 values are null, which the schema does not allow", true},
+		"no dictionary": {RouteFile, func(s *stream) { route(s, 5); s.text("x") },
+			"write table route.arrows: column position has no dictionary", false},
+		"as the schema": {StepFile, func(s *stream) { step(s, 12, list(s)) }, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -90,8 +110,8 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 					}
 				}
 			}
-			if end := s.end(); (end == nil) != (err == nil) {
-				t.Errorf("end: %v", end)
+			if end := s.endSegment(); (end == nil) != (err == nil) {
+				t.Errorf("end: %v; want %v", end, (err == nil))
 			}
 			if got := countRows(t, filepath.Join(dir, test.table)); got != rows {
 				t.Errorf("%d rows can be read, want %d", got, rows)

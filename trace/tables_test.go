@@ -1,5 +1,7 @@
 package trace
 
+// These tests write and read all tables of a capture, in one and in several segments.
+
 import (
 	"fmt"
 	"iter"
@@ -10,9 +12,10 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"testing"
+
 	"tensorcast/event"
 	"tensorcast/trace/tables"
-	"testing"
 )
 
 // collect copies the rows of a table.
@@ -67,29 +70,41 @@ func open(t *testing.T, dir string) *Capture {
 
 var (
 	testSteps = []tables.StepRow{
-		{Step: 0, PID: 5, Thread: 7, Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, TokenIDs: []int32{4, 4, 6}, Sequences: []int32{0}, Begin: 10, End: 20},
-		{Step: 1, PID: 5, Thread: 8, Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 12, Begin: 30, End: tables.NotObserved, Derived: true},
-		{Step: 2, PID: 5, Thread: 8, Phase: tables.PhaseWarmup, TokenIDs: []int32{}, Sequences: []int32{}, Begin: -4, End: 0},
+		{Step: 0, PID: 5, Thread: 7, Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1,
+			TokenIDs: []int32{4, 4, 6}, Sequences: []int32{0}, Begin: 10, End: 20},
+		{Step: 1, PID: 5, Thread: 8, Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 12, Begin: 30,
+			End: tables.NotObserved, Derived: true},
+		{Step: 2, PID: 5, Thread: 8, Phase: tables.PhaseWarmup, TokenIDs: []int32{}, Sequences: []int32{}, Begin: -4,
+			End: 0},
 	}
 	testPageIns = []tables.PageInRow{
-		{Timestamp: 3, Step: -1, File: "m.gguf", Offset: 0, Bytes: 4096, Tensor: -1, Expert: -1, PID: 5, Thread: 6, Cause: event.CauseReadahead},
-		{Timestamp: 4, Step: 2, File: "m.gguf", Offset: 8192, Bytes: 1000, Tensor: 1, Expert: 0, PID: 5, Thread: 6, Cause: event.CauseFault, Rereads: 65535, Op: "MUL_MAT_ID"},
-		{Timestamp: 5, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: event.CauseOther, Rereads: 1, Op: "GET_ROWS"},
-		{Timestamp: 6, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: event.CauseRead, Rereads: 2},
+		{Timestamp: 3, Step: -1, File: "m.gguf", Offset: 0, Bytes: 4096, Tensor: -1, Expert: -1, PID: 5, Thread: 6,
+			Cause: event.CauseReadahead},
+		{Timestamp: 4, Step: 2, File: "m.gguf", Offset: 8192, Bytes: 1000, Tensor: 1, Expert: 0, PID: 5, Thread: 6,
+			Cause: event.CauseFault, Rereads: 65535, Op: "MUL_MAT_ID"},
+		{Timestamp: 5, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9,
+			Cause: event.CauseOther, Rereads: 1, Op: "GET_ROWS"},
+		{Timestamp: 6, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9,
+			Cause: event.CauseRead, Rereads: 2},
 	}
 	testBuffers = []tables.BufferRow{
-		{Timestamp: 1, Step: 0, Op: "SET_ROWS", Seq: 1 << 40, Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: tables.BufferKV, Write: true, DataPtr: 1 << 63, Bytes: 512},
-		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "inp_tokens", Kind: tables.BufferInput, DataPtr: 16, Bytes: 4},
-		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "Qcur-0", Kind: tables.BufferActivation, DataPtr: 16, Bytes: 4},
+		{Timestamp: 1, Step: 0, Op: "SET_ROWS", Seq: 1 << 40, Buffer: "cache_k_l0 (view)", Root: "cache_k_l0",
+			Kind: tables.BufferKV, Write: true, DataPtr: 1 << 63, Bytes: 512},
+		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "inp_tokens", Kind: tables.BufferInput,
+			DataPtr: 16, Bytes: 4},
+		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "Qcur-0", Kind: tables.BufferActivation,
+			DataPtr: 16, Bytes: 4},
 	}
 	testHidden = []tables.HiddenRow{ // of halves
-		{Step: 0, Token: -1, Layer: 1, Point: event.PointAttention, Position: 0, Values: []float32{0, -1, 0.5, 65504, 0x1p-24}},
-		{Step: 0, Token: -1, Layer: 1, Point: event.PointRouter, Position: 2, Values: []float32{1.5, 2, 3, 4, float32(math.Inf(-1))}},
+		{Step: 0, Token: -1, Layer: 1, Point: event.PointAttention, Position: 0,
+			Values: []float32{0, -1, 0.5, 65504, 0x1p-24}},
+		{Step: 0, Token: -1, Layer: 1, Point: event.PointRouter, Position: 2,
+			Values: []float32{1.5, 2, 3, 4, float32(math.Inf(-1))}},
 		{Step: 1, Token: 12, Layer: 3, Point: event.PointRouter, Values: []float32{-0.25, 0, 0, 0, 1}},
 	}
 )
 
-// plant appends every table's test rows.
+// plant appends test rows to every table.
 func plant(t *testing.T, w *Writer, rows []tables.Access) {
 	t.Helper()
 	check := func(err error) {
@@ -134,7 +149,8 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 				t.Fatal(err)
 			}
 			rows := testRows(7)
-			rows[0].Stall, rows[1].Stall, rows[1].Duration, rows[2].Context = tables.NotObserved, 77, tables.NotObserved, 3
+			rows[0].Stall, rows[1].Stall, rows[1].Duration, rows[2].Context = tables.NotObserved, 77,
+				tables.NotObserved, 3
 			for i := range segments {
 				if i > 0 {
 					if err := w.Rotate(meta, 0); err != nil {
@@ -149,28 +165,29 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 			c := open(t, dir)
 			got, err := readRows(c)
 			if err != nil || !reflect.DeepEqual(got, repeat(rows, segments)) {
-				t.Errorf("accesses %+v, %v", got, err)
+				t.Errorf("accesses %+v, %v; want %v", got, err, repeat(rows, segments))
 			}
 			if got := stepsOf(t, c); !reflect.DeepEqual(got, repeat(testSteps, segments)) {
-				t.Errorf("steps %+v", got)
+				t.Errorf("steps %+v; want %v", got, repeat(testSteps, segments))
 			}
 			if got := pageInsOf(t, c); !reflect.DeepEqual(got, repeat(testPageIns, segments)) {
-				t.Errorf("page-ins %+v", got)
+				t.Errorf("page-ins %+v; want %v", got, repeat(testPageIns, segments))
 			}
 			if got := buffersOf(t, c); !reflect.DeepEqual(got, repeat(testBuffers, segments)) {
-				t.Errorf("buffers %+v", got)
+				t.Errorf("buffers %+v; want %v", got, repeat(testBuffers, segments))
 			}
 			if got := hiddenOf(t, c); !reflect.DeepEqual(got, repeat(testHidden, segments)) {
-				t.Errorf("hidden %+v", got)
+				t.Errorf("hidden %+v; want %v", got, repeat(testHidden, segments))
 			}
 			if c.Meta.Segments != (tables.Segments{Last: segments - 1}) || c.Meta.Rows != int64(7*segments) {
-				t.Errorf("%+v, %d rows", c.Meta.Segments, c.Meta.Rows)
+				t.Errorf("%+v, %d rows; want c.Meta.Segments = %v, c.Meta.Rows = %v", c.Meta.Segments, c.Meta.Rows,
+					(tables.Segments{Last: segments - 1}), int64(7*segments))
 			}
 			// Each segment is whole and readable alone.
 			for i := range segments {
 				for _, table := range streamFiles {
 					n := int64(0)
-					for rec, err := range records(filepath.Join(dir, segmentFile(table, i)), true) {
+					for rec, err := range readRecords(filepath.Join(dir, segmentFile(table, i)), true) {
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -185,7 +202,7 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 	}
 }
 
-// A kill may cut any table of any segment anywhere: what is left is a prefix, in whole batches.
+// A kill may cut any table of any segment anywhere. What is left is a prefix, in whole batches.
 func TestCutAnyTable(t *testing.T) {
 	dir := t.TempDir()
 	meta := &tables.Meta{}
@@ -230,12 +247,13 @@ func TestCutAnyTable(t *testing.T) {
 			check(t, os.WriteFile(path, whole[:cut], 0o644))
 			n := count()
 			if n%batch != 0 || n < batch || n > 4*batch {
-				t.Fatalf("%s cut at byte %d of %d: %d rows, batches have %d", table, cut, len(whole), n, batch)
+				t.Fatalf("%s cut at byte %d of %d: got %d rows, want one to four batches of %d", table, cut,
+					len(whole), n, batch)
 			}
 			seen[n/batch] = true
 		}
 		if !seen[1] || !seen[2] || !seen[3] {
-			t.Errorf("%s: the cuts saw %v batches", table, seen)
+			t.Errorf("%s: the cuts saw %v batches, want 1, 2 and 3", table, seen)
 		}
 		check(t, os.WriteFile(path, whole, 0o644))
 	}
@@ -262,7 +280,9 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 	}
 	check(t, w.Flush(meta)) // and killed here
 	c := open(t, dir)
-	if want := (tables.Segments{First: 4, Last: 5, Deleted: 4, DeletedRows: 1 + 2 + 3 + 4}); c.Meta.Segments != want || c.Meta.Rows != 21 {
+	if want := (tables.Segments{
+		First: 4, Last: 5, Deleted: 4, DeletedRows: 1 + 2 + 3 + 4,
+	}); c.Meta.Segments != want || c.Meta.Rows != 21 {
 		t.Errorf("%+v, %d rows; want %+v, 21", c.Meta.Segments, c.Meta.Rows, want)
 	}
 	got, err := readRows(c)
@@ -270,17 +290,18 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 		t.Errorf("%d rows, %v: want those of the last two segments", len(got), err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.arrows")); len(left) != 1+2*len(streamFiles) {
-		t.Errorf("the directory holds %v", left)
+		t.Errorf("the directory holds %v; want %v", left, 1+2*len(streamFiles))
 	}
 	w.dir.Close()
-	// Another capture takes the place of all that.
+	// Another capture replaces all of that.
 	writeCapture(t, dir, testRows(1), nil)
 	if got, err := readRows(open(t, dir)); err != nil || len(got) != 1 {
-		t.Errorf("%d rows, %v after another capture", len(got), err)
+		t.Errorf("%d rows, %v after another capture; want 1", len(got), err)
 	}
 }
 
-// Rows of many values are written in batches that readers take, and are rounded to half precision; all have as many values.
+// Rows of many values are written in batches that readers accept. The values are rounded to half
+// precision. All rows have the same number of values.
 func TestHiddenRowsAreWide(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Create(dir, &tables.Meta{}, testStructure)
@@ -302,8 +323,10 @@ func TestHiddenRowsAreWide(t *testing.T) {
 	i := 0
 	for r, err := range c.Hidden() {
 		check(t, err)
-		if r.Position != int32(i) || len(r.Values) != n || r.Values[0] != 1 || !math.IsInf(float64(r.Values[1]), 1) || r.Values[2] != 0 || math.Abs(float64(r.Values[n-1]-row.Values[n-1])) > 0x1p-12 {
-			t.Fatalf("row %d is at %d and has %d values, %v", i, r.Position, len(r.Values), r.Values[:3])
+		if r.Position != int32(i) || len(r.Values) != n || r.Values[0] != 1 || !math.IsInf(float64(r.Values[1]), 1) ||
+			r.Values[2] != 0 || math.Abs(float64(r.Values[n-1]-row.Values[n-1])) > 0x1p-12 {
+			t.Fatalf("row %d is at %d and has %d values, %v; want %d values, as written", i, r.Position,
+				len(r.Values), r.Values[:3], n)
 		}
 		i++
 	}
@@ -316,20 +339,20 @@ func TestHiddenRowsAreWide(t *testing.T) {
 	check(t, w.Hidden(&row))
 	row.Values = row.Values[:7]
 	if err := w.Hidden(&row); err == nil || !strings.Contains(err.Error(), "has 7 values, the first had 8192") {
-		t.Errorf("a shorter row: %v", err)
+		t.Errorf("a shorter row: %v; want an error, text with \"has 7 values, the first had 8192\"", err)
 	}
 	w.dir.Close()
 	for _, n := range []int{0, tables.MaxHidden + 1} {
 		w, err := Create(t.TempDir(), &tables.Meta{}, testStructure)
 		check(t, err)
 		if err := w.Hidden(&tables.HiddenRow{Values: make([]float32, n)}); err == nil {
-			t.Errorf("a row of %d values is taken", n)
+			t.Errorf("a row of %d values is accepted, want an error", n)
 		}
 		w.dir.Close()
 	}
 }
 
-// The dictionaries grow, and are forgotten when they are too large: rows keep their names.
+// Dictionaries grow and are dropped when they are too large. Rows keep their names.
 func TestDictionariesGrow(t *testing.T) {
 	dir := t.TempDir()
 	meta := &tables.Meta{}
@@ -339,13 +362,17 @@ func TestDictionariesGrow(t *testing.T) {
 	for i := range n {
 		check(t, w.Buffer(&tables.BufferRow{Buffer: fmt.Sprint("node_", i), Root: "r", Op: "ADD"}))
 	}
-	s, err := w.stream(BufferFile)
+	s, err := w.streamOf(BufferFile)
 	check(t, err)
-	if got := len(s.dictionary("buffer").values); got > dictionaryLimit {
+	if got := len(s.dictionaryOf("buffer").values); got > dictionaryLimit {
 		t.Errorf("the dictionary has %d values, the limit is %d", got, dictionaryLimit)
 	}
-	// The structure grows after the tables were begun; the second model has a tensor of the same name.
-	second := []tables.StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}}, {Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
+	// The structure grows after the tables were begun. The second model has a tensor of the same
+	// name.
+	second := []tables.StructureRow{
+		{Name: "other.weight", Model: 1, Shape: []int64{1}},
+		{Name: testStructure[0].Name, Model: 1, Shape: []int64{1}},
+	}
 	check(t, w.Access(&tables.Access{Tensor: 0, Op: "A", Offset: testStructure[0].Offset}))
 	check(t, w.Flush(meta))
 	check(t, w.Extend(meta, second))
@@ -384,7 +411,8 @@ func TestDictionariesGrow(t *testing.T) {
 func TestSegmentNames(t *testing.T) {
 	for name, want := range map[string]int{
 		"access.arrows": 0, "access.0001.arrows": 1, "pagein.12345.arrows": 12345,
-		"access.0000.arrows": -1, "access.1.arrows": -1, "structure.0001.arrows": -1, "notes.0001.arrows": -1, "access.0001.arrows.tmp": -1,
+		"access.0000.arrows": -1, "access.1.arrows": -1, "structure.0001.arrows": -1, "notes.0001.arrows": -1,
+		"access.0001.arrows.tmp": -1,
 	} {
 		table, segment, ok := segmentOf(name)
 		if !ok {

@@ -1,5 +1,8 @@
 package trace
 
+// These tests write a small capture and read it back, whole, cut short, and in the way of other
+// files.
+
 import (
 	"errors"
 	"os"
@@ -13,16 +16,20 @@ import (
 )
 
 var testStructure = []tables.StructureRow{
-	{Name: "token_embd.weight", Offset: 4096, Size: 1000, Type: "F16", Layer: -1, Component: "token_embd.weight", File: "m.gguf", Shape: []int64{10, 50}},
-	{Name: "blk.0.ffn_up_exps.weight", Offset: 8192, Size: 4000, Type: "Q8_0", Layer: 0, Component: "ffn_up_exps.weight", File: "m.gguf", Shape: []int64{32, 10, 4}, Experts: 4, ExpertStride: 1000},
+	{Name: "token_embd.weight", Offset: 4096, Size: 1000, Type: "F16", Layer: -1, Component: "token_embd.weight",
+		File: "m.gguf", Shape: []int64{10, 50}},
+	{Name: "blk.0.ffn_up_exps.weight", Offset: 8192, Size: 4000, Type: "Q8_0", Layer: 0,
+		Component: "ffn_up_exps.weight", File: "m.gguf", Shape: []int64{32, 10, 4}, Experts: 4, ExpertStride: 1000},
 }
 
 func testRows(n int) []tables.Access {
 	rows := make([]tables.Access, n)
 	for i := range rows {
 		rows[i] = tables.Access{
-			Timestamp: int64(i) * 10, Step: int32(i / 2), Token: int32(i/2) - 1, Phase: tables.Phase(i % 3), Thread: 77, Op: "MUL_MAT", Tensor: int32(i % 2),
-			DataPtr: 0x7f0000000000 + uint64(i), Offset: testStructure[i%2].Offset, Bytes: int64(i % 1000), Layer: int32(i%2) - 1, Duration: int64(i) + 5,
+			Timestamp: int64(i) * 10, Step: int32(i / 2), Token: int32(i/2) - 1, Phase: tables.Phase(i % 3),
+			Thread: 77, Op: "MUL_MAT", Tensor: int32(i % 2),
+			DataPtr: 0x7f0000000000 + uint64(i), Offset: testStructure[i%2].Offset, Bytes: int64(i % 1000),
+			Layer: int32(i%2) - 1, Duration: int64(i) + 5,
 			Context: int32(i % 7), Stall: int64(i) + 3,
 		}
 		if i%5 == 4 {
@@ -78,24 +85,27 @@ func TestRoundTrip(t *testing.T) {
 	for _, n := range []int{0, 1, batchRows, 2*batchRows + 3} {
 		dir := filepath.Join(t.TempDir(), "a", "b")
 		rows := testRows(n)
-		routes := []tables.Route{{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5}, {Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11}}
+		routes := []tables.Route{
+			{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5},
+			{Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11},
+		}
 		writeCapture(t, dir, rows, routes)
 		c, err := Open(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(c.Structure, testStructure) {
-			t.Errorf("structure: %+v", c.Structure)
+			t.Errorf("structure: %+v; want %v", c.Structure, testStructure)
 		}
 		if !c.Meta.Complete || c.Meta.Rows != int64(n) || c.Meta.PID != 5 {
-			t.Errorf("meta: %+v", c.Meta)
+			t.Errorf("description %+v, want a complete capture of process 5 with %d rows", c.Meta, n)
 		}
 		got, err := readRows(c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(got) != n || n > 0 && !reflect.DeepEqual(got, rows) {
-			t.Errorf("%d rows differ from the %d written", len(got), n)
+			t.Errorf("got %d rows, want the %d that were written", len(got), n)
 		}
 		var gotRoutes []tables.Route
 		for r, err := range c.Routes() {
@@ -105,12 +115,13 @@ func TestRoundTrip(t *testing.T) {
 			gotRoutes = append(gotRoutes, r)
 		}
 		if !reflect.DeepEqual(gotRoutes, routes) {
-			t.Errorf("routes: %+v", gotRoutes)
+			t.Errorf("routes: %+v; want %v", gotRoutes, routes)
 		}
 	}
 }
 
-// A stream that was cut anywhere because the tracer was killed yields a prefix of its rows, in whole batches, and no error that stops an analysis.
+// A killed tracer may cut a stream anywhere. It then yields a prefix of its rows, in whole batches,
+// and no error that stops an analysis.
 func TestCutStream(t *testing.T) {
 	dir := t.TempDir()
 	rows := testRows(batchRows + 5)
@@ -136,12 +147,13 @@ func TestCutStream(t *testing.T) {
 			t.Fatalf("cut at byte %d of %d: %v", cut, len(whole), err)
 		}
 		if n := len(got); n != 0 && n != batchRows && n != len(rows) || n > 0 && !reflect.DeepEqual(got, rows[:n]) {
-			t.Fatalf("cut at byte %d: %d rows, or wrong ones", cut, n)
+			t.Fatalf("cut at byte %d: got %d rows, want the first of %d, in whole batches of %d", cut, n, len(rows),
+				batchRows)
 		}
 		seen[len(got)] = true
 	}
 	if !seen[0] || !seen[batchRows] {
-		t.Errorf("the cuts saw only %v rows", seen)
+		t.Errorf("the cuts saw only %v rows, want also 0 and %d", seen, batchRows)
 	}
 }
 
@@ -154,7 +166,7 @@ func TestCreateKeepsOtherFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := readRows(c); err != nil || len(got) != 1 {
-		t.Errorf("%d rows, %v", len(got), err)
+		t.Errorf("%d rows, %v; want 1", len(got), err)
 	}
 	mine := filepath.Join(dir, "notes.txt")
 	if err := os.WriteFile(mine, []byte("x"), 0o644); err != nil {
@@ -170,7 +182,7 @@ func TestCreateKeepsOtherFiles(t *testing.T) {
 
 func TestOpenErrors(t *testing.T) {
 	if _, err := Open(t.TempDir()); !errors.Is(err, ErrNoCapture) || !strings.Contains(err.Error(), "tracer") {
-		t.Errorf("empty directory: %v", err)
+		t.Errorf("empty directory: %v; want %v, text with \"tracer\"", err, ErrNoCapture)
 	}
 	dir := t.TempDir()
 	writeCapture(t, dir, nil, nil)

@@ -1,8 +1,9 @@
-// Package capturetest gives tests of capturers a target that lies: a program without llama.cpp, whose ggml hands out tensors, graphs and
-// batches of its choice (faketarget.c), and a small model for it.
+// Package capturetest provides a target for tests of capturers that reports whatever a scenario
+// wants: a program without llama.cpp, whose own ggml hands out made-up tensors, graphs and batches
+// (faketarget.c). It also provides a small model for that target.
 package capturetest
 
-// This file makes the target and runs tools on it.
+// This file compiles the target and writes its model.
 
 import (
 	"context"
@@ -25,32 +26,37 @@ import (
 //go:embed faketarget.c
 var source string
 
-// Target is the compiled program in a directory of its own, which every user can reach, with its libraries beside it.
+// Target is the compiled program in a directory of its own, which every user can reach, with its
+// libraries beside it.
 type Target struct {
 	Dir     string
 	Program string
 }
 
-// The libraries, each of which may need those before it, as ggml's do.
-var libraries = []struct{ name, symbol string }{{"libggml-base.so", "LIBBASE"}, {"libggml-cpu.so", "LIBCPU"}, {"libllama.so", "LIBLLAMA"}}
+// libraries are the target's libraries. Each may need those before it, as ggml's do.
+var libraries = []struct{ name, symbol string }{
+	{"libggml-base.so", "LIBBASE"}, {"libggml-cpu.so", "LIBCPU"}, {"libllama.so", "LIBLLAMA"},
+}
 
 // New compiles the target for the time of the test. It skips the test where there is no C compiler.
 func New(t testing.TB) *Target {
 	t.Helper()
 	testenv.NeedMachine(t)
 	dir := testenv.PublicDir(t)
-	target, err := compile(t.Context(), dir)
+	target, err := compileTarget(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return target
 }
 
-func compile(ctx context.Context, dir string) (*Target, error) {
+func compileTarget(ctx context.Context, dir string) (*Target, error) {
 	links := []string{"-pthread", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"}
 	for _, l := range libraries {
 		path := filepath.Join(dir, l.name)
-		if err := cc.Compile(ctx, path, source, append([]string{"-D" + l.symbol, "-shared", "-fPIC", "-w", "-Wl,-soname," + l.name}, links...)...); err != nil {
+		if err := cc.Compile(ctx, path, source, append([]string{
+			"-D" + l.symbol, "-shared", "-fPIC", "-w", "-Wl,-soname," + l.name,
+		}, links...)...); err != nil {
 			return nil, fmt.Errorf("compile %s: %w", l.name, err)
 		}
 		links = append(links, path)
@@ -62,7 +68,8 @@ func compile(ctx context.Context, dir string) (*Target, error) {
 	return &Target{Dir: dir, Program: program}, nil
 }
 
-// Scenarios are the names of what the target can do. The first one, "control", is true to the model.
+// Scenarios returns the names of what the target can do. The first one, "control", reports the
+// truth about the model.
 func (f *Target) Scenarios(t testing.TB) []string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), f.Program, "list").Output()
@@ -91,14 +98,17 @@ func NewModel(t testing.TB) *Model {
 	m := gguftest.Model{
 		KVs: []gguftest.KV{
 			{Key: "general.architecture", Value: "qwen3moe"}, {Key: "qwen3moe.block_count", Value: uint32(Layers)},
-			{Key: "qwen3moe.expert_count", Value: uint32(Experts)}, {Key: "qwen3moe.expert_used_count", Value: uint32(2)},
+			{Key: "qwen3moe.expert_count", Value: uint32(Experts)},
+			{Key: "qwen3moe.expert_used_count", Value: uint32(2)},
 		},
 		Tensors: []gguftest.Tensor{{Name: "token_embd.weight", Type: gguf.Q8_0, Shape: []int64{embd, vocab}}},
 	}
 	for i := range Layers {
 		for _, w := range []gguftest.Tensor{
-			{Name: "attn_norm", Type: gguf.F32, Shape: []int64{embd}}, {Name: "attn_q", Type: gguf.Q8_0, Shape: []int64{embd, embd}},
-			{Name: "ffn_gate_inp", Type: gguf.F32, Shape: []int64{embd, Experts}}, {Name: "ffn_up_exps", Type: gguf.Q4_0, Shape: []int64{embd, ff, Experts}},
+			{Name: "attn_norm", Type: gguf.F32, Shape: []int64{embd}},
+			{Name: "attn_q", Type: gguf.Q8_0, Shape: []int64{embd, embd}},
+			{Name: "ffn_gate_inp", Type: gguf.F32, Shape: []int64{embd, Experts}},
+			{Name: "ffn_up_exps", Type: gguf.Q4_0, Shape: []int64{embd, ff, Experts}},
 			{Name: "ffn_down_exps", Type: gguf.Q4_0, Shape: []int64{ff, embd, Experts}},
 		} {
 			w.Name = fmt.Sprintf("blk.%d.%s.weight", i, w.Name)
@@ -126,13 +136,14 @@ func NewModel(t testing.TB) *Model {
 	return to
 }
 
-// Args is the command line of a scenario that goes on for a while. The words are those of faketarget.c: "early",
-// "remap", "wait".
+// Args returns the command line of a scenario that lasts as long as long says. The words are those
+// of faketarget.c: "early", "remap", "wait".
 func (f *Target) Args(m *Model, scenario string, long time.Duration, words ...string) []string {
-	return append([]string{f.Program, m.Path, m.table, scenario, strconv.FormatFloat(long.Seconds(), 'f', -1, 64)}, words...)
+	return append([]string{f.Program, m.Path, m.table, scenario, strconv.FormatFloat(long.Seconds(), 'f', -1, 64)},
+		words...)
 }
 
-// Ops are the names of the target's ops, by number.
+// Ops returns the names of the target's ops, by number.
 func Ops() []string {
 	return []string{"NONE", "ADD", "MUL", "RMS_NORM", "MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "UNARY"}
 }

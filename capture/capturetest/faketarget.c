@@ -2,15 +2,18 @@
 
 // (The first line keeps the go command, which would require cgo for a C file, from compiling this one.)
 //
-// A target that lies: a program with libraries that have ggml's and llama.cpp's function names, on which tracers probe it, and that hands
-// out tensors, graphs and batches of its choice. It computes nothing. A scenario first runs some decodes that are true to the model, so that
-// the tensors that a tracer checks at the beginning are good, and lies from then on; with the word "early" it lies at once.
+// This is a target that lies to tracers. Its libraries have ggml's and llama.cpp's function names,
+// to which tracers attach probes, and hand out made-up tensors, graphs and batches. It computes
+// nothing. A scenario first runs some decodes that are true to the model, so that the tensors that
+// a tracer checks at the beginning are good. From then on it lies. With the word "early" it lies at
+// once.
 //
 //     faketarget MODEL TABLE SCENARIO SECONDS [early] [remap] [wait]
 //
-// With the word "remap" the lies are about another mapping of the model, so that a helper that knows what a token reads learns it anew.
-// TABLE lists the model's tensors: name, ggml's type number, four extents, offset, bytes. With the word "wait" it prints "ready" and reads a line
-// before it begins. At its end it prints how many decodes it ran.
+// With the word "remap" the lies are about another mapping of the model, so that a helper must
+// learn again what a token reads. TABLE lists the model's tensors: name, ggml's type number, four
+// extents, offset, bytes. With the word "wait" it prints "ready" and reads a line before it begins.
+// At the end it prints how many decodes it ran.
 //
 // It is compiled four times: with LIBBASE, LIBCPU or LIBLLAMA defined to a library, else to the program.
 
@@ -62,9 +65,9 @@ typedef struct ggml_tensor {
 } tensor;
 
 typedef struct {
-	int size, n_nodes, n_leafs; // what is said
+	int size, n_nodes, n_leafs; // as reported to the tracer
 	tensor **nodes, **grads, **grad_accs, **leafs;
-	int real; // what is computed
+	int real; // how many nodes of run are really computed
 	tensor **run;
 } graph;
 
@@ -85,7 +88,8 @@ typedef struct {
 
 #define API __attribute__((visibility("default"), noinline))
 
-// A call keeps a register for its caller, so that the function begins with a push as ggml's do, and its arguments are used.
+// BODY saves a register for the caller, so that the function begins with a push, as ggml's do. It
+// also uses the function's arguments.
 #if defined(__x86_64__)
 #define BODY(...) __asm__ volatile("" ::__VA_ARGS__ \
 	                               : "rbx", "memory")
@@ -149,13 +153,16 @@ API bool ggml_cpu_extra_compute_forward(const params *p, tensor *node) {
 	BODY("r"(p), "r"(node));
 	return false;
 }
-API void ggml_compute_forward_rms_norm_mul_fused(const params *p, tensor *first, tensor *second) { BODY("r"(p), "r"(first), "r"(second)); }
+API void ggml_compute_forward_rms_norm_mul_fused(const params *p, tensor *first, tensor *second) {
+	BODY("r"(p), "r"(first), "r"(second));
+}
 API int ggml_graph_compute(graph *g, void *plan) {
 	BODY("r"(g), "r"(plan));
-	graph *real = plan; // the graph may lie anywhere
+	graph *real = plan; // g may be any address, so it is not read
 	for (int i = 0; i < real->real; i++) {
 		tensor *node = real->run[i];
-		if (i + 1 < real->real && node > (tensor *)4096 && (uintptr_t)node >> 47 == 0 && node->extra == real->run[i + 1])
+		if (i + 1 < real->real && node > (tensor *)4096 && (uintptr_t)node >> 47 == 0 &&
+		    node->extra == real->run[i + 1])
 			ggml_compute_forward_rms_norm_mul_fused(&mine, node, real->run[++i]);
 		else
 			ggml_cpu_extra_compute_forward(&mine, node);
@@ -206,8 +213,12 @@ static void open_model(const char *list) {
 	mapping = map_model(file_size);
 	FILE *f = fopen(list, "r");
 	if (!f) die(list);
-	while (rows < 512 && fscanf(f, "%63s %d %ld %ld %ld %ld %ld %ld", table[rows].name, &table[rows].type, &table[rows].ne[0], &table[rows].ne[1], &table[rows].ne[2], &table[rows].ne[3], &table[rows].offset, &table[rows].bytes) == 8)
-		rows++;
+	for (; rows < 512; rows++) {
+		__typeof__(&table[0]) row = &table[rows];
+		int n = fscanf(f, "%63s %d %ld %ld %ld %ld %ld %ld", row->name, &row->type, &row->ne[0], &row->ne[1],
+		    &row->ne[2], &row->ne[3], &row->offset, &row->bytes);
+		if (n != 8) break;
+	}
 	fclose(f);
 	if (!rows) die("no tensors");
 }
@@ -215,12 +226,16 @@ static void open_model(const char *list) {
 // ---- tensors and graphs that are true
 
 enum { ARENA = 1 << 20 };
-static tensor *arena; // a ring: after a million tensors the oldest are used again
+static tensor *arena; // a ring: after a million tensors the oldest are reused
 static unsigned long used;
 static long decodes, serial;
 
 static tensor *fresh(void) {
-	if (!arena && (arena = mmap(NULL, ARENA * sizeof *arena, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) == MAP_FAILED) die("out of memory");
+	if (!arena) {
+		int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+		arena = mmap(NULL, ARENA * sizeof *arena, PROT_READ | PROT_WRITE, flags, -1, 0);
+		if (arena == MAP_FAILED) die("out of memory");
+	}
 	tensor *t = &arena[__sync_fetch_and_add(&used, 1) % ARENA];
 	memset(t, 0, sizeof *t);
 	return t;
@@ -280,7 +295,7 @@ static void add(model_graph *m, tensor *t) { m->g.run[m->g.real++] = t; }
 
 static void build(model_graph *m, int layers) {
 	memset(m, 0, sizeof *m);
-	for (long i = 0; i < 256; i++) ((float *)scratch)[i] = i; // what was never written cannot be read by probes
+	for (long i = 0; i < 256; i++) ((float *)scratch)[i] = i; // probes cannot read pages that were never written
 	m->g.run = m->g.nodes = m->list;
 	m->rows = plain(TYPE_I32, 1, 1, rows_of_batch, "inp_tokens");
 	m->rows->flags = 1;
@@ -304,7 +319,8 @@ static void build(model_graph *m, int layers) {
 	m->g.n_nodes = m->g.size = m->g.real;
 }
 
-// what a decode computes: the graph that is handed out, and the one that is computed
+// A job is what a decode computes: the graph that is handed out (told), and the one that is
+// computed (real).
 typedef struct {
 	graph *told, *real;
 } job;
@@ -325,7 +341,8 @@ static double now(void) {
 }
 
 static bool time_left(void) { return now() < deadline; }
-static void rest(void) { nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); } // a token of a small model
+// about as long as a token of a small model takes
+static void rest(void) { nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); }
 
 static void decode_batch(context *c, graph *told, graph *real, batch b) {
 	job j = {told, real};
@@ -344,7 +361,7 @@ static void tokens(model_graph *m) {
 	}
 }
 
-// ---- scenarios: each has the graph of a token, with which it is to tell its lies
+// ---- scenarios: each changes the graph of a token to tell its lies
 
 static model_graph token;
 static int layers;
@@ -352,7 +369,7 @@ static int layers;
 #define SOURCE (LAST->src[0]) // the last node's weight
 #define EACH_NODE for (int i = 0; i < token.g.real; i++)
 
-// Tensors are met once: a lie is a tensor that was not there before.
+// Tracers check a tensor only when they see it for the first time, so each lie needs new tensors.
 static void renew(void) { build(&token, layers); }
 
 #define LIE(name, ...) \
@@ -408,7 +425,7 @@ static void other_file(void) {
 
 // ---- graphs
 
-static void told(graph *g) {
+static void hand_out(graph *g) {
 	while (time_left()) {
 		decode_batch(&ctx0, g, &token.g, (batch){.n_tokens = 1});
 		rest();
@@ -420,15 +437,23 @@ static void told(graph *g) {
 		renew(); \
 		graph g = token.g; \
 		__VA_ARGS__; \
-		told(&g); \
+		hand_out(&g); \
 	}
 TELL(huge_graph, g.n_nodes = INT32_MAX)
 TELL(negative_graph, g.n_nodes = -1)
 TELL(unmapped_nodes, g.nodes = (tensor **)0xdead0000)
-TELL(wild_nodes, tensor *wild[8]; for (int i = 0; i < 8; i++) wild[i] = (tensor *)(0x123456789abcdef * i); g.nodes = wild; g.n_nodes = 8; token.g.run = wild; token.g.real = 8)
+static void wild_nodes(void) {
+	renew();
+	graph g = token.g;
+	tensor *wild[8];
+	for (int i = 0; i < 8; i++) wild[i] = (tensor *)(0x123456789abcdef * i);
+	g.nodes = token.g.run = wild;
+	g.n_nodes = token.g.real = 8;
+	hand_out(&g);
+}
 static void no_graph(void) {
 	renew();
-	told(NULL);
+	hand_out(NULL);
 }
 
 static void long_graph(void) {
@@ -442,7 +467,7 @@ static void long_graph(void) {
 	while (time_left()) decode_batch(&ctx0, &g, &g, (batch){.n_tokens = 1});
 }
 
-// As many ops that read weights as a graph may have, and no two graphs alike.
+// Graphs have as many ops that read weights as a graph may have, and no two graphs are alike.
 static void long_shapes(void) {
 	enum { N = 1 << 16 };
 	renew();
@@ -500,7 +525,10 @@ static void flood_ids(void) {
 	static int32_t ids[65536];
 	while (time_left()) {
 		renew();
-		EACH_NODE if (token.list[i]->op == OP_MUL_MAT_ID) token.list[i]->src[2] = plain(TYPE_I32, 256, 256, ids, "ffn_moe_topk");
+		EACH_NODE {
+			tensor *node = token.list[i];
+			if (node->op == OP_MUL_MAT_ID) node->src[2] = plain(TYPE_I32, 256, 256, ids, "ffn_moe_topk");
+		}
 		token.rows->ne[0] = 65536;
 		decode(&token);
 	}
@@ -529,7 +557,7 @@ static void *one_decode(void *arg) {
 	return NULL;
 }
 
-// Each thread begins a decode and ends in it.
+// Each thread begins a decode and ends within it.
 static void quit_thread(void *of) {
 	compute(of);
 	pthread_exit(NULL);
@@ -604,7 +632,7 @@ static void unended(void) {
 	}
 }
 
-// One decode that goes on for ever, with the embeddings of token after token.
+// One decode goes on for ever, and looks up the embeddings of ever more tokens.
 static void go_on(void *of) {
 	while (time_left()) compute(of);
 }
@@ -633,7 +661,7 @@ static void recursion(void) {
 	}
 }
 
-// Graphs without llama_decode: their steps are derived.
+// These graphs are computed without llama_decode, so their steps are derived.
 static void derived(void) {
 	renew();
 	while (time_left()) {
@@ -655,7 +683,7 @@ static void buffers(void) {
 static void unmap(void) {
 	while (time_left()) {
 		munmap(mapping, file_size);
-		decode(&token); // its tensors are where the model was
+		decode(&token); // its tensors lie where the model was mapped
 		mapping = map_model(file_size);
 		renew();
 		decode(&token);
@@ -841,7 +869,7 @@ int main(int argc, char **argv) {
 	renew();
 	for (int i = 0; i < 8 && !early; i++) {
 		decode(&token);
-		renew(); // tensors that are met for the first time are checked
+		renew(); // tracers check tensors that they see for the first time
 		rest();
 	}
 	if (remap) mapping = map_model(file_size);

@@ -1,6 +1,6 @@
 package capturetest
 
-// This file runs a tool on a target, and says what it took.
+// This file runs a tool on a target, and measures what it took.
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Outcome is how a tool ended, and what it took for itself, without its children.
+// Outcome is how a tool ended, and what resources it used itself, without its children.
 type Outcome struct {
 	Status int // 128+n if signal n ended it
 	Stderr string
@@ -25,7 +25,7 @@ type Outcome struct {
 	Wall   time.Duration
 }
 
-// Bounds that hold whatever a target says.
+// These bounds hold whatever a target reports.
 const (
 	maxCPU   = 3 * time.Second
 	maxRSS   = 500 << 20
@@ -33,9 +33,10 @@ const (
 	maxWall  = time.Minute
 )
 
-// Run runs a tool to its end. Once it has started, running is called with what it has said up to then, again and again until that returns true (nil: not at all). A
-// tool that does not end is killed, and fails the test.
-func Run(t testing.TB, cmd *exec.Cmd, running func(pid int, said string) (done bool)) Outcome {
+// Run runs a tool to its end. While the tool runs, running (if not nil) is called again and again
+// with what the tool has printed up to then, until running returns true. A tool that does not end
+// is killed, and fails the test.
+func Run(t testing.TB, cmd *exec.Cmd, running func(pid int, output string) (done bool)) Outcome {
 	t.Helper()
 	stderr, err := os.CreateTemp(t.TempDir(), "stderr")
 	if err != nil {
@@ -49,18 +50,18 @@ func Run(t testing.TB, cmd *exec.Cmd, running func(pid int, said string) (done b
 	}
 	pid := cmd.Process.Pid
 	var o Outcome
-	for !ended(t, pid) {
+	for !hasEnded(t, pid) {
 		if time.Since(begun) > maxWall {
 			t.Errorf("%v did not end", cmd.Args)
 			_ = cmd.Process.Kill() // it may have ended
 		}
-		o.RSS = max(o.RSS, rss(pid))
-		if running != nil && running(pid, said(t, stderr)) {
+		o.RSS = max(o.RSS, peakMemory(pid))
+		if running != nil && running(pid, readOutput(t, stderr)) {
 			running = nil
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	o.CPU, o.Wall = cpu(t, pid), time.Since(begun)
+	o.CPU, o.Wall = cpuTime(t, pid), time.Since(begun)
 	_ = cmd.Wait() // the status says how it ended
 	status, ok := cmd.ProcessState.Sys().(interface{ ExitStatus() int })
 	if !ok {
@@ -69,11 +70,12 @@ func Run(t testing.TB, cmd *exec.Cmd, running func(pid int, said string) (done b
 	if o.Status = status.ExitStatus(); o.Status < 0 {
 		o.Status = 128 + int(cmd.ProcessState.Sys().(interface{ Signal() unix.Signal }).Signal())
 	}
-	o.Stderr = said(t, stderr)
+	o.Stderr = readOutput(t, stderr)
 	return o
 }
 
-// Check fails the test if the tool took more than a target may cause, or did not say briefly and legibly how it went. Lines of a log are not counted.
+// Check fails the test if the tool used more resources than a target may cause, or did not print
+// briefly and legibly how it went. Lines of a log are not counted.
 func (o *Outcome) Check(t testing.TB) {
 	t.Helper()
 	lines := 0
@@ -86,21 +88,22 @@ func (o *Outcome) Check(t testing.TB) {
 	case strings.Contains(o.Stderr, "goroutine ") || strings.Contains(o.Stderr, "panic:"):
 		t.Errorf("it panicked:\n%s", o.Stderr)
 	case lines > maxLines || lines == 0:
-		t.Errorf("it said %d lines:\n%.2000s", lines, o.Stderr)
-	case !utf8.ValidString(o.Stderr) || strings.ContainsFunc(o.Stderr, func(c rune) bool { return c < ' ' && c != '\n' || c == 0x7f }):
-		t.Errorf("it said what a terminal obeys: %.2000q", o.Stderr)
+		t.Errorf("it printed %d lines, want 1 to %d:\n%.2000s", lines, maxLines, o.Stderr)
+	case !utf8.ValidString(o.Stderr) || strings.ContainsFunc(o.Stderr,
+		func(c rune) bool { return c < ' ' && c != '\n' || c == 0x7f }):
+		t.Errorf("it printed control characters: %.2000q", o.Stderr)
 	}
 	if o.CPU > maxCPU || o.RSS > maxRSS {
 		t.Errorf("it took %v of CPU time and %d MiB", o.CPU, o.RSS>>20)
 	}
 }
 
-// String has the figures in a line.
+// String returns the figures in one line.
 func (o *Outcome) String() string {
 	return fmt.Sprintf("status %d, CPU %.2f s, %d MiB, %.1f s", o.Status, o.CPU.Seconds(), o.RSS>>20, o.Wall.Seconds())
 }
 
-func ended(t testing.TB, pid int) bool {
+func hasEnded(t testing.TB, pid int) bool {
 	t.Helper()
 	var info unix.Siginfo
 	if err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil); err != nil {
@@ -109,7 +112,7 @@ func ended(t testing.TB, pid int) bool {
 	return info.Signo != 0
 }
 
-func said(t testing.TB, f *os.File) string {
+func readOutput(t testing.TB, f *os.File) string {
 	t.Helper()
 	data, err := os.ReadFile(f.Name())
 	if err != nil {
@@ -118,8 +121,8 @@ func said(t testing.TB, f *os.File) string {
 	return string(data)
 }
 
-// rss is the most memory that a process had; 0 if it has ended.
-func rss(pid int) int64 {
+// peakMemory returns the peak memory of a process in bytes, 0 if it has ended.
+func peakMemory(pid int) int64 {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0
@@ -133,8 +136,8 @@ func rss(pid int) int64 {
 	return n << 10
 }
 
-// cpu is the CPU time of a process that has ended and is not waited for yet.
-func cpu(t testing.TB, pid int) time.Duration {
+// cpuTime returns the CPU time of a process that has ended and was not waited for yet.
+func cpuTime(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

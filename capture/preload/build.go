@@ -27,7 +27,8 @@ var shimText string
 //go:embed wire.h
 var wireHeaderText string
 
-// shimSource is the shim with its includes inserted: it is compiled from standard input, so there are no files next to it.
+// shimSource is the shim with its includes inserted. It is compiled from standard input, so the
+// compiler finds no files next to it.
 var shimSource = ggml.IncludeGathers(strings.Replace(shimText, `#include "wire.h"`, wireHeaderText, 1))
 
 var compilerFlags = []string{"-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-fno-strict-aliasing"}
@@ -38,9 +39,9 @@ const separators = " :"
 // tempPrefix begins the names of the directories with a shim that is not in the cache.
 const tempPrefix = "tensorcast-preload-"
 
-// build returns the path of the shim. If foreign is set, programs of other users must be able to open it. temp is for the caller to remove
-// in the end; nil if the shim is in the cache.
-func build(ctx context.Context, foreign bool) (path string, temp *temporary, err error) {
+// buildShim returns the path of the shim. If foreign is set, programs of other users must be able
+// to open it. The caller must remove temp in the end. temp is nil if the shim is in the cache.
+func buildShim(ctx context.Context, foreign bool) (path string, temp *temporary, err error) {
 	cached, err := cachedShim(ctx)
 	if err != nil && !errors.Is(err, errNoCache) {
 		return "", nil, err
@@ -55,10 +56,11 @@ func build(ctx context.Context, foreign bool) (path string, temp *temporary, err
 	if cached != "" {
 		err = copyFile(path, cached)
 	} else {
-		err = compile(ctx, path)
+		err = compileShim(ctx, path)
 	}
 	if err == nil && strings.ContainsAny(path, separators) {
-		err = fmt.Errorf("the directory %q has a space or a colon in its name, which LD_PRELOAD does not allow: set TMPDIR to another one", os.TempDir())
+		err = fmt.Errorf("the directory %q has a space or a colon in its name, which LD_PRELOAD does not allow: "+
+			"set TMPDIR to another one", os.TempDir())
 	}
 	if err == nil {
 		err = errors.Join(os.Chmod(temp.path, 0o755), os.Chmod(path, 0o755))
@@ -69,23 +71,24 @@ func build(ctx context.Context, foreign bool) (path string, temp *temporary, err
 	return path, temp, nil
 }
 
-// errNoCache says that the user has no cache directory of their own.
+// errNoCache means that the user has no cache directory of their own.
 var errNoCache = errors.New("no cache directory")
 
-// cachedShim returns the shim in the user's cache directory; it compiles the shim if it is not there. The file name is a hash of everything
-// that determines its contents.
+// cachedShim returns the shim in the user's cache directory. It compiles the shim if it is not
+// there. The file name is a hash of everything that determines its contents.
 func cachedShim(ctx context.Context) (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return "", errNoCache
 	}
 	dir = filepath.Join(dir, "tensorcast")
-	if err := os.MkdirAll(dir, 0o755); err != nil || !ours(dir, fs.ModeDir) {
+	if err := os.MkdirAll(dir, 0o755); err != nil || !isOurs(dir, fs.ModeDir) {
 		return "", errNoCache
 	}
-	sum := sha256.Sum256([]byte(shimSource + "\x00" + cc.Flags + " " + strings.Join(compilerFlags, " ") + "\x00" + runtime.GOARCH))
+	sum := sha256.Sum256([]byte(shimSource + "\x00" + cc.Flags + " " + strings.Join(compilerFlags, " ") + "\x00" +
+		runtime.GOARCH))
 	path := filepath.Join(dir, fmt.Sprintf("preload-%x.so", sum[:8]))
-	if ours(path, 0) {
+	if isOurs(path, 0) {
 		return path, nil
 	}
 	tmp, err := newTemporary(dir, ".new-")
@@ -94,7 +97,7 @@ func cachedShim(ctx context.Context) (string, error) {
 	}
 	defer func() { _ = tmp.remove() }() // the next session tries again
 	made := filepath.Join(tmp.path, "shim.so")
-	if err := compile(ctx, made); err != nil {
+	if err := compileShim(ctx, made); err != nil {
 		return "", err
 	}
 	// If another process compiled it at the same time, it made the same file.
@@ -104,9 +107,9 @@ func cachedShim(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// ours reports whether the file is of this type (0: a regular file) and only this user can write it: nothing else may be loaded into the
-// user's programs.
-func ours(path string, is fs.FileMode) bool {
+// isOurs reports whether the file is of this type (0: a regular file) and only this user can write
+// it. Nothing else may be loaded into the user's programs.
+func isOurs(path string, is fs.FileMode) bool {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return false
@@ -115,8 +118,8 @@ func ours(path string, is fs.FileMode) bool {
 	return ok && int(st.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0 && info.Mode().Type() == is
 }
 
-// compile writes the shim to the new file path.
-func compile(ctx context.Context, path string) error {
+// compileShim writes the shim to the new file path.
+func compileShim(ctx context.Context, path string) error {
 	err := cc.Compile(ctx, path, shimSource, compilerFlags...)
 	switch {
 	case err == nil:
@@ -124,7 +127,8 @@ func compile(ctx context.Context, path string) error {
 	case errors.Is(err, cc.ErrNoCompiler):
 		return fmt.Errorf("%w: %w", ErrNoCompiler, err)
 	}
-	return fmt.Errorf("compile the shim: %w (are the C library's headers installed? Debian, Ubuntu: apt-get install libc6-dev)", err)
+	return fmt.Errorf("compile the shim: %w (are the C library's headers installed? Debian, Ubuntu: apt-get "+
+		"install libc6-dev)", err)
 }
 
 func copyFile(to, from string) error {

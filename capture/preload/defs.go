@@ -1,6 +1,7 @@
 //go:build ignore
 
-// This file gives the Go names for the types and constants of wire.h; cgo -godefs generates wire_defs.go from it.
+// This file gives the Go names for the types and constants of wire.h; cgo -godefs generates
+// wire_defs.go from it.
 
 package preload
 

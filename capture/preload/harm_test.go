@@ -1,7 +1,7 @@
 package preload
 
-// These tests run programs under the shim that close its descriptors, forbid its system calls or write into the shared memory: they must
-// live on, and so must the session.
+// These tests run programs under the shim that close its descriptors, forbid its system calls or
+// write into the shared memory. The programs must survive, and so must the session.
 
 import (
 	"bufio"
@@ -29,7 +29,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// odd computes a graph some times, does what its first argument says, computes again, and ends with 0 if it is unharmed.
+// odd is a program that computes a graph several times, misbehaves as its first argument says,
+// computes again, and exits with 0 if it is unharmed.
 const odd = `
 #include <errno.h>
 #include <pthread.h>
@@ -58,14 +59,15 @@ static void forbid(int nr, int action)
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog)) _exit(3);
 }
 
-// memory is where the shared memory is mapped.
+// memory returns where the shared memory is mapped.
 static char *memory(size_t *size)
 {
     char line[4096];
     FILE *maps = fopen("/proc/self/maps", "r");
     while (maps && fgets(line, sizeof line, maps)) {
         unsigned long lo, hi;
-        if (strstr(line, "tensorcast-preload") && !strstr(line, ".so") && sscanf(line, "%lx-%lx", &lo, &hi) == 2) return *size = hi - lo, (char *)lo;
+        if (!strstr(line, "tensorcast-preload") || strstr(line, ".so")) continue;
+        if (sscanf(line, "%lx-%lx", &lo, &hi) == 2) return *size = hi - lo, (char *)lo;
     }
     _exit(4);
 }
@@ -74,7 +76,7 @@ static int outlived;
 static void *cancelled(void *arg)
 {
     (void)arg;
-    pthread_cancel(pthread_self()); // it takes effect at the next cancellation point, of which compute has none
+    pthread_cancel(pthread_self()); // it takes effect at the next cancellation point, and compute has none
     compute();
     outlived = 1;
     pthread_testcancel();
@@ -90,8 +92,10 @@ int main(int argc, char **argv)
     char *file = mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0);
     if (file == MAP_FAILED) return 1;
     float out[8];
-    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64, .name = "blk.0.ffn_up.weight"};
-    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w}, .data = out, .name = "node_0"};
+    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64,
+        .name = "blk.0.ffn_up.weight"};
+    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w},
+        .data = out, .name = "node_0"};
     struct ggml_tensor *nodes[] = {&n};
     graph = (struct ggml_cgraph){1, 1, 0, nodes, 0, 0};
     for (int i = 0; i < 3 && !early; i++) compute();
@@ -115,8 +119,10 @@ int main(int argc, char **argv)
     } else if (!strcmp(what, "overwrites sizes")) memset(memory(&size) + 4, 0x41, 20);
     else if (!strcmp(what, "overwrites layouts")) memset(memory(&size) + 40, 0x41, 1000);
     else if (!strcmp(what, "overwrites the header")) memset(memory(&size) + 4, 0x41, 2000);
-    else if (!strcmp(what, "overwrites cursors")) for (char *m = memory(&size), *p = m + 4096; p < m + 2 * 4096; p += 8) *(uint64_t *)p = 0x4141414141414148;
-    else if (!strcmp(what, "forks")) {
+    else if (!strcmp(what, "overwrites cursors")) {
+        char *m = memory(&size);
+        for (char *p = m + 4096; p < m + 2 * 4096; p += 8) *(uint64_t *)p = 0x4141414141414148;
+    } else if (!strcmp(what, "forks")) {
         int status;
         pid_t child = fork();
         if (!child) { compute(); _exit(0); }
@@ -137,30 +143,33 @@ func oddProgram(t *testing.T) func(what ...string) *exec.Cmd {
 	dir := openDir(t)
 	ggml := strings.Replace(structs, "void *front;", "", 1)
 	compileC(t, filepath.Join(dir, "libodd.so"), ggml+otherLibrary, "-shared", "-fPIC")
-	compileC(t, filepath.Join(dir, "odd"), "#define _GNU_SOURCE\n"+ggml+odd, "-L"+dir, "-lodd", "-pthread", "-Wl,-rpath,$ORIGIN")
+	compileC(t, filepath.Join(dir, "odd"), "#define _GNU_SOURCE\n"+ggml+odd, "-L"+dir, "-lodd", "-pthread",
+		"-Wl,-rpath,$ORIGIN")
 	weights := filepath.Join(dir, "weights")
 	if err := os.WriteFile(weights, make([]byte, 4096), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return func(what ...string) *exec.Cmd {
-		return exec.CommandContext(t.Context(), filepath.Join(dir, "odd"), append([]string{what[0], weights}, what[1:]...)...)
+		return exec.CommandContext(t.Context(), filepath.Join(dir, "odd"),
+			append([]string{what[0], weights}, what[1:]...)...)
 	}
 }
 
-// Whatever a program does, it lives to its end and computes what it would. If it broke the shared memory, one error says so.
+// Whatever a program does, it runs to its end and computes the same as without the shim. If it
+// broke the shared memory, one error says so.
 func TestOddTargetIsUnharmed(t *testing.T) {
 	program := oddProgram(t)
 	for _, tc := range []struct {
 		what   string
 		root   bool
-		broken bool // it may be that nothing is seen, or that Run fails
+		broken bool // nothing may be seen, or Run may fail
 		want   int  // ops
 	}{
 		{what: "nothing", want: 1003},
 		{what: "closes descriptors", want: 1003},
 		{what: "early closes descriptors", want: 1000},
 		{what: "changes its root", root: true, want: 1003},
-		{what: "early changes its root", root: true}, // without /proc it is unknown what lies in files
+		{what: "early changes its root", root: true}, // without /proc the shim cannot tell what lies in files
 		{what: "becomes another user", root: true, want: 1003},
 		{what: "early becomes another user", root: true, want: 1000},
 		{what: "is refused", want: 1003},
@@ -189,10 +198,11 @@ func TestOddTargetIsUnharmed(t *testing.T) {
 			cmd := program(tc.what, t.TempDir())
 			r := observe(t, cmd, scene{asRoot: tc.root, mayFail: tc.broken})
 			if !r.state.Success() || r.stderr != "" {
-				t.Errorf("the program: %v, %s", r.state, r.stderr)
+				t.Errorf("the program ended with %v and printed %q, want success and nothing", r.state, r.stderr)
 			}
-			if r.err != nil && (!errors.Is(r.err, errCorrupt) && !errors.Is(r.err, event.ErrLayout) || strings.Contains(r.err.Error(), "\n")) {
-				t.Errorf("Run: %v", r.err)
+			if r.err != nil && (!errors.Is(r.err, errCorrupt) && !errors.Is(r.err, event.ErrLayout) ||
+				strings.Contains(r.err.Error(), "\n")) {
+				t.Errorf("Run returned %v, want a corrupt memory or an unknown layout, in one line", r.err)
 			}
 			ops := 0
 			for _, e := range r.events {
@@ -207,21 +217,27 @@ func TestOddTargetIsUnharmed(t *testing.T) {
 	}
 }
 
-// A program whose graphs have addresses that it does not follow itself is not ended by the shim, which does.
+// A program's graphs may have bad addresses that the program itself never follows. The shim follows
+// them, and must not crash it.
 func TestBadAddresses(t *testing.T) {
 	f, m := capturetest.New(t), capturetest.NewModel(t)
-	for _, scenario := range []string{"control", "wild_sources", "unmapped_rows", "huge_graph", "negative_graph", "unmapped_nodes", "wild_nodes", "no_graph", "unmap"} {
+	for _, scenario := range []string{
+		"control", "wild_sources", "unmapped_rows", "huge_graph", "negative_graph", "unmapped_nodes",
+		"wild_nodes", "no_graph", "unmap",
+	} {
 		t.Run(scenario, func(t *testing.T) {
 			args := f.Args(m, scenario, 100*time.Millisecond)
 			r := observe(t, exec.CommandContext(t.Context(), args[0], args[1:]...), scene{mayFail: true})
-			if !r.state.Success() || r.err != nil && !errors.Is(r.err, event.ErrLayout) || scenario == "control" && len(r.events) == 0 {
+			if !r.state.Success() || r.err != nil && !errors.Is(r.err, event.ErrLayout) || scenario == "control" &&
+				len(r.events) == 0 {
 				t.Errorf("the program: %v, %s; %d events, %v", r.state, r.stderr, len(r.events), r.err)
 			}
 		})
 	}
 }
 
-// A thread that cannot have the writer's lock, because another one was ended while it held it, waits a few times and then no more.
+// If a thread was killed while it held the writer's lock, other threads wait for it a few times and
+// then no more.
 func TestLockOfAThreadThatIsGone(t *testing.T) {
 	program := oddProgram(t)
 	cmd := program("nothing")
@@ -234,24 +250,27 @@ func TestLockOfAThreadThatIsGone(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	// The same shim, whose lock is taken by its own process before anything is computed.
+	// This is the same shim, but its own process takes the lock before anything is computed.
 	dir := openDir(t)
 	stuck := filepath.Join(dir, "stuck.so")
-	compileC(t, stuck, strings.Replace(shimSource, "static pid_t owner;", "static pid_t owner;\n__attribute__((constructor)) static void stick(void) { owner = getpid(); }", 1), compilerFlags...)
+	compileC(t, stuck, strings.Replace(shimSource, "static pid_t owner;",
+		"static pid_t owner;\n__attribute__((constructor)) static void stick(void) { owner = getpid(); }", 1),
+		compilerFlags...)
 	s.shim = stuck
 	cmd.Env = s.Environ(cmd.Environ())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ordinary()}
 	begun := time.Now()
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-		t.Errorf("%v: %s", err, out)
+		t.Errorf("%v: %s; want at most 0", err, out)
 	}
-	// 1003 graphs, twice each, at 10 ms: 20 s, were it not given up.
+	// 1003 graphs at two waits of 10 ms each would take 20 s if the shim did not give up.
 	if took := time.Since(begun); took > 10*time.Second {
-		t.Errorf("it took %v", took)
+		t.Errorf("it took %v; want at most %v", took, 10*time.Second)
 	}
 }
 
-// The shared memory has a size that nobody can change. Where the program may not look at our descriptors, another process has it open.
+// Nobody can change the size of the shared memory. If the program may not open our descriptors,
+// another process keeps the memory open.
 func TestMemoryIsSealed(t *testing.T) {
 	dumpable := func(yes uintptr) {
 		if err := unix.Prctl(unix.PR_SET_DUMPABLE, yes, 0, 0, 0); err != nil {
@@ -270,13 +289,16 @@ func TestMemoryIsSealed(t *testing.T) {
 		"we have privileges": {nil, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dumpable(tc.dumpable) // a child with another user's credential, which Go starts by vfork, makes this process undumpable, too
+			// Go starts a child with another user's credential by vfork. That makes this process
+			// undumpable, too.
+			dumpable(tc.dumpable)
 			m, err := newMemory(minRing, tc.credential)
 			if err != nil {
 				t.Fatal(err)
 			}
 			path := m.path()
-			if held := m.holder != nil; held != tc.held || !held && !strings.HasPrefix(path, fmt.Sprintf("/proc/%d/", os.Getpid())) {
+			if held := m.holder != nil; held != tc.held || !held &&
+				!strings.HasPrefix(path, fmt.Sprintf("/proc/%d/", os.Getpid())) {
 				t.Errorf("a process holds it: %v, want %v; it is at %s", held, tc.held, path)
 			}
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -286,20 +308,21 @@ func TestMemoryIsSealed(t *testing.T) {
 			defer f.Close()
 			for _, size := range []int64{0, slotHeader, 1 << 30} {
 				if err := f.Truncate(size); !errors.Is(err, unix.EPERM) {
-					t.Errorf("truncated to %d: %v", size, err)
+					t.Errorf("truncated to %d: %v; want %v", size, err, unix.EPERM)
 				}
 			}
 			if err := m.close(); err != nil {
 				t.Error(err)
 			}
 			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("%s is left: %v", path, err)
+				t.Errorf("%s is left: %v; want %v", path, err, os.ErrNotExist)
 			}
 		})
 	}
 }
 
-// What is no sealed memory of ours is not mapped, let alone written to: the process id in the name may have been reused.
+// The shim maps and writes only sealed memory of ours. The process id in the name may have been
+// reused.
 func TestShimTakesNoOtherFile(t *testing.T) {
 	testenv.NeedMachine(t)
 	dir := t.TempDir()
@@ -311,7 +334,7 @@ func TestShimTakesNoOtherFile(t *testing.T) {
 		f := os.NewFile(uintptr(fd), name)
 		t.Cleanup(func() { f.Close() })
 		m := session(t).mem
-		if _, err := f.Write(m.b); err != nil { // its contents are as they should be
+		if _, err := f.Write(m.b); err != nil { // its contents are valid
 			t.Fatal(err)
 		}
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
@@ -364,7 +387,8 @@ func TestShimTakesNoOtherFile(t *testing.T) {
 			}
 			mapped := false
 			for lines := bufio.NewScanner(strings.NewReader(string(out))); lines.Scan(); {
-				mapped = mapped || strings.Contains(lines.Text(), " rw-s") || strings.Contains(lines.Text(), memoryName+" ")
+				mapped = mapped || strings.Contains(lines.Text(), " rw-s") ||
+					strings.Contains(lines.Text(), memoryName+" ")
 			}
 			if mapped != tc.want {
 				t.Errorf("mapped: %v, want %v\n%s", mapped, tc.want, out)
@@ -373,8 +397,8 @@ func TestShimTakesNoOtherFile(t *testing.T) {
 	}
 }
 
-// A target that fills its ring faster than it can be read keeps the reader neither from Tick nor from ending; what is not read is lost, and
-// counted.
+// A target may fill its ring faster than it can be read. The reader still calls Tick and still
+// ends. Events that it does not read are counted as lost.
 func TestFloodEnds(t *testing.T) {
 	const ring, size = 1 << 20, uint64(recordHead) + uint64(unsafe.Sizeof(wireDecode{}))
 	m, err := newMemory(ring, nil)
@@ -387,7 +411,7 @@ func TestFloodEnds(t *testing.T) {
 		binary.NativeEndian.PutUint32(m.buffer(0)[pos:], kindDecodeEnd)
 		binary.NativeEndian.PutUint32(m.buffer(0)[pos+4:], uint32(size))
 	}
-	binary.NativeEndian.PutUint32(m.buffer(0)[pos+4:], uint32(ring-pos)) // its kind is 0, a pad
+	binary.NativeEndian.PutUint32(m.buffer(0)[pos+4:], uint32(ring-pos)) // its kind is 0, which is padding
 	slot := m.slot(0)
 	atomic.StoreUint32(&slot.Pid, uint32(os.Getpid()))
 	atomic.StoreUint64(&slot.Head, ring)
@@ -410,15 +434,16 @@ func TestFloodEnds(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		return nil
 	})
-	if took := time.Since(begun); err != nil || ticks < 3 || took > 10*time.Second { // the ring has 20 s of events
-		t.Errorf("%d events, %d ticks in %v: %v", handled, ticks, took, err)
+	if took := time.Since(begun); err != nil || ticks < 3 || took > 10*time.Second { // the ring holds events for 20 s
+		t.Errorf("%d events, %d ticks in %v: %v; want ticks at least 3, took at most %v", handled, ticks, took, err,
+			10*time.Second)
 	}
 	if c, err := s.Counters(); err != nil || c.OpsLost != 5 || c.OpsSent != 0 {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("%+v, %v; want c.OpsLost = 5, c.OpsSent = 0", c, err)
 	}
 }
 
-// Cursors that run backwards, and process ids that cannot be, are an error.
+// Cursors that run backwards and impossible process ids are errors.
 func TestCorruptSlot(t *testing.T) {
 	for name, write := range map[string]func(*wireSlot){
 		"head before tail": func(s *wireSlot) { s.Head = ^uint64(7) },
@@ -429,12 +454,12 @@ func TestCorruptSlot(t *testing.T) {
 		s.mem.slot(0).Pid = uint32(os.Getpid())
 		write(s.mem.slot(0))
 		if err := s.Run(t.Context(), os.Getpid(), func(event.Event) error { return nil }); !errors.Is(err, errCorrupt) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v; want %v", name, err, errCorrupt)
 		}
 	}
 }
 
-// What a target can make the reader keep is bounded.
+// The memory that a target can make the reader use is bounded.
 func TestMemoryIsBounded(t *testing.T) {
 	record := func(v any, tail ...byte) []byte {
 		b, err := binary.Append(nil, binary.NativeEndian, v)
@@ -444,7 +469,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		return append(b, tail...)
 	}
 	op := append(record(wireOp{Sources: maxSources}), make([]byte, maxSources*unsafe.Sizeof(wireSource{}))...)
-	ids := func() []byte { // rows of token embeddings: a step begins
+	ids := func() []byte { // rows of token embeddings, which begin a step
 		b := record(wireIDs{Slots: 1, Rows: 1})
 		return append(b, make([]byte, 8)...)
 	}
@@ -460,43 +485,60 @@ func TestMemoryIsBounded(t *testing.T) {
 		kept   func(*Session, *process) int
 		most   int
 		fails  bool
-		times  int // 0: more often than anything is kept
+		times  int // 0: more often than any limit
 	}{
 		"weights": {kind: kindTemplate, body: func(i int) []byte {
 			return append(record(wireTemplate{Id: uint32(i % maxTemplates), Ops: 1000}), bytes.Repeat(op, 1000)...)
-		}, kept: func(s *Session, _ *process) int { return s.weights }, most: maxWeights + 1000*maxSources, fails: true},
+		}, kept: func(s *Session, _ *process) int { return s.weights }, most: maxWeights + 1000*maxSources,
+			fails: true},
 		"weights, in one place": {kind: kindTemplate, body: func(int) []byte {
 			return append(record(wireTemplate{Ops: 1000}), bytes.Repeat(op, 1000)...)
-		}, kept: func(s *Session, _ *process) int { return s.weights }, most: 1000 * maxSources, times: 2 * maxWeights / 1000 / maxSources},
-		"files":   {kind: kindFile, body: func(i int) []byte { return record(wireFile{Ino: uint64(i)}, 'x') }, kept: func(_ *Session, p *process) int { return len(p.paths) }, most: maxFiles, fails: true},
-		"path":    {kind: kindFile, body: func(int) []byte { return record(wireFile{}, make([]byte, 1<<20)...) }, kept: func(_ *Session, p *process) int { return len(p.paths) }, fails: true},
-		"command": {kind: kindProcess, body: func(int) []byte { return record(wireProcess{Bytes: 1 << 20}, make([]byte, 1<<20)...) }, kept: func(*Session, *process) int { return 0 }, fails: true},
-		"decodes": {kind: kindDecodeBegin, body: func(i int) []byte { return record(wireDecode{Tid: uint32(i), Decode: uint32(i)}) }, kept: func(_ *Session, p *process) int { return len(p.open) }, most: maxOpen},
-		"libraries": {kind: kindImage, body: func(i int) []byte { return record(wireImage{}, []byte(fmt.Sprint(i))...) },
+		}, kept: func(s *Session, _ *process) int { return s.weights }, most: 1000 * maxSources,
+			times: 2 * maxWeights / 1000 / maxSources},
+		"files": {kind: kindFile, body: func(i int) []byte { return record(wireFile{Ino: uint64(i)}, 'x') },
+			kept: func(_ *Session, p *process) int { return len(p.paths) }, most: maxFiles, fails: true},
+		"path": {kind: kindFile, body: func(int) []byte { return record(wireFile{}, make([]byte, 1<<20)...) },
+			kept: func(_ *Session, p *process) int { return len(p.paths) }, fails: true},
+		"command": {kind: kindProcess, body: func(int) []byte {
+			return record(wireProcess{Bytes: 1 << 20}, make([]byte, 1<<20)...)
+		}, kept: func(*Session, *process) int { return 0 }, fails: true},
+		"decodes": {kind: kindDecodeBegin, body: func(i int) []byte {
+			return record(wireDecode{
+				Tid: uint32(i), Decode: uint32(i),
+			})
+		}, kept: func(_ *Session, p *process) int { return len(p.openDecodes) }, most: maxOpen},
+		"libraries": {kind: kindImage, body: func(i int) []byte {
+			return record(wireImage{}, []byte(fmt.Sprint(i))...)
+		},
 			kept: func(s *Session, _ *process) int { return len(s.images) }, most: maxImages},
 		"derived steps": {
 			before: func(s *Session, p *process) {
 				p.ops[0] = "GET_ROWS"
-				if err := s.record(p, kindTemplate, embeddings(), func(event.Event) error { return nil }); err != nil {
+				if err := s.handleRecord(p, kindTemplate, embeddings(),
+					func(event.Event) error { return nil }); err != nil {
 					t.Fatal(err)
 				}
 			},
-			kind: kindGraph, body: func(i int) []byte { return append(record(wireGraph{Tid: uint32(i), Ops: 1, Lists: 1}), ids()...) },
+			kind: kindGraph, body: func(i int) []byte {
+				return append(record(wireGraph{
+					Tid: uint32(i), Ops: 1, Lists: 1,
+				}), ids()...)
+			},
 			kept: func(_ *Session, p *process) int { return p.derived.Open() }, most: maxOpen,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := session(t)
-			p := s.meet(os.Getpid(), 0)
+			p := s.addProcess(os.Getpid(), 0)
 			p.followed, p.begun = true, true
 			if tc.before != nil {
 				tc.before(s, p)
 			}
 			var err error
 			for i := 0; i < cmp.Or(tc.times, 2*maxOpen) && err == nil; i++ {
-				err = s.record(p, tc.kind, tc.body(i), func(event.Event) error { return nil })
+				err = s.handleRecord(p, tc.kind, tc.body(i), func(event.Event) error { return nil })
 				if kept := tc.kept(s, p); kept > tc.most {
-					t.Fatalf("%d are kept, at most %d should be", kept, tc.most)
+					t.Fatalf("%d are kept, want at most %d", kept, tc.most)
 				}
 			}
 			if errors.Is(err, errCorrupt) != tc.fails || err != nil && !tc.fails {

@@ -1,5 +1,7 @@
 package preload
 
+// These tests read shared memory that a target has filled well or badly.
+
 import (
 	"encoding/binary"
 	"errors"
@@ -17,7 +19,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// session makes one without a shim.
+// session returns a session without a shim.
 func session(t testing.TB) *Session {
 	t.Helper()
 	m, err := newMemory(minRing, nil)
@@ -38,12 +40,14 @@ func sessionIn(t testing.TB, m *memory) *Session {
 	return s
 }
 
-// bare is a session without a shim, which the caller closes.
+// bare returns a session without a shim. The caller closes it.
 func bare(m *memory) *Session {
-	return &Session{opts: Options{Log: slog.New(slog.DiscardHandler), Tick: func() error { return nil }, Interval: time.Millisecond}, mem: m, procs: map[int]*process{}, strays: map[int]string{}, layouts: ggml.Candidates()}
+	return &Session{opts: Options{Log: slog.New(slog.DiscardHandler), Tick: func() error { return nil },
+		Interval: time.Millisecond}, mem: m, procs: map[int]*process{}, strays: map[int]string{},
+		layouts: ggml.Candidates()}
 }
 
-// The target may write anything to its ring: that is an error, never more.
+// The target may write anything to its ring. That gives an error, never a crash.
 func TestCorruptRing(t *testing.T) {
 	record := func(kind, size uint32) []byte {
 		b := make([]byte, 64)
@@ -68,14 +72,16 @@ func TestCorruptRing(t *testing.T) {
 			copy(m.buffer(3), tc.ring)
 			m.tail[3] = tc.tail
 			atomic.StoreUint64(&m.slot(3).Head, tc.head)
-			if n, err := m.read(3, time.Time{}, func(uint32, []byte) error { return nil }); !errors.Is(err, errCorrupt) || n != 0 {
-				t.Errorf("%d records, %v", n, err)
+			if n, err := m.readRecords(3, time.Time{}, func(uint32, []byte) error { return nil }); !errors.Is(err,
+				errCorrupt) || n != 0 {
+				t.Errorf("%d records, %v; want %v, n = 0", n, err, errCorrupt)
 			}
 		})
 	}
 }
 
-// Records wrap around as the shim writes them: what does not fit before the ring's end is padded.
+// Records wrap around as the shim writes them: if one does not fit before the ring's end, the rest
+// of the ring is padding.
 func TestRingWraps(t *testing.T) {
 	m := session(t).mem
 	m.tail[0] = minRing - 16
@@ -89,16 +95,17 @@ func TestRingWraps(t *testing.T) {
 	put(40, kindOpName, 24)
 	atomic.StoreUint64(&m.slot(0).Head, minRing+64)
 	var got []uint32
-	n, err := m.read(0, time.Now().Add(time.Minute), func(kind uint32, body []byte) error {
+	n, err := m.readRecords(0, time.Now().Add(time.Minute), func(kind uint32, body []byte) error {
 		got = append(got, kind, uint32(len(body)))
 		return nil
 	})
-	if err != nil || n != 2 || len(got) != 4 || got[0] != kindGraphEnd || got[1] != 32 || got[2] != kindOpName || got[3] != 16 {
-		t.Errorf("%d records, %v: %v", n, err, got)
+	if err != nil || n != 2 || len(got) != 4 || got[0] != kindGraphEnd || got[1] != 32 || got[2] != kindOpName ||
+		got[3] != 16 {
+		t.Errorf("%d records with kinds and sizes %v, error %v; want 2", n, got, err)
 	}
 }
 
-// FuzzRecord takes records as a broken target may write them.
+// FuzzRecord reads records that a broken target may write.
 func FuzzRecord(f *testing.F) {
 	for kind := byte(0); kind <= kindDecodeEnd+1; kind++ {
 		f.Add(kind, make([]byte, 256), []byte{})
@@ -106,26 +113,28 @@ func FuzzRecord(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, kind byte, body, second []byte) {
 		s := session(t)
-		p := s.meet(os.Getpid(), 0)
+		p := s.addProcess(os.Getpid(), 0)
 		p.followed, p.begun = true, true
 		handle := func(e event.Event) error {
 			if o, ok := e.(*event.Op); ok && (o.Name == "" || len(o.Sources) == 0) {
-				t.Errorf("%+v", o)
+				t.Errorf("op %+v, want a name and sources", o)
 			}
 			return nil
 		}
 		for _, b := range [][]byte{body, second} {
-			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, event.ErrLayout) {
+			if err := s.handleRecord(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) &&
+				!errors.Is(err, event.ErrLayout) {
 				t.Error(err)
 			}
-			// A graph of the template that this may have been.
+			// This is a graph of the template that the body may have been.
 			if kind == kindTemplate {
 				for id, tmpl := range p.templates {
 					if tmpl == nil {
 						continue
 					}
 					g := graphRecord{hash: tmpl.hash, template: id, ops: uint32(len(tmpl.ops))}
-					if err := s.graph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, event.ErrLayout) {
+					if err := s.handleGraph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) &&
+						!errors.Is(err, event.ErrLayout) {
 						t.Error(err)
 					}
 				}
@@ -137,21 +146,23 @@ func FuzzRecord(f *testing.F) {
 func TestNoCompiler(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv("PATH", t.TempDir())
-	if s, err := Start(t.Context(), Options{}); !errors.Is(err, ErrNoCompiler) || s != nil || strings.Contains(err.Error(), "\n") {
-		t.Errorf("%v", err)
+	if s, err := Start(t.Context(), Options{}); !errors.Is(err, ErrNoCompiler) || s != nil ||
+		strings.Contains(err.Error(), "\n") {
+		t.Errorf("error %v, want ErrNoCompiler in one line", err)
 	}
 }
 
 func TestBadRing(t *testing.T) {
 	for _, size := range []int{-1, 1, 4095, 5000, 1 << 31} {
 		if s, err := Start(t.Context(), Options{RingBytes: size}); err == nil {
-			t.Errorf("a ring of %d bytes", size)
+			t.Errorf("a ring of %d bytes is accepted, want an error", size)
 			s.Close()
 		}
 	}
 }
 
-// The shim is compiled once, and found where the name of the cache directory would be two in LD_PRELOAD, or where there is none.
+// The shim is compiled once. It works even if the name of the cache directory would count as two
+// names in LD_PRELOAD, or if there is no cache directory.
 func TestCache(t *testing.T) {
 	testenv.NeedMachine(t) // it compiles the shim
 	for _, tc := range []struct {
@@ -176,10 +187,10 @@ func TestCache(t *testing.T) {
 				cmd.Env = s.Environ([]string{"A=b", "LD_PRELOAD=", "TENSORCAST_PRELOAD=/nowhere"})
 				out, err := cmd.CombinedOutput()
 				if err != nil || len(out) != 0 || len(cmd.Env) != 3 {
-					t.Errorf("%v: %s; %q", err, out, cmd.Env)
+					t.Errorf("%v: %s; %q; want len(out) = 0, len(cmd.Env) = 3", err, out, cmd.Env)
 				}
 				if n := atomic.LoadUint32(&s.mem.header().Loaded); n != 1 {
-					t.Errorf("loaded %d times", n)
+					t.Errorf("loaded %d times; want 1", n)
 				}
 				if err := s.Close(); err != nil {
 					t.Error(err)
@@ -189,7 +200,7 @@ func TestCache(t *testing.T) {
 				}
 			}
 			if (shims[0] == shims[1]) == tc.temp {
-				t.Errorf("shims %q", shims)
+				t.Errorf("shims %q, want a shim of its own for each session: %v", shims, tc.temp)
 			}
 		})
 	}

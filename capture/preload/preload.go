@@ -1,11 +1,13 @@
-// Package preload observes a llama.cpp program without root. A library in C (the shim), which LD_PRELOAD loads into the program, intercepts
-// the calls of ggml_graph_compute, llama_decode and llama_set_warmup, and writes what each graph reads to shared memory; a [Session] reads
-// it there. Package capture is its user.
+// Package preload observes a llama.cpp program without root. LD_PRELOAD loads a library in C (the
+// shim) into the program. The shim intercepts the calls of ggml_graph_compute, llama_decode and
+// llama_set_warmup, and writes what each graph reads to shared memory. A [Session] reads it there.
+// Package capture is its user.
 //
-// It observes whole graphs, not the ops inside: an [event.Op] has the time at which its graph began, no duration, and no experts (when a
-// graph begins, its router has not run yet). Ops that ggml fuses are reported one by one. Only calls between shared libraries, or through a
-// library's own procedure linkage table, can be intercepted: a program that is linked with ggml statically, or with -Bsymbolic, needs the
-// probes of package ebpf.
+// It observes whole graphs, not the ops inside. An [event.Op] has the time at which its graph
+// began, no duration, and no experts, because the router has not run yet when a graph begins. Ops
+// that ggml fuses are reported one by one. Only calls between shared libraries, or through a
+// library's own procedure linkage table, can be intercepted. A program that is linked with ggml
+// statically, or with -Bsymbolic, needs the probes of package ebpf.
 package preload
 
 import (
@@ -24,13 +26,15 @@ import (
 )
 
 var (
-	// ErrNoCompiler says that the shim cannot be built.
+	// ErrNoCompiler means that the shim cannot be built.
 	ErrNoCompiler = errors.New("the preloaded library is built by a C compiler")
-	// ErrNotLoaded says that no process loaded the shim.
-	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library)")
-	// ErrNoGraph says that the shim was loaded, but ggml_graph_compute was never called through it.
-	ErrNoGraph = errors.New("no call of ggml_graph_compute could be interposed: the program computed nothing, or holds ggml statically")
-	// ErrOtherProcess says that graphs were computed only by processes that the target started.
+	// ErrNotLoaded means that no process loaded the shim.
+	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its " +
+		"own, runs in a container, or uses another C library)")
+	// ErrNoGraph means that the shim was loaded, but ggml_graph_compute was never called through it.
+	ErrNoGraph = errors.New("no call of ggml_graph_compute could be interposed: the program computed nothing, or " +
+		"holds ggml statically")
+	// ErrOtherProcess means that graphs were computed only by processes that the target started.
 	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did")
 )
 
@@ -46,20 +50,24 @@ const (
 
 // Options configure a Session.
 type Options struct {
-	// RingBytes is the size of each process's ring buffer, a power of two of at least 4 KiB; 0 means 8 MiB.
+	// RingBytes is the size of each process's ring buffer, a power of two of at least 4 KiB; 0
+	// means 8 MiB.
 	RingBytes int
-	// Interval is how often Run looks for events; 0 means 10 ms. Run calls Tick at this interval, after the pending events.
+	// Interval is how often Run looks for events; 0 means 10 ms. Run calls Tick at this interval,
+	// after the pending events.
 	Interval time.Duration
 	Tick     func() error
 	Follow   bool // also report processes that the target starts
-	// Credential is what the program runs with; nil: what the caller runs with.
+	// Credential is what the program runs with. nil means the caller's.
 	Credential *syscall.Credential
-	// Layouts are those found in the target's files (see [ggml.Infer]), if any; the shim tries them before those of released versions.
+	// Layouts are those found in the target's files (see [ggml.Infer]), if any. The shim tries them
+	// before those of released versions.
 	Layouts []ggml.Layout
 	Log     *slog.Logger
 }
 
-// Session is the shared memory that programs write to, and its reader. Its methods are not safe for concurrent use.
+// Session is the shared memory that programs write to, and its reader. Its methods are not safe for
+// concurrent use.
 type Session struct {
 	opts    Options
 	shim    string     // path of the library
@@ -83,14 +91,15 @@ type imageInfo struct {
 	layout                ggml.Layout
 }
 
-// Start makes the shared memory, and compiles the shim if it is not in the user's cache, which needs a C compiler ([ErrNoCompiler]). The
-// caller must call Close.
+// Start makes the shared memory, and compiles the shim if it is not in the user's cache, which
+// needs a C compiler ([ErrNoCompiler]). The caller must call Close.
 func Start(ctx context.Context, opts Options) (*Session, error) {
 	if opts.RingBytes == 0 {
 		opts.RingBytes = defaultRing
 	}
 	if opts.RingBytes < minRing || opts.RingBytes > maxRing || opts.RingBytes&(opts.RingBytes-1) != 0 {
-		return nil, fmt.Errorf("a buffer of %d bytes: want a power of two from %d to %d", opts.RingBytes, minRing, maxRing)
+		return nil, fmt.Errorf("a buffer of %d bytes: want a power of two from %d to %d", opts.RingBytes, minRing,
+			maxRing)
 	}
 	if opts.Interval == 0 {
 		opts.Interval = defaultInterval
@@ -103,20 +112,21 @@ func Start(ctx context.Context, opts Options) (*Session, error) {
 	}
 	s := &Session{opts: opts, procs: map[int]*process{}, strays: map[int]string{}}
 	var err error
-	if s.shim, s.temp, err = build(ctx, foreign(opts.Credential)); err != nil {
+	if s.shim, s.temp, err = buildShim(ctx, isForeign(opts.Credential)); err != nil {
 		return nil, err
 	}
 	if s.mem, err = newMemory(opts.RingBytes, opts.Credential); err != nil {
 		return nil, errors.Join(err, s.temp.remove())
 	}
 	for _, l := range slices.Concat(opts.Layouts, ggml.Candidates()) {
-		s.offer(l)
+		s.offerLayout(l)
 	}
 	return s, nil
 }
 
-// offer adds a layout for the shim to try. It returns false if the layout was offered before, or if there is no more room.
-func (s *Session) offer(l ggml.Layout) bool {
+// offerLayout adds a layout for the shim to try. It returns false if the layout was offered before,
+// or if there is no room.
+func (s *Session) offerLayout(l ggml.Layout) bool {
 	same := func(o ggml.Layout) bool {
 		o.Origin = l.Origin
 		return o == l
@@ -129,7 +139,8 @@ func (s *Session) offer(l ggml.Layout) bool {
 	return true
 }
 
-// Environ returns env with the variables that load the shim into a program. Other preloaded libraries stay.
+// Environ returns env with the variables that load the shim into a program. Other preloaded
+// libraries stay.
 func (s *Session) Environ(env []string) []string {
 	preload := s.shim
 	out := make([]string, 0, len(env)+2)
@@ -167,8 +178,9 @@ func (s *Session) Target(pid int) event.TargetInfo {
 	return event.TargetInfo{}
 }
 
-// Seen says, after Run, why the target reported no graph: [ErrNotLoaded], [ErrOtherProcess] or [ErrNoGraph]; nil if it reported one.
-func (s *Session) Seen() error {
+// Explain returns, after Run, why the target reported no graph: [ErrNotLoaded], [ErrOtherProcess]
+// or [ErrNoGraph]. It returns nil if the target reported one.
+func (s *Session) Explain() error {
 	switch {
 	case len(s.images) > 0:
 		return nil
@@ -182,8 +194,8 @@ func (s *Session) Seen() error {
 	return ErrNoGraph
 }
 
-// Counters reads the counters of the followed processes. The sums are exact once these have stopped. Hits are the nodes of graphs, not
-// calls.
+// Counters reads the counters of the followed processes. The sums are exact once these have
+// stopped. Hits are the nodes of graphs, not calls.
 func (s *Session) Counters() (event.Counters, error) {
 	sum := s.ended
 	for _, p := range s.procs {
@@ -213,8 +225,8 @@ func (s *Session) wasLoaded() bool {
 	return atomic.LoadUint32(&s.mem.header().Loaded) > 0
 }
 
-// Close tells programs that still run to report nothing more, and removes the shared memory. Call it once, after Run has returned.
-// Counters, Seen, Libraries and Target still work afterwards.
+// Close tells programs that still run to report nothing more, and removes the shared memory. Call
+// it once, after Run has returned. Counters, Explain, Libraries and Target still work afterwards.
 func (s *Session) Close() error {
 	for _, p := range s.procs {
 		p.close()

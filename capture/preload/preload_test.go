@@ -1,6 +1,6 @@
 package preload
 
-// These tests run real programs, as an ordinary user, with the shim compiled by this machine's compiler.
+// These tests run real programs as an ordinary user. This machine's compiler compiles the shim.
 
 import (
 	"bytes"
@@ -23,10 +23,14 @@ import (
 
 var (
 	denseModel = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
-	moeModel   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2}
+	moeModel   = synth.Config{
+		Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0,
+		Seed: 2,
+	}
 )
 
-// ordinary is the user that programs run as: nobody, if the tests run as root; else nil, the user of the tests.
+// ordinary is the user that programs run as: "nobody" if the tests run as root, else nil, which
+// means the user of the tests.
 func ordinary() *syscall.Credential {
 	if os.Geteuid() != 0 {
 		return nil
@@ -34,7 +38,7 @@ func ordinary() *syscall.Credential {
 	return &syscall.Credential{Uid: 65534, Gid: 65534}
 }
 
-// openDir makes a directory that the ordinary user can write to.
+// openDir creates a directory that the ordinary user can write to.
 func openDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -63,7 +67,7 @@ func model(t *testing.T, c synth.Config) string {
 	return path
 }
 
-// run is a program's life under the shim.
+// run is the record of a program's run under the shim.
 type run struct {
 	stdout, stderr string
 	state          *os.ProcessState
@@ -72,15 +76,15 @@ type run struct {
 	counters       event.Counters
 	libraries      []string
 	target         event.TargetInfo
-	seen, err      error // of Seen and of Run
+	seen, err      error // of Explain and of Run
 }
 
-// scene is what happens during it.
+// scene describes what happens during a run.
 type scene struct {
 	Options
-	event func(*exec.Cmd, event.Event) // hears each event as it comes
+	event func(*exec.Cmd, event.Event) // gets each event as it comes
 	fails bool                         // Run is to return an error
-	// mayFail lets Run return an error or not; the program goes on.
+	// mayFail allows Run to return an error. The program goes on.
 	mayFail bool
 	asRoot  bool // the program's user is root
 }
@@ -110,7 +114,7 @@ func observe(t *testing.T, cmd *exec.Cmd, sc scene) run {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
-		_ = cmd.Wait() // the tests look at the state
+		_ = cmd.Wait() // the tests check the state
 		cancel()
 	}()
 	r := run{pid: cmd.Process.Pid}
@@ -132,12 +136,13 @@ func observe(t *testing.T, cmd *exec.Cmd, sc scene) run {
 		t.Fatal(err)
 	}
 	r.stdout, r.stderr, r.state = stdout.String(), stderr.String(), cmd.ProcessState
-	r.seen, r.libraries, r.target = s.Seen(), s.Libraries(), s.Target(r.pid)
+	r.seen, r.libraries, r.target = s.Explain(), s.Libraries(), s.Target(r.pid)
 	return r
 }
 
-// accounted: each op that was computed was received, lost, filtered or under way when its process was killed.
-func accounted(t *testing.T, r run) {
+// checkAccounted checks that each computed op was received, lost, filtered, or under way when its
+// process was killed.
+func checkAccounted(t *testing.T, r run) {
 	t.Helper()
 	c := r.counters
 	if c.Hits != c.NoWeight+c.OpsSent+c.OpsLost+c.Unfinished || c.Received != c.OpsSent {
@@ -150,11 +155,11 @@ func accounted(t *testing.T, r run) {
 		}
 	}
 	if ops != c.Received {
-		t.Errorf("%d ops, the counters say %d", ops, c.Received)
+		t.Errorf("got %d ops, want %d as counted", ops, c.Received)
 	}
 }
 
-// read is what an op did to a weight, as the shim and the ground truth both tell it.
+// read is an op's read of a weight, as far as both the shim and the ground truth report it.
 type read struct {
 	Step   int
 	Op     string
@@ -165,7 +170,7 @@ type read struct {
 	Bytes  int64
 }
 
-// reads numbers steps from 0, as the driver does.
+// reads converts the events to reads. It numbers steps from 0, as the driver does.
 func (r run) reads(t *testing.T) []read {
 	t.Helper()
 	files := map[event.FileID]string{}
@@ -185,10 +190,10 @@ func (r run) reads(t *testing.T) []read {
 			open = false
 		case *event.Op:
 			if !open || int(e.Decode) != step+1 {
-				t.Fatalf("op of decode %d in step %d (in it: %v)", e.Decode, step, open)
+				t.Fatalf("op of decode %d, want %d, and the decode open (it is: %v)", e.Decode, step+1, open)
 			}
 			if e.Seq <= last || e.Duration != -1 || e.Stall != -1 || int(e.PID) != r.pid {
-				t.Fatalf("op after number %d: %+v", last, e)
+				t.Fatalf("op %+v, want a number above %d, of process %d, without times", e, last, r.pid)
 			}
 			last = e.Seq
 			for _, s := range e.Sources {
@@ -213,7 +218,8 @@ func (r run) reads(t *testing.T) []read {
 	return out
 }
 
-// truth is what the driver's dump says. Which experts several tokens select is not known before the graph ran: there it says no bytes, as got does.
+// truth returns the reads in the driver's dump. Which experts several tokens select is not known
+// before the graph has run. Such reads have no bytes in both results.
 func truth(t *testing.T, path string, got []read) []read {
 	t.Helper()
 	ops, err := llama.ReadOps(path)
@@ -246,7 +252,7 @@ func compare(t *testing.T, got, want []read) {
 	}
 }
 
-// sequence leaves out what differs from process to process.
+// sequence returns the events without what differs from process to process.
 func sequence(reads []read) []read {
 	out := slices.Clone(reads)
 	for i := range out {
@@ -269,29 +275,31 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := llama.Options{
-				Model: model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6, Threads: max(tc.threads, 1), NoRepack: true, Warmup: tc.warmup,
+				Model: model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6, Threads: max(tc.threads, 1),
+				NoRepack: true, Warmup: tc.warmup,
 				Ops: filepath.Join(openDir(t), "ops.jsonl"),
 			}
 			r := observe(t, in.Command(t.Context(), o), scene{})
 			if !r.state.Success() {
-				t.Fatalf("%v: %s", r.state, r.stderr)
+				t.Fatalf("the program ended with %v, want success: %s", r.state, r.stderr)
 			}
 			got := r.reads(t)
 			compare(t, got, truth(t, o.Ops, got))
-			accounted(t, r)
+			checkAccounted(t, r)
 			if lost := r.counters.Lost(); lost != 0 || r.seen != nil {
-				t.Errorf("lost %d; %v", lost, r.seen)
+				t.Errorf("lost %d; %v; want 0", lost, r.seen)
 			}
 			checkDecodes(t, r, tc.warmup == "all")
 
-			// The callback that the ground truth needs must not be what makes them agree.
+			// The ground truth needs a callback. The two must agree without it as well.
 			o.Ops = ""
 			compare(t, sequence(observe(t, in.Command(t.Context(), o), scene{}).reads(t)), sequence(got))
 		})
 	}
 }
 
-// checkDecodes compares the decodes with what the driver does: a warm-up of 2 tokens, a prompt, 6 tokens.
+// checkDecodes compares the decodes with those of the driver: a warm-up of 2 tokens, a prompt, 6
+// tokens.
 func checkDecodes(t *testing.T, r run, announced bool) {
 	t.Helper()
 	var tokens []int32
@@ -302,17 +310,19 @@ func checkDecodes(t *testing.T, r run, announced bool) {
 			continue
 		}
 		if d.Derived || !slices.Equal(d.Sequences, []int32{0}) || d.Warmup != (announced && len(tokens) == 0) {
-			t.Errorf("decode %d: %+v", d.Decode, d)
+			t.Errorf("decode %+v, want one that is not derived, of sequence 0", d)
 		}
 		contexts[d.Context] = true
 		tokens = append(tokens, d.Tokens)
 	}
-	if len(tokens) != 8 || tokens[0] != 2 || tokens[1] < 2 || !slices.Equal(tokens[2:], []int32{1, 1, 1, 1, 1, 1}) || len(contexts) != 1 {
-		t.Errorf("decodes of %v tokens in %d contexts", tokens, len(contexts))
+	if len(tokens) != 8 || tokens[0] != 2 || tokens[1] < 2 || !slices.Equal(tokens[2:], []int32{1, 1, 1, 1, 1, 1}) ||
+		len(contexts) != 1 {
+		t.Errorf("decodes of %v tokens in %d contexts, want 2, a prompt, then six of 1, in one context", tokens,
+			len(contexts))
 	}
 }
 
-// Observed or not, the program says the same.
+// The program prints the same whether it is observed or not.
 func TestTargetIsUnharmed(t *testing.T) {
 	in := install(t)
 	for name, config := range map[string]synth.Config{"dense": denseModel, "moe": moeModel} {
@@ -325,12 +335,12 @@ func TestTargetIsUnharmed(t *testing.T) {
 			r := observe(t, in.Command(t.Context(), o), scene{})
 			got, err := llama.ParseResult([]byte(r.stdout))
 			if err != nil || r.stderr != "" {
-				t.Fatalf("%v, stderr %q", err, r.stderr)
+				t.Fatalf("%v, stderr %q; want \"\"", err, r.stderr)
 			}
 			if got.Text != plain.Text || plain.Text == "" {
-				t.Errorf("text %q, plain %q", got.Text, plain.Text)
+				t.Errorf("text %q, want %q as without the shim", got.Text, plain.Text)
 			}
-			accounted(t, r)
+			checkAccounted(t, r)
 		})
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"tensorcast/ggml"
 )
 
-// compileC compiles a fixture for the ordinary user.
+// compileC compiles a test program so that the ordinary user can run it.
 func compileC(t *testing.T, path, source string, flags ...string) {
 	t.Helper()
 	cmd := exec.Command("gcc", append([]string{"-O1", "-o", path, "-x", "c", "-"}, flags...)...)
@@ -29,7 +29,8 @@ func compileC(t *testing.T, path, source string, flags ...string) {
 	}
 }
 
-// variant makes another driver of the driver's source, which has each old text once.
+// variant compiles a changed driver: each old text, which occurs once in the driver's source, is
+// replaced.
 func variant(t *testing.T, in *llama.Installation, name string, oldnew ...string) *llama.Installation {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("..", "..", "experiments", "llama", "llamarun.c"))
@@ -53,26 +54,29 @@ func TestLossIsCounted(t *testing.T) {
 	in := install(t)
 	o := llama.Options{Model: model(t, denseModel), Prompt: "lossy", Tokens: 100, Threads: 1, NoRepack: true}
 	full := observe(t, in.Command(t.Context(), o), scene{})
-	accounted(t, full)
+	checkAccounted(t, full)
 	if full.counters.OpsLost != 0 {
-		t.Fatalf("the default ring lost %+v", full.counters)
+		t.Fatalf("the default ring lost %+v; want 0", full.counters)
 	}
 	for _, size := range []int{4 << 10, 16 << 10} {
-		// Nothing is read before the program has ended.
+		// Nothing is read until the program has ended.
 		r := observe(t, in.Command(t.Context(), o), scene{Options: Options{RingBytes: size, Interval: time.Hour}})
-		accounted(t, r)
+		checkAccounted(t, r)
 		c := r.counters
-		if c.OpsLost == 0 || c.Hits != full.counters.Hits || c.NoWeight != full.counters.NoWeight || c.Received+c.OpsLost != full.counters.Received {
-			t.Errorf("ring of %d: %+v, of a large one %+v", size, c, full.counters)
+		if c.OpsLost == 0 || c.Hits != full.counters.Hits || c.NoWeight != full.counters.NoWeight ||
+			c.Received+c.OpsLost != full.counters.Received {
+			t.Errorf("ring of %d: counters %+v, want losses and the sums of a large ring, %+v", size, c, full.counters)
 		}
-		if received := c.Received > 0; received != (size > 4<<10) { // a graph's ops are one record, which 4 KiB cannot hold
-			t.Errorf("ring of %d: received %d", size, c.Received)
+		// all ops of a graph are one record, which does not fit into 4 KiB
+		if received := c.Received > 0; received != (size > 4<<10) {
+			t.Errorf("ring of %d: %d ops were received, want some: %v", size, c.Received, size > 4<<10)
 		}
 		if c.OthersLost == 0 {
 			t.Errorf("ring of %d: no other event was lost", size)
 		}
 		if !r.state.Success() || r.stderr != "" {
-			t.Errorf("ring of %d: %v, %s", size, r.state, r.stderr)
+			t.Errorf("ring of %d: the program ended with %v and printed %q, want success and nothing", size, r.state,
+				r.stderr)
 		}
 	}
 }
@@ -80,22 +84,26 @@ func TestLossIsCounted(t *testing.T) {
 // The driver counts the ops itself.
 func TestOpsAreCounted(t *testing.T) {
 	in := install(t)
-	o := llama.Options{Model: model(t, moeModel), Prompt: "count", Tokens: 20, Threads: 1, NoRepack: true, CountOps: true}
+	o := llama.Options{
+		Model: model(t, moeModel), Prompt: "count", Tokens: 20, Threads: 1, NoRepack: true,
+		CountOps: true,
+	}
 	r := observe(t, in.Command(t.Context(), o), scene{})
 	result, err := llama.ParseResult([]byte(r.stdout))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if result.Nodes == 0 || r.counters.Hits != uint64(result.Nodes) {
-		t.Errorf("%d ops, the driver computed %d", r.counters.Hits, result.Nodes)
+		t.Errorf("counted %d ops, want %d as the driver computed", r.counters.Hits, result.Nodes)
 	}
 }
 
-// Several contexts at once, several sequences in a batch, two models.
+// The program has several contexts at once, several sequences in a batch, and two models.
 func TestServer(t *testing.T) {
 	in := install(t)
 	o := llama.Options{
-		Model: model(t, denseModel), Model2: model(t, moeModel), Prompt: "one", Prompts: []string{"two", "three"}, Tokens: 10, Threads: 1, NoRepack: true,
+		Model: model(t, denseModel), Model2: model(t, moeModel), Prompt: "one", Prompts: []string{"two", "three"},
+		Tokens: 10, Threads: 1, NoRepack: true,
 		Contexts: 2, Concurrent: true, Parallel: 3,
 	}
 	plain, err := in.Run(t.Context(), o)
@@ -109,12 +117,13 @@ func TestServer(t *testing.T) {
 	}
 	for i, g := range result.Generations() {
 		if !slices.Equal(g.Tokens, plain.Generations()[i].Tokens) {
-			t.Errorf("generation %d says something else than without the shim", i)
+			t.Errorf("generation %d says something else than without the shim; want %v", i,
+				plain.Generations()[i].Tokens)
 		}
 	}
-	accounted(t, r)
+	checkAccounted(t, r)
 	if r.counters.Lost() != 0 {
-		t.Errorf("lost: %+v", r.counters)
+		t.Errorf("lost: %+v; want 0", r.counters)
 	}
 	type state struct {
 		decode event.DecodeBegin
@@ -142,33 +151,35 @@ func TestServer(t *testing.T) {
 		case event.DecodeEnd:
 			s := threads[e.TID]
 			if len(s.files) != 1 {
-				t.Fatalf("a decode reads %d models", len(s.files))
+				t.Fatalf("a decode reads %d models; want 1", len(s.files))
 			}
 			if s.decode.Tokens == 3 {
 				if n := contexts[s.decode.Context]; n != 0 && n != s.ops {
-					t.Fatalf("a step of %d ops, an earlier one of %d", s.ops, n)
+					t.Fatalf("a step has %d ops, want %d as an earlier one", s.ops, n)
 				}
 				contexts[s.decode.Context] = s.ops
 			}
 		}
 	}
 	if len(contexts) != 4 || len(files) != 2 {
-		t.Errorf("%d contexts, %d models", len(contexts), len(files))
+		t.Errorf("%d contexts, %d models; want len(contexts) = 4, len(files) = 2", len(contexts), len(files))
 	}
 }
 
-// A program that asks libllama's own handle for llama_decode keeps it from us: its steps are derived.
+// A program that gets llama_decode from libllama's own handle bypasses the shim. Its steps are
+// derived.
 func TestDerivedSteps(t *testing.T) {
 	in := install(t)
 	hidden := variant(t, in, "hidden",
 		"static bool open_lib(", "static void *lib;\nstatic bool open_lib(",
-		"if (!dlopen(g.gl_pathv[0], RTLD_NOW | RTLD_GLOBAL))", "if (!(lib = dlopen(g.gl_pathv[0], RTLD_NOW | RTLD_LOCAL)))",
+		"if (!dlopen(g.gl_pathv[0], RTLD_NOW | RTLD_GLOBAL))",
+		"if (!(lib = dlopen(g.gl_pathv[0], RTLD_NOW | RTLD_LOCAL)))",
 		"dlsym(RTLD_DEFAULT, #name)", "dlsym(lib, #name)")
 	o := llama.Options{Model: model(t, moeModel), Prompt: "derived", Tokens: 6, Threads: 1, NoRepack: true}
 	want := observe(t, in.Command(t.Context(), o), scene{})
 	got := observe(t, hidden.Command(t.Context(), o), scene{})
 	compare(t, sequence(got.reads(t)), sequence(want.reads(t)))
-	accounted(t, got)
+	checkAccounted(t, got)
 	tokens := func(r run, derived bool) (out []int32) {
 		var open *event.DecodeBegin
 		for _, e := range r.events {
@@ -181,7 +192,8 @@ func TestDerivedSteps(t *testing.T) {
 				out = append(out, e.Tokens)
 			case event.DecodeEnd:
 				if open == nil || e.Decode != open.Decode || e.Time <= open.Time {
-					t.Errorf("the end of decode %d at %d, after %+v", e.Decode, e.Time, open)
+					t.Errorf("the end of decode %d at %d, after %+v; want an error, e.Decode = %v, e.Time more "+
+						"than %v", e.Decode, e.Time, open, open.Decode, open.Time)
 				}
 			}
 		}
@@ -192,7 +204,7 @@ func TestDerivedSteps(t *testing.T) {
 	}
 }
 
-// The child of a fork computes, and is not reported: the ring is its parent's.
+// A forked child that computes is not reported, because the ring belongs to its parent.
 func TestFork(t *testing.T) {
 	in := install(t)
 	forks := variant(t, in, "forks",
@@ -203,41 +215,45 @@ func TestFork(t *testing.T) {
 		generate();
 		_exit(42);
 	}
-	if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 42) die("the child ended with %x", status);
+	if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 42)
+		die("the child ended with %x", status);
 `)
 	o := llama.Options{Model: model(t, denseModel), Prompt: "fork", Tokens: 6, Threads: 1, NoRepack: true}
 	want := observe(t, in.Command(t.Context(), o), scene{})
 	got := observe(t, forks.Command(t.Context(), o), scene{Options: Options{Follow: true}})
 	if !got.state.Success() {
-		t.Fatalf("%v: %s", got.state, got.stderr)
+		t.Fatalf("the program ended with %v, want success: %s", got.state, got.stderr)
 	}
 	compare(t, sequence(got.reads(t)), sequence(want.reads(t)))
-	accounted(t, got)
+	checkAccounted(t, got)
 }
 
-// A shell that becomes llama.cpp is the same process; one that starts it is not.
+// A shell that executes llama.cpp becomes the target. A shell that starts it as a child does not.
 func TestProcesses(t *testing.T) {
 	in := install(t)
 	o := llama.Options{Model: model(t, denseModel), Prompt: "shell", Tokens: 3, Threads: 1, NoRepack: true}
 	want := sequence(observe(t, in.Command(t.Context(), o), scene{}).reads(t))
 	shell := func(script string) *exec.Cmd {
-		return exec.CommandContext(t.Context(), "/bin/sh", append([]string{"-c", script}, in.Command(t.Context(), o).Args...)...)
+		return exec.CommandContext(t.Context(), "/bin/sh",
+			append([]string{"-c", script}, in.Command(t.Context(), o).Args...)...)
 	}
 
 	r := observe(t, shell(`exec "$0" "$@"`), scene{})
 	compare(t, sequence(r.reads(t)), want)
-	accounted(t, r)
+	checkAccounted(t, r)
 
 	r = observe(t, shell(`"$0" "$@"; exit 7`), scene{})
-	if !errors.Is(r.seen, ErrOtherProcess) || len(r.events) != 0 || r.counters != (event.Counters{}) || r.state.ExitCode() != 7 {
-		t.Errorf("%v; %d events; %+v; %v", r.seen, len(r.events), r.counters, r.state)
+	if !errors.Is(r.seen, ErrOtherProcess) || len(r.events) != 0 || r.counters != (event.Counters{}) ||
+		r.state.ExitCode() != 7 {
+		t.Errorf("Explain = %v, %d events, %+v, %v; want ErrOtherProcess, nothing seen, and status 7", r.seen,
+			len(r.events), r.counters, r.state)
 	}
 
 	r = observe(t, shell(`"$0" "$@" & "$0" "$@" & wait`), scene{Options: Options{Follow: true}})
 	if r.seen != nil {
 		t.Error(r.seen)
 	}
-	accounted(t, r)
+	checkAccounted(t, r)
 	byPID, ended := map[int32]*run{}, map[int32]bool{}
 	for _, e := range r.events {
 		var pid int32
@@ -245,7 +261,7 @@ func TestProcesses(t *testing.T) {
 		case event.ProcessBegin:
 			pid = e.PID
 			if e.Parent != int32(r.pid) || len(e.Command) == 0 || e.Command[0] != in.Driver {
-				t.Errorf("%+v", e)
+				t.Errorf("begin of process %+v, want parent %d and command %s", e, r.pid, in.Driver)
 			}
 			byPID[pid] = &run{pid: int(pid)}
 		case event.ProcessEnd:
@@ -263,17 +279,20 @@ func TestProcesses(t *testing.T) {
 		byPID[pid].events = append(byPID[pid].events, e)
 	}
 	if len(byPID) != 2 || len(ended) != 2 {
-		t.Fatalf("%d processes, %d ended", len(byPID), len(ended))
+		t.Fatalf("%d processes, %d ended; want len(byPID) = 2, len(ended) = 2", len(byPID), len(ended))
 	}
 	for _, p := range byPID {
 		compare(t, sequence(p.reads(t)), want)
 	}
 }
 
-// Killed in the middle, a program leaves whole events, all accounted for.
+// A program that is killed in the middle leaves whole events, and all of them are accounted for.
 func TestKilled(t *testing.T) {
 	in := install(t)
-	o := llama.Options{Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	o := llama.Options{
+		Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true,
+		Repeat: 1 << 20,
+	}
 	decodes := 0
 	r := observe(t, in.Command(t.Context(), o), scene{event: func(cmd *exec.Cmd, e event.Event) {
 		if _, ok := e.(event.DecodeEnd); ok {
@@ -284,16 +303,16 @@ func TestKilled(t *testing.T) {
 			}
 		}
 	}})
-	accounted(t, r)
+	checkAccounted(t, r)
 	if status, ok := r.state.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL || decodes < 50 {
-		t.Errorf("%v after %d decodes", r.state, decodes)
+		t.Errorf("ended with %v after %d decodes, want SIGKILL after at least 50", r.state, decodes)
 	}
 	if _, ok := r.events[len(r.events)-1].(event.ProcessEnd); !ok {
 		t.Errorf("the last event is %+v", r.events[len(r.events)-1])
 	}
 }
 
-// A reader that gives up leaves the program running to its end.
+// If the reader gives up, the program still runs to its end.
 func TestReaderGivesUp(t *testing.T) {
 	in := install(t)
 	o := llama.Options{Model: model(t, denseModel), Prompt: "alone", Tokens: 50, Threads: 1, NoRepack: true}
@@ -317,7 +336,7 @@ func TestReaderGivesUp(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, enough) {
-		t.Errorf("Run returned %v", err)
+		t.Errorf("Run returned %v; want %v", err, enough)
 	}
 	path := s.mem.path()
 	if err := s.Close(); err != nil {
@@ -329,8 +348,8 @@ func TestReaderGivesUp(t *testing.T) {
 	if result, err := llama.ParseResult([]byte(out.String())); err != nil || len(result.Tokens) != o.Tokens {
 		t.Errorf("the program did not finish: %v", err)
 	}
-	if c, err := s.Counters(); err != nil || c.Received == 0 || s.Seen() != nil {
-		t.Errorf("closed: %+v, %v; %v", c, err, s.Seen())
+	if c, err := s.Counters(); err != nil || c.Received == 0 || s.Explain() != nil {
+		t.Errorf("closed: %+v, %v; %v", c, err, s.Explain())
 	}
 	lefts := []string{path}
 	if s.temp != nil {
@@ -338,24 +357,26 @@ func TestReaderGivesUp(t *testing.T) {
 	}
 	for _, left := range lefts {
 		if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", left, err)
+			t.Errorf("%s is left: %v; want %v", left, err, os.ErrNotExist)
 		}
 	}
 }
 
-// Programs whose graphs cannot be seen end with a reason.
+// For programs whose graphs cannot be seen, Explain gives the reason.
 func TestNothingSeen(t *testing.T) {
 	dir := openDir(t)
-	// ggml within the program: nothing calls it through a table that we could stand in.
+	// ggml is part of the program, so it is not called through a table in which the shim could take
+	// its place.
 	const within = `int ggml_graph_compute(void *graph, void *plan) { return graph == plan; }
 int main(int argc, char **argv) { (void)argv; return ggml_graph_compute(0, &argc); }`
 	compileC(t, filepath.Join(dir, "within"), within)
 	compileC(t, filepath.Join(dir, "static"), within, "-static")
-	// A library that is bound to itself: the call is direct.
+	// The library is bound to itself, so the call is direct.
 	const library = `int ggml_graph_compute(void *graph, void *plan) { return graph == plan; }
 int ggml_backend_graph_compute(void *graph) { return ggml_graph_compute(graph, &graph); }`
 	compileC(t, filepath.Join(dir, "libsymbolic.so"), library, "-shared", "-fPIC", "-Wl,-Bsymbolic")
-	compileC(t, filepath.Join(dir, "symbolic"), `int ggml_backend_graph_compute(void *); int main(void) { return ggml_backend_graph_compute(0); }`,
+	compileC(t, filepath.Join(dir, "symbolic"),
+		`int ggml_backend_graph_compute(void *); int main(void) { return ggml_backend_graph_compute(0); }`,
 		"-L"+dir, "-lsymbolic", "-Wl,-rpath,$ORIGIN")
 	for program, want := range map[string]error{
 		"/bin/true":                    ErrNoGraph,
@@ -372,7 +393,8 @@ int ggml_backend_graph_compute(void *graph) { return ggml_graph_compute(graph, &
 	}
 }
 
-// other is a ggml of another time: its tensors have 8 bytes more in front. It computes a graph again and again until its standard input ends.
+// other is a ggml of another version: its tensors have 8 more bytes in front. It computes a graph
+// again and again until its standard input ends.
 const structs = `
 #include <stdint.h>
 #include <stdio.h>
@@ -395,7 +417,10 @@ const char *ggml_op_name(enum ggml_op op) { static const char *const names[] = {
 size_t ggml_type_size(int type) { return type == 0 ? 4 : 0; }
 int64_t ggml_nelements(const struct ggml_tensor *t) { return t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
 const char *ggml_get_name(const struct ggml_tensor *t) { return t->name; }
-__attribute__((noinline)) int ggml_graph_compute(struct ggml_cgraph *g, void *plan) { (void)plan; return g->nodes[0]->op != MUL_MAT; }
+__attribute__((noinline)) int ggml_graph_compute(struct ggml_cgraph *g, void *plan) {
+    (void)plan;
+    return g->nodes[0]->op != MUL_MAT;
+}
 int ggml_backend_graph_compute(struct ggml_cgraph *g) { return ggml_graph_compute(g, 0); }
 `
 
@@ -406,8 +431,10 @@ int main(int argc, char **argv) {
     char *file = mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0);
     if (file == MAP_FAILED) return 1;
     float out[8];
-    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64, .name = "blk.0.ffn_up.weight"};
-    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w}, .data = out, .name = "node_0"};
+    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64,
+        .name = "blk.0.ffn_up.weight"};
+    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w},
+        .data = out, .name = "node_0"};
     struct ggml_tensor *nodes[] = {&n};
     struct ggml_cgraph g = {1, 1, 0, nodes, 0, 0};
     struct pollfd end = {0, POLLIN, 0};
@@ -418,7 +445,8 @@ int main(int argc, char **argv) {
 }
 `
 
-// A layout that is in no table is refused with the evidence; where the library has debug information it is learnt while the program runs.
+// A layout that is in no table is refused with the evidence. If the library has debug information,
+// the layout is found while the program runs.
 func TestUnknownLayout(t *testing.T) {
 	dir := openDir(t)
 	weights := filepath.Join(dir, "weights")
@@ -454,8 +482,9 @@ func TestUnknownLayout(t *testing.T) {
 		if ops++; ops > 1 {
 			return
 		}
-		if s := o.Sources[0]; o.Name != "MUL_MAT" || len(o.Sources) != 2 || s.Name != "blk.0.ffn_up.weight" || s.Offset != 64 || !s.InFile || s.Bytes() != 256 {
-			t.Errorf("%+v", o)
+		if s := o.Sources[0]; o.Name != "MUL_MAT" || len(o.Sources) != 2 || s.Name != "blk.0.ffn_up.weight" ||
+			s.Offset != 64 || !s.InFile || s.Bytes() != 256 {
+			t.Errorf("op %+v, want a MUL_MAT of 256 bytes of blk.0.ffn_up.weight at 64, and a second source", o)
 		}
 		if err := stdin.Close(); err != nil {
 			t.Error(err)

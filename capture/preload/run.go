@@ -23,21 +23,21 @@ import (
 
 // process is a process that has a slot.
 type process struct {
-	pid, slot int
-	handle    *proc.Process // nil if it could not be opened
-	followed  bool
-	begun     bool
-	gone      bool
-	abandoned bool   // records of it were left unread
-	received  uint64 // number of ops
-	clipped   uint64 // of these, how many lack the rows that they gather
-	ops       map[uint32]string
-	paths     map[event.FileID]string
-	shown     map[event.FileID]bool // files for which FileSeen was sent
-	templates map[uint32]*template
-	open      map[int32]uint32 // decodes that have not ended, by thread
-	decodes   bool             // llama_decode is observed, so steps need not be derived
-	derived   event.DerivedSteps
+	pid, slot   int
+	handle      *proc.Process // nil if it could not be opened
+	followed    bool
+	begun       bool
+	gone        bool
+	abandoned   bool   // some of its records were left unread
+	received    uint64 // number of ops
+	clipped     uint64 // of these, how many lack the rows that they gather
+	ops         map[uint32]string
+	paths       map[event.FileID]string
+	filesSent   map[event.FileID]bool // files for which FileSeen was sent
+	templates   map[uint32]*template
+	openDecodes map[int32]uint32 // decodes that have not ended, by thread
+	seesDecodes bool             // llama_decode is observed, so no steps are derived
+	derived     event.DerivedSteps
 }
 
 func (p *process) close() {
@@ -47,8 +47,8 @@ func (p *process) close() {
 	}
 }
 
-// alive reports whether the process still runs. With a handle, a reused pid is not mistaken for it.
-func (p *process) alive() bool {
+// isAlive reports whether the process still runs. With a handle, a reused pid is not mistaken for it.
+func (p *process) isAlive() bool {
 	if p.handle == nil {
 		return !errors.Is(unix.Kill(p.pid, 0), unix.ESRCH)
 	}
@@ -57,10 +57,12 @@ func (p *process) alive() bool {
 }
 
 const (
-	// longestLook is how long a look at the slots takes at most, roughly: programs may write as fast as their events are handled.
-	longestLook = 100 * time.Millisecond
-	// longestFinish is how long, at the end, the remaining records are handled; what is left then is counted as lost.
-	longestFinish = 500 * time.Millisecond
+	// maxReadTime is roughly how long one pass over the slots may take. Programs may write as fast
+	// as their events are handled.
+	maxReadTime = 100 * time.Millisecond
+	// maxFinishTime is how long the remaining records are handled at the end. Records that are left
+	// then count as lost.
+	maxFinishTime = 500 * time.Millisecond
 
 	// These bound memory, whatever programs write. None of them is near what a llama.cpp program needs.
 	maxFiles   = 1 << 10 // that a process reads weights from
@@ -72,16 +74,18 @@ const (
 	maxImages  = 1 << 6
 )
 
-// Run passes the events of process pid, and with Follow those of all processes that compute, to handle until ctx is done; then it passes on
-// what the programs have written by then and returns nil. If handle or Tick fails, Run returns the error at once. The Sources of an
-// [event.Op] are shared between events and must not be modified. Call Run once; after it, programs report nothing more.
+// Run passes events to handle until ctx is done: those of process pid, and with Follow those of all
+// processes that compute. Then it passes on what the programs have written by then, and returns
+// nil. If handle or Tick fails, Run returns the error at once. The Sources of an [event.Op] are
+// shared between events and must not be modified. Call Run once. After it, programs report nothing
+// more.
 func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) error) error {
-	defer s.mem.stop()
+	defer s.mem.markClosed()
 	s.target = pid
 	tick := time.NewTicker(s.opts.Interval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if err := s.look(time.Now().Add(longestLook), handle); err != nil {
+		if err := s.readSlots(time.Now().Add(maxReadTime), handle); err != nil {
 			return err
 		}
 		if err := s.opts.Tick(); err != nil {
@@ -92,14 +96,14 @@ func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) err
 		case <-tick.C:
 		}
 	}
-	s.mem.stop()
-	return s.finish(handle)
+	s.mem.markClosed()
+	return s.finishProcesses(handle)
 }
 
-// look reads what all processes have written, until the time after.
-func (s *Session) look(after time.Time, handle func(event.Event) error) error {
+// readSlots reads what all processes have written, until the deadline.
+func (s *Session) readSlots(deadline time.Time, handle func(event.Event) error) error {
 	for i := range slots {
-		pid, err := s.mem.pid(i)
+		pid, err := s.mem.ownerPID(i)
 		if err != nil {
 			return err
 		}
@@ -108,14 +112,14 @@ func (s *Session) look(after time.Time, handle func(event.Event) error) error {
 		case p == nil && pid == 0:
 			continue
 		case p == nil:
-			p = s.meet(pid, i)
+			p = s.addProcess(pid, i)
 		}
-		gone := !p.alive() // checked before reading, so that after an end nothing remains unread
-		if err := s.drain(p, after, handle); err != nil {
+		gone := !p.isAlive() // checked before reading, so that nothing of an ended process remains unread
+		if err := s.drainProcess(p, deadline, handle); err != nil {
 			return err
 		}
-		if gone && s.mem.left(i) == 0 {
-			if err := s.part(p, handle); err != nil {
+		if gone && s.mem.unreadBytes(i) == 0 {
+			if err := s.removeProcess(p, handle); err != nil {
 				return err
 			}
 		}
@@ -123,11 +127,13 @@ func (s *Session) look(after time.Time, handle func(event.Event) error) error {
 	return nil
 }
 
-// meet adds a process that has taken a slot.
-func (s *Session) meet(pid, slot int) *process {
+// addProcess adds a process that has taken a slot.
+func (s *Session) addProcess(pid, slot int) *process {
 	p := &process{
 		pid: pid, slot: slot, followed: pid == s.target || s.opts.Follow,
-		ops: map[uint32]string{}, paths: map[event.FileID]string{}, shown: map[event.FileID]bool{}, templates: map[uint32]*template{}, open: map[int32]uint32{}, derived: event.DerivedSteps{PID: int32(pid)},
+		ops: map[uint32]string{}, paths: map[event.FileID]string{}, filesSent: map[event.FileID]bool{},
+		templates: map[uint32]*template{}, openDecodes: map[int32]uint32{},
+		derived: event.DerivedSteps{PID: int32(pid)},
 	}
 	if handle, err := proc.Open(pid); err == nil {
 		p.handle = handle
@@ -136,8 +142,8 @@ func (s *Session) meet(pid, slot int) *process {
 	return p
 }
 
-// begin sends ProcessBegin before a followed process's first event.
-func (s *Session) begin(p *process, r *processRecord, handle func(event.Event) error) error {
+// sendBegin sends ProcessBegin before a followed process's first event.
+func (s *Session) sendBegin(p *process, r *processRecord, handle func(event.Event) error) error {
 	switch {
 	case p.begun: // a second one comes after an execve
 		return nil
@@ -158,15 +164,15 @@ func (s *Session) begin(p *process, r *processRecord, handle func(event.Event) e
 	return handle(e)
 }
 
-// part removes a process that has ended and whose records have all been read.
-func (s *Session) part(p *process, handle func(event.Event) error) error {
+// removeProcess removes a process that has ended and whose records have all been read.
+func (s *Session) removeProcess(p *process, handle func(event.Event) error) error {
 	p.gone = true
 	p.close()
 	if p.followed {
 		addCounters(&s.ended, s.mem.counters(p))
-		s.unread += s.mem.unread(p.slot)
+		s.unread += s.mem.unreadGraphs(p.slot)
 	}
-	s.mem.free(p.slot)
+	s.mem.freeSlot(p.slot)
 	delete(s.procs, p.slot)
 	for _, t := range p.templates {
 		s.weights -= t.weights
@@ -174,11 +180,11 @@ func (s *Session) part(p *process, handle func(event.Event) error) error {
 	if !p.followed {
 		return nil
 	}
-	return s.end(p, handle)
+	return s.sendEnd(p, handle)
 }
 
-// end sends a process's last events.
-func (s *Session) end(p *process, handle func(event.Event) error) error {
+// sendEnd sends a process's last events.
+func (s *Session) sendEnd(p *process, handle func(event.Event) error) error {
 	if !p.begun {
 		return nil
 	}
@@ -192,56 +198,59 @@ func (s *Session) end(p *process, handle func(event.Event) error) error {
 	return handle(event.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)})
 }
 
-// finish ends all processes at the end of the session.
-func (s *Session) finish(handle func(event.Event) error) error {
-	deadline := time.Now().Add(longestFinish)
+// finishProcesses ends all processes at the end of the session.
+func (s *Session) finishProcesses(handle func(event.Event) error) error {
+	deadline := time.Now().Add(maxFinishTime)
 	for again := true; again; {
-		if err := s.look(deadline, handle); err != nil {
+		if err := s.readSlots(deadline, handle); err != nil {
 			return err
 		}
-		again = time.Now().Before(deadline) && slices.ContainsFunc(slices.Collect(maps.Keys(s.procs)), func(i int) bool { return s.mem.left(i) > 0 })
+		again = time.Now().Before(deadline) && slices.ContainsFunc(slices.Collect(maps.Keys(s.procs)),
+			func(i int) bool { return s.mem.unreadBytes(i) > 0 })
 	}
 	for _, p := range s.procs {
 		if !p.followed {
 			continue
 		}
-		p.gone = !p.alive()
-		p.abandoned = s.mem.left(p.slot) > 0
-		if err := s.end(p, handle); err != nil {
+		p.gone = !p.isAlive()
+		p.abandoned = s.mem.unreadBytes(p.slot) > 0
+		if err := s.sendEnd(p, handle); err != nil {
 			return err
 		}
-		s.unread += s.mem.unread(p.slot)
+		s.unread += s.mem.unreadGraphs(p.slot)
 	}
 	if atomic.LoadUint32(&s.mem.header().No_slot) > 0 {
 		s.opts.Log.Warn("some processes were left out: too many computed at once", "at once", slots)
 	}
 	if s.unread > 0 {
-		s.opts.Log.Warn("some graphs were left out: the layout of their tensors or the memory map was not known when they ran, or they have bad addresses", "graphs", s.unread)
+		s.opts.Log.Warn("some graphs were left out: the layout of their tensors or the memory map was not known "+
+			"when they ran, or they have bad addresses", "graphs", s.unread)
 	}
 	return nil
 }
 
-// drain reads what a process has written, until the time after.
-func (s *Session) drain(p *process, after time.Time, handle func(event.Event) error) error {
-	_, err := s.mem.read(p.slot, after, func(kind uint32, body []byte) error { return s.record(p, kind, body, handle) })
+// drainProcess reads what a process has written, until the deadline.
+func (s *Session) drainProcess(p *process, deadline time.Time, handle func(event.Event) error) error {
+	_, err := s.mem.readRecords(p.slot, deadline,
+		func(kind uint32, body []byte) error { return s.handleRecord(p, kind, body, handle) })
 	if err != nil {
 		return fmt.Errorf("process %d: %w", p.pid, err)
 	}
 	return nil
 }
 
-func (s *Session) record(p *process, kind uint32, body []byte, handle func(event.Event) error) error {
+func (s *Session) handleRecord(p *process, kind uint32, body []byte, handle func(event.Event) error) error {
 	if kind == kindProcess {
 		r, err := readProcess(body)
 		if err != nil {
 			return err
 		}
-		return s.begin(p, &r, handle)
+		return s.sendBegin(p, &r, handle)
 	}
 	if !p.followed {
 		return nil
 	}
-	if err := s.begin(p, &processRecord{}, handle); err != nil {
+	if err := s.sendBegin(p, &processRecord{}, handle); err != nil {
 		return err
 	}
 	switch kind {
@@ -250,7 +259,7 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 		if err != nil {
 			return err
 		}
-		return s.image(p, &im)
+		return s.handleImage(p, &im)
 	case kindOpName:
 		op, name, err := readOpName(body)
 		p.ops[op] = name
@@ -270,13 +279,13 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 		if err != nil {
 			return err
 		}
-		return s.learn(p, id, t)
+		return s.storeTemplate(p, id, t)
 	case kindGraph:
 		g, err := readGraph(body)
 		if err != nil {
 			return err
 		}
-		return s.graph(p, &g, handle)
+		return s.handleGraph(p, &g, handle)
 	case kindGraphEnd:
 		e, err := readGraphEnd(body)
 		if e.decode == 0 {
@@ -288,30 +297,36 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 		if err != nil {
 			return err
 		}
-		p.decodes = true
-		if err := p.derived.EndThread(int32(d.tid), handle); err != nil {
-			return err
-		}
-		if err := p.endStale(d.time, handle); err != nil {
-			return err
-		}
-		p.open[int32(d.tid)] = d.decode
-		return handle(event.DecodeBegin{
-			Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Context: d.context, Decode: d.decode, Tokens: d.tokens, Warmup: d.warmup, Sequences: d.sequences,
-		})
+		return p.beginDecode(&d, handle)
 	case kindDecodeEnd:
 		d, err := readDecode(body)
 		if err != nil {
 			return err
 		}
-		delete(p.open, int32(d.tid))
+		delete(p.openDecodes, int32(d.tid))
 		return handle(event.DecodeEnd{Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Decode: d.decode})
 	}
 	return fmt.Errorf("%w: a record of kind %d", errCorrupt, kind)
 }
 
-// learn keeps a template, in the place of the one that had its id.
-func (s *Session) learn(p *process, id uint32, t *template) error {
+// beginDecode sends DecodeBegin. A derived step of the thread ends before it.
+func (p *process) beginDecode(d *decodeRecord, handle func(event.Event) error) error {
+	p.seesDecodes = true
+	if err := p.derived.EndThread(int32(d.tid), handle); err != nil {
+		return err
+	}
+	if err := p.endStale(d.time, handle); err != nil {
+		return err
+	}
+	p.openDecodes[int32(d.tid)] = d.decode
+	return handle(event.DecodeBegin{
+		Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Context: d.context, Decode: d.decode,
+		Tokens: d.tokens, Warmup: d.warmup, Sequences: d.sequences,
+	})
+}
+
+// storeTemplate keeps a template. It replaces the one that had its id.
+func (s *Session) storeTemplate(p *process, id uint32, t *template) error {
 	if old := p.templates[id]; old != nil {
 		s.weights -= old.weights
 	}
@@ -322,27 +337,28 @@ func (s *Session) learn(p *process, id uint32, t *template) error {
 	return nil
 }
 
-// endStale ends the decodes under way if there are too many, because the records of their ends were lost: their threads are gone.
+// endStale ends all open decodes if there are too many. Their threads are gone, and the records of
+// their ends were lost.
 func (p *process) endStale(time int64, handle func(event.Event) error) error {
-	if len(p.open) < maxOpen {
+	if len(p.openDecodes) < maxOpen {
 		return nil
 	}
-	for tid, decode := range p.open {
+	for tid, decode := range p.openDecodes {
 		if err := handle(event.DecodeEnd{Time: time, PID: int32(p.pid), TID: tid, Decode: decode}); err != nil {
 			return err
 		}
 	}
-	clear(p.open)
+	clear(p.openDecodes)
 	return nil
 }
 
-// image handles the report of a library that computes. If none of the offered layouts fits, its files may tell another one, which the shim
-// then tries with the next graph.
-func (s *Session) image(p *process, im *imageRecord) error {
+// handleImage handles the report of a library that computes. If none of the offered layouts fits,
+// another one may be found in the library's files. The shim tries that with the next graph.
+func (s *Session) handleImage(p *process, im *imageRecord) error {
 	if im.layout == noLayout {
-		for _, path := range libraries(proc.Locate(p.pid, im.path, 0).Path) {
+		for _, path := range nearbyLibraries(proc.Locate(p.pid, im.path, 0).Path) {
 			scanned, err := ggml.Scan(path)
-			if err == nil && scanned.Layout != nil && s.offer(*scanned.Layout) {
+			if err == nil && scanned.Layout != nil && s.offerLayout(*scanned.Layout) {
 				s.opts.Log.Debug("another layout", "file", path, "layout", scanned.Layout.String())
 				return nil
 			}
@@ -375,8 +391,9 @@ func (s *Session) layoutError(im *imageRecord) error {
 	return fmt.Errorf("%w: %q (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
 }
 
-// libraries lists a library of ggml and its neighbours, which may have debug information; not all that a target could put there.
-func libraries(path string) []string {
+// nearbyLibraries lists a library of ggml and its neighbours, which may have debug information. The list
+// is bounded, because a target could put any number of files there.
+func nearbyLibraries(path string) []string {
 	paths := []string{path}
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
@@ -386,21 +403,22 @@ func libraries(path string) []string {
 		if len(paths) >= maxImages {
 			break
 		}
-		if name := e.Name(); strings.HasPrefix(name, "libggml") && strings.Contains(name, ".so") && name != filepath.Base(path) {
+		if name := e.Name(); strings.HasPrefix(name, "libggml") && strings.Contains(name, ".so") &&
+			name != filepath.Base(path) {
 			paths = append(paths, filepath.Join(filepath.Dir(path), name))
 		}
 	}
 	return paths
 }
 
-func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) error) error {
+func (s *Session) handleGraph(p *process, g *graphRecord, handle func(event.Event) error) error {
 	t := p.templates[g.template]
 	if t == nil || t.hash != g.hash || len(t.ops) != int(g.ops) {
 		return fmt.Errorf("%w: a graph of ops that it never told", errCorrupt)
 	}
 	decode := g.decode
 	if decode == 0 {
-		if err := p.derive(t, g, handle); err != nil {
+		if err := p.deriveStep(t, g, handle); err != nil {
 			return err
 		}
 		decode = p.derived.Decode(int32(g.tid))
@@ -412,12 +430,13 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) err
 			return fmt.Errorf("%w: its ggml_op_name does not name op %d", event.ErrLayout, o.op)
 		}
 		for k := range o.sources {
-			if err := s.showFile(p, &o.sources[k], handle); err != nil {
+			if err := s.sendFileSeen(p, &o.sources[k], handle); err != nil {
 				return err
 			}
 		}
 		op := event.Op{
-			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode, Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources, Memo: &o.memo,
+			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode,
+			Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources, Memo: &o.memo,
 		}
 		op.GatherDim, op.ByExpert = o.gather.Dim, o.gather.Experts
 		if op.ByExpert {
@@ -437,10 +456,10 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) err
 	return nil
 }
 
-// derive begins a step at a lookup of token embeddings if llama_decode was never observed, as in a program that gets this function from
-// dlsym.
-func (p *process) derive(t *template, g *graphRecord, handle func(event.Event) error) error {
-	if p.decodes {
+// deriveStep begins a step at a lookup of token embeddings if llama_decode was never observed, as in a
+// program that gets this function from dlsym.
+func (p *process) deriveStep(t *template, g *graphRecord, handle func(event.Event) error) error {
+	if p.seesDecodes {
 		return nil
 	}
 	for i := range t.ops {
@@ -449,7 +468,7 @@ func (p *process) derive(t *template, g *graphRecord, handle func(event.Event) e
 		if !ok || o.sources[0].Name != event.TokenEmbeddings {
 			continue
 		}
-		if p.derived.Open() >= maxOpen { // of threads that are gone
+		if p.derived.Open() >= maxOpen { // the threads of most of them are gone
 			if err := p.derived.End(handle); err != nil {
 				return err
 			}
@@ -459,18 +478,18 @@ func (p *process) derive(t *template, g *graphRecord, handle func(event.Event) e
 	return nil
 }
 
-// showFile sends FileSeen before the first op that reads from a file.
-func (s *Session) showFile(p *process, src *event.Source, handle func(event.Event) error) error {
-	if !src.InFile || p.shown[src.File] {
+// sendFileSeen sends FileSeen before the first op that reads from a file.
+func (s *Session) sendFileSeen(p *process, src *event.Source, handle func(event.Event) error) error {
+	if !src.InFile || p.filesSent[src.File] {
 		return nil
 	}
 	path, ok := p.paths[src.File]
 	if !ok {
 		return fmt.Errorf("%w: a file that it never named", errCorrupt)
 	}
-	p.shown[src.File] = true
+	p.filesSent[src.File] = true
 	// In /proc/PID/maps a newline is written as \012, and a removed file has the suffix " (deleted)".
 	path = strings.TrimSuffix(strings.ReplaceAll(path, `\012`, "\n"), " (deleted)")
 	at := proc.Locate(p.pid, path, src.File.Ino)
-	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: at.Path, ID: event.FileID(at.ID)})
+	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: at.Path, ID: at.ID})
 }

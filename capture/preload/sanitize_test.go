@@ -1,6 +1,6 @@
 package preload
 
-// This file runs the shim with the compiler's checks, in a real llama.cpp.
+// These tests run the shim with the compiler's sanitizers in a real llama.cpp.
 
 import (
 	"os"
@@ -14,13 +14,17 @@ import (
 	"tensorcast/internal/cc"
 )
 
-// With the address and the undefined-behaviour sanitizer in it, which end the target at the first finding, the shim sees what it always sees. It compiles without a warning.
+// The shim reports the same with the address and undefined-behaviour sanitizers, which kill the
+// target at the first finding. It compiles without a warning.
 func TestSanitizers(t *testing.T) {
 	in := install(t)
 	dir := openDir(t)
 	for _, sanitizer := range []string{"undefined", "address"} {
 		t.Run(sanitizer, func(t *testing.T) {
-			flags := []string{"-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=" + sanitizer, "-fno-sanitize-recover=all"}
+			flags := []string{
+				"-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=" + sanitizer,
+				"-fno-sanitize-recover=all",
+			}
 			old := compilerFlags
 			compilerFlags = append(slices.Clone(old), flags...)
 			t.Cleanup(func() { compilerFlags = old })
@@ -33,19 +37,25 @@ func TestSanitizers(t *testing.T) {
 				if name == "moe" {
 					c = moeModel
 				}
-				o := llama.Options{Model: model(t, c), Prompt: "the quick brown fox", Tokens: 4, Threads: config.threads, NoRepack: true, Ops: filepath.Join(openDir(t), "ops.jsonl")}
+				o := llama.Options{
+					Model: model(t, c), Prompt: "the quick brown fox", Tokens: 4,
+					Threads: config.threads, NoRepack: true,
+					Ops: filepath.Join(openDir(t), "ops.jsonl"),
+				}
 				cmd := in.Command(t.Context(), o)
 				cmd.Env = append(cmd.Environ(), env...)
 				r := observe(t, cmd, scene{})
 				if !r.state.Success() {
-					t.Fatalf("%s: %v: %s", name, r.state, r.stderr)
+					t.Fatalf("%s: the program ended with %v, want success: %s", name, r.state, r.stderr)
 				}
 				got := r.reads(t)
 				compare(t, got, truth(t, o.Ops, got))
-				accounted(t, r)
+				checkAccounted(t, r)
 			}
 			odd := oddProgram(t)
-			for _, what := range []string{"nothing", "closes descriptors", "is cancelled", "forks", "overwrites sizes"} {
+			for _, what := range []string{
+				"nothing", "closes descriptors", "is cancelled", "forks", "overwrites sizes",
+			} {
 				cmd := odd(what)
 				cmd.Env = append(cmd.Environ(), env...)
 				if r := observe(t, cmd, scene{mayFail: true, asRoot: true}); !r.state.Success() {
@@ -55,23 +65,27 @@ func TestSanitizers(t *testing.T) {
 		})
 	}
 	t.Run("finds", func(t *testing.T) {
-		// A planted error ends a program: the checks above would be empty if it did not.
+		// A planted error kills a program. Otherwise the checks above would prove nothing.
 		for sanitizer, source := range map[string]string{
 			"undefined": "int main(int n, char **v) { (void)v; return (n << 31) + 0x7fffffff + n < 0; }",
-			"address":   "#include <stdlib.h>\nint main(int n, char **v) { char *p = malloc(8); (void)v; p[8 + n] = 1; return p[9]; }",
+			"address": "#include <stdlib.h>\nint main(int n, char **v) { char *p = malloc(8); (void)v; p[8 + n] " +
+				"= 1; return p[9]; }",
 		} {
 			program := filepath.Join(t.TempDir(), "planted")
-			if err := cc.Compile(t.Context(), program, source, "-fsanitize="+sanitizer, "-fno-sanitize-recover=all"); err != nil {
+			if err := cc.Compile(t.Context(), program, source, "-fsanitize="+sanitizer,
+				"-fno-sanitize-recover=all"); err != nil {
 				t.Fatal(err)
 			}
-			if out, err := exec.Command(program).CombinedOutput(); err == nil || !strings.Contains(string(out), "runtime error") && !strings.Contains(string(out), "AddressSanitizer") {
-				t.Errorf("%s: %v: %s", sanitizer, err, out)
+			if out, err := exec.Command(program).CombinedOutput(); err == nil ||
+				!strings.Contains(string(out), "runtime error") && !strings.Contains(string(out), "AddressSanitizer") {
+				t.Errorf("%s: got %v, want a report of the planted error in %q", sanitizer, err, out)
 			}
 		}
 	})
 }
 
-// addressSanitizer returns the environment for a program that is not instrumented and loads a library that is. It skips the test where the sanitizer does not work at all.
+// addressSanitizer returns the environment for a program that is not instrumented but loads a
+// library that is. It skips the test where the sanitizer does not work at all.
 func addressSanitizer(t *testing.T, dir string) []string {
 	t.Helper()
 	empty := filepath.Join(dir, "empty")
@@ -91,7 +105,7 @@ func addressSanitizer(t *testing.T, dir string) []string {
 			if _, err := os.Stat(path); err != nil {
 				t.Fatal(err)
 			}
-			// Leaks are not looked for: the program's own would count.
+			// Leaks are not checked, because the program's own would count.
 			return []string{"LD_PRELOAD=" + path, "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0"}
 		}
 	}

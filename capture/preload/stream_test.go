@@ -1,6 +1,7 @@
 package preload
 
-// These tests hand what a target may write to its ring on to a recorder: a real session's records, damaged.
+// These tests damage a real session's records, as a broken target may write them, and pass what the
+// session makes of them on to a recorder.
 
 import (
 	"bytes"
@@ -35,18 +36,21 @@ var (
 	streams = flag.Int("streams", 200, "how many damaged streams TestDamagedStreams reads")
 )
 
-// streamModels are the models of the recorded sessions. Their structure must not change: the records say what lies where in them.
+// streamModels are the models of the recorded sessions. Their structure must not change, because
+// the records contain offsets in them.
 var streamModels = map[string]synth.Config{
 	"dense": {Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 1, Vocab: 300, Ctx: 64, Type: gguf.Q8_0, Seed: 3},
-	"moe":   {Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 1, Vocab: 300, Ctx: 64, Experts: 4, Used: 2, Type: gguf.Q8_0, Seed: 4},
+	"moe": {Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 1, Vocab: 300, Ctx: 64, Experts: 4, Used: 2,
+		Type: gguf.Q8_0, Seed: 4},
 }
 
-// corpusFile is where the fuzzer looks for the session with a model.
+// corpusFile returns where the fuzzer looks for the session with a model.
 func corpusFile(name string) string {
 	return filepath.Join("testdata", "fuzz", "FuzzStream", "session-"+name)
 }
 
-// TestRecordedStreams checks that the recorded sessions are read to their ends, with every op at its weight.
+// TestRecordedStreams checks that the recorded sessions are read to their ends, with every op at
+// its weight.
 func TestRecordedStreams(t *testing.T) {
 	for name, config := range streamModels {
 		t.Run(name, func(t *testing.T) {
@@ -55,9 +59,11 @@ func TestRecordedStreams(t *testing.T) {
 			}
 			m := newStreamModels(t)
 			events, meta, err := m.replay(t, readStream(t, name), t.TempDir())
-			// 2 tokens of warm-up, a prompt, 2 tokens.
-			if err != nil || events.ops == 0 || events.decodes != 4 || meta == nil || meta.Rows == 0 || meta.Steps != 4 || meta.Tokens != 2 {
-				t.Errorf("%+v, %+v, %v", events, meta, err)
+			// The decodes are a warm-up of 2 tokens, a prompt, and 2 tokens.
+			if err != nil || events.ops == 0 || events.decodes != 4 || meta == nil || meta.Rows == 0 ||
+				meta.Steps != 4 || meta.Tokens != 2 {
+				t.Errorf("events %+v, description %+v, error %v; want 4 decodes that generate 2 tokens, and rows",
+					events, meta, err)
 			}
 		})
 	}
@@ -76,13 +82,15 @@ func recordStream(t *testing.T, name string, config synth.Config) {
 	cmd.Env = s.Environ(cmd.Environ())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ordinary()}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("the program failed with %v: %s", err, out)
 	}
 	stream := s.mem.buffer(0)[:atomic.LoadUint64(&s.mem.slot(0).Head)]
-	stream = bytes.ReplaceAll(stream, []byte(filepath.Dir(o.Model)), bytes.Repeat([]byte("/"), len(filepath.Dir(o.Model))))
+	stream = bytes.ReplaceAll(stream, []byte(filepath.Dir(o.Model)),
+		bytes.Repeat([]byte("/"), len(filepath.Dir(o.Model))))
 	stream = bytes.ReplaceAll(stream, []byte(in.Dir), bytes.Repeat([]byte("/"), len(in.Dir)))
 	text := fmt.Sprintf("go test fuzz v1\n[]byte(%s)\n", strconv.Quote(string(stream)))
-	if err := errors.Join(os.MkdirAll(filepath.Dir(corpusFile(name)), 0o755), os.WriteFile(corpusFile(name), []byte(text), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(corpusFile(name)), 0o755),
+		os.WriteFile(corpusFile(name), []byte(text), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -96,15 +104,15 @@ func readStream(t testing.TB, name string) []byte {
 	_, quoted, ok := strings.Cut(string(text), "[]byte(")
 	stream, err := strconv.Unquote(strings.TrimSuffix(strings.TrimSpace(quoted), ")"))
 	if !ok || err != nil {
-		t.Fatalf("%s: %v", corpusFile(name), err)
+		t.Fatalf("%s holds no stream: %v", corpusFile(name), err)
 	}
 	return []byte(stream)
 }
 
-// replayed is what came of a stream.
+// replayed is the result of reading a stream.
 type replayed struct{ ops, decodes int }
 
-// streamModel is the models to which streams refer.
+// streamModel holds the models that streams refer to.
 type streamModel struct{ paths []string }
 
 func newStreamModels(t testing.TB) *streamModel {
@@ -116,7 +124,8 @@ func newStreamModels(t testing.TB) *streamModel {
 	return m
 }
 
-// replay lets a session read a stream, and a recorder what it tells. With dir, a capture is written there.
+// replay lets a session read a stream and passes the events to a recorder. If dir is not empty, a
+// capture is written there.
 func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got replayed, meta *tables.Meta, err error) {
 	t.Helper()
 	const ring = 256 << 10
@@ -131,7 +140,7 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 		}
 	}()
 	s.target = os.Getpid()
-	// Which model it is shows in the structure: an expert's tensors are in one only.
+	// The structure shows which model it is: only one has experts' tensors.
 	path := m.paths[0]
 	if bytes.Contains(stream, []byte("_exps.weight")) {
 		path = m.paths[1]
@@ -140,7 +149,10 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := trace.RecorderOptions{Dir: dir, PID: os.Getpid(), Counters: s.Counters, Libraries: s.Libraries, Target: s.Target, Detail: tables.DetailPreload}
+	options := trace.RecorderOptions{
+		Dir: dir, PID: os.Getpid(), Counters: s.Counters, Libraries: s.Libraries, Target: s.Target,
+		Detail: tables.DetailPreload,
+	}
 	if dir == "" {
 		options.CSV = io.Discard
 	}
@@ -151,14 +163,14 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	handle := func(e event.Event) error {
 		switch e := e.(type) {
 		case event.FileSeen:
-			e.Path, e.ID = path, event.FileID(id)
+			e.Path, e.ID = path, id
 			return recorder.Handle(e)
 		case event.DecodeBegin:
 			got.decodes++
 		case *event.Op:
 			got.ops++
 			if e.Name == "" || len(e.Sources) == 0 {
-				t.Errorf("%+v", e)
+				t.Errorf("op %+v, want a name and sources", e)
 			}
 		}
 		return recorder.Handle(e)
@@ -166,7 +178,8 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	slot := mem.slot(0)
 	atomic.StoreUint32(&slot.Pid, uint32(os.Getpid()))
 	for len(stream) > 0 && err == nil {
-		// What does not fit comes later, as it would from a shim; here it begins where a ring does.
+		// Records that do not fit come later, as they would from a shim. Here they begin at the
+		// start of the ring.
 		n := 0
 		for _, r := range split(stream) {
 			if n > 0 && n+len(r) > ring {
@@ -179,11 +192,11 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 		}
 		mem.tail[0] = 0
 		atomic.StoreUint64(&slot.Head, uint64(n))
-		err = s.look(time.Now().Add(time.Minute), handle)
+		err = s.readSlots(time.Now().Add(time.Minute), handle)
 		stream = stream[n:]
 	}
 	if err == nil {
-		err = s.finish(handle)
+		err = s.finishProcesses(handle)
 	}
 	metas, finishErr := recorder.Finish(err)
 	if len(metas) > 0 {
@@ -195,23 +208,25 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	return got, meta, err
 }
 
-// told reports whether an error is one that a broken stream may cause: it says what is wrong, in one line.
-func told(err error) bool {
+// isExplained reports whether an error is one that a broken stream may cause: it says in one line
+// what is wrong.
+func isExplained(err error) bool {
 	return err == nil || !strings.Contains(err.Error(), "\n") &&
-		(errors.Is(err, errCorrupt) || errors.Is(err, event.ErrLayout) || errors.Is(err, event.ErrNoDecode) || errors.Is(err, event.ErrOutside))
+		(errors.Is(err, errCorrupt) || errors.Is(err, event.ErrLayout) || errors.Is(err, event.ErrNoDecode) ||
+			errors.Is(err, event.ErrOutside))
 }
 
-// FuzzStream is what a target may write to its ring.
+// FuzzStream reads any bytes that a target may write to its ring.
 func FuzzStream(f *testing.F) {
 	m := newStreamModels(f)
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		if _, _, err := m.replay(t, stream, ""); !told(err) {
+		if _, _, err := m.replay(t, stream, ""); !isExplained(err) {
 			t.Error(err)
 		}
 	})
 }
 
-// However a stream is damaged, it is read, or refused with one line, in little time and memory.
+// However a stream is damaged, it is read or refused with one line, in little time and memory.
 func TestDamagedStreams(t *testing.T) {
 	testenv.NeedMachine(t)
 	m := newStreamModels(t)
@@ -230,12 +245,12 @@ func TestDamagedStreams(t *testing.T) {
 		}
 		begun := time.Now()
 		got, _, err := m.replay(t, stream, dir)
-		if !told(err) {
-			t.Errorf("stream %d: %v", i, err)
+		if !isExplained(err) {
+			t.Errorf("stream %d: error %v, want one line that says what is wrong", i, err)
 		}
 		if took := time.Since(begun); took > slowest {
 			if slowest = took; took > 5*time.Second {
-				t.Errorf("stream %d took %v for %d ops", i, took, got.ops)
+				t.Errorf("stream %d took %v for %d ops; want at most %v", i, took, got.ops, 5*time.Second)
 			}
 		}
 		switch {
@@ -255,16 +270,19 @@ func TestDamagedStreams(t *testing.T) {
 	peak, _, _ = strings.Cut(strings.TrimSpace(peak), " ")
 	kib, err := strconv.Atoi(peak)
 	if err != nil || kib > 500<<10 {
-		t.Errorf("%d KiB at the peak, %v", kib, err)
+		t.Errorf("%d KiB at the peak, %v; want at most %v", kib, err, 500<<10)
 	}
 	t.Logf("%v; the slowest took %v; %d MiB at the peak", results, slowest, kib>>10)
 }
 
-// damage changes a stream: bytes, numbers, records, or its order. Most of the time the records' heads stay sound, so that what is inside is
-// looked at.
+// damage changes bytes, numbers, records or the order of a stream. Most of the time the records'
+// heads stay sound, so that the bodies are read.
 func damage(random *rand.Rand, session []byte) []byte {
 	records := split(session)
-	values := []uint64{0, 1, 2, 7, 8, 9, 63, 64, 255, 1023, 1024, 65535, 65536, 1 << 20, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 32, 1 << 48, 1 << 62, 1<<63 - 1, 1 << 63, ^uint64(0), ^uint64(7)}
+	values := []uint64{
+		0, 1, 2, 7, 8, 9, 63, 64, 255, 1023, 1024, 65535, 65536, 1 << 20, 1<<31 - 1, 1 << 31,
+		1<<32 - 1, 1 << 32, 1 << 48, 1 << 62, 1<<63 - 1, 1 << 63, ^uint64(0), ^uint64(7),
+	}
 	for range 1 + random.IntN(8) {
 		at := random.IntN(len(records))
 		r := bytes.Clone(records[at])
@@ -309,7 +327,7 @@ func damage(random *rand.Rand, session []byte) []byte {
 	return out
 }
 
-// split cuts a stream into its records; what is none is one.
+// split cuts a stream into its records. Bytes that are no record count as one.
 func split(stream []byte) (records [][]byte) {
 	for len(stream) > 0 {
 		size := len(stream)

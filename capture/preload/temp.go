@@ -1,6 +1,6 @@
 package preload
 
-// This file makes temporary directories that later sessions remove if this one is killed.
+// This file makes temporary directories. If this session is killed, later ones remove them.
 
 import (
 	"errors"
@@ -18,7 +18,8 @@ type temporary struct {
 	lock *os.File
 }
 
-// newTemporary makes a directory in dir whose name begins with prefix, and removes those that were abandoned there.
+// newTemporary makes a directory in dir whose name begins with prefix, and removes those that were
+// abandoned there.
 func newTemporary(dir, prefix string) (*temporary, error) {
 	removeAbandoned(dir, prefix)
 	path, err := os.MkdirTemp(dir, prefix)
@@ -26,7 +27,7 @@ func newTemporary(dir, prefix string) (*temporary, error) {
 		return nil, err
 	}
 	t := &temporary{path: path}
-	// A shared lock: those who look for abandoned directories try to lock them exclusively.
+	// The lock is shared. Whoever looks for abandoned directories tries to lock them exclusively.
 	if t.lock, err = lockDirectory(path, unix.LOCK_SH); err == nil {
 		_, err = os.Lstat(path) // it may have looked abandoned before it was locked
 	}
@@ -48,14 +49,15 @@ func (t *temporary) remove() error {
 	return err
 }
 
-// removeAbandoned removes the directories of sessions that were killed. Directories of other users, and what a link leads to, stay.
+// removeAbandoned removes the directories of sessions that were killed. Directories of other users,
+// and what a link leads to, stay.
 func removeAbandoned(dir, prefix string) {
-	paths, err := filepath.Glob(filepath.Join(escape(dir), prefix+"*"))
+	paths, err := filepath.Glob(filepath.Join(escapeGlob(dir), prefix+"*"))
 	if err != nil {
 		return
 	}
 	for _, path := range paths {
-		if !ours(path, fs.ModeDir) {
+		if !isOurs(path, fs.ModeDir) {
 			continue
 		}
 		if lock, err := lockDirectory(path, unix.LOCK_EX); err == nil {
@@ -77,8 +79,8 @@ func lockDirectory(path string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// escape makes a pattern of filepath.Glob that only the name itself matches.
-func escape(name string) string {
+// escapeGlob returns a pattern of filepath.Glob that only the name itself matches.
+func escapeGlob(name string) string {
 	var out []byte
 	for _, c := range []byte(name) {
 		if c == '*' || c == '?' || c == '[' || c == '\\' {

@@ -1,5 +1,7 @@
 package preload
 
+// This file tests the temporary directories of sessions.
+
 import (
 	"errors"
 	"os"
@@ -7,7 +9,8 @@ import (
 	"testing"
 )
 
-// What a killed session left is removed by the next; what a living one uses stays, and what is no session's.
+// The next session removes what a killed one left. Directories of living sessions, and those of no
+// session, stay.
 func TestAbandonedDirectories(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a[b]*")
 	outside := t.TempDir()
@@ -18,7 +21,9 @@ func TestAbandonedDirectories(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, kept := range map[string]bool{"x-abandoned": false, "other-notes": true, "x-writable": true, "x-others": os.Geteuid() == 0} {
+	for name, kept := range map[string]bool{
+		"x-abandoned": false, "other-notes": true, "x-writable": true, "x-others": os.Geteuid() == 0,
+	} {
 		path := filepath.Join(dir, name)
 		must(os.MkdirAll(path, 0o755))
 		must(os.WriteFile(filepath.Join(path, "shim.so"), nil, 0o600))
@@ -46,7 +51,7 @@ func TestAbandonedDirectories(t *testing.T) {
 	must(errors.Join(first.remove(), second.remove()))
 	for _, temp := range []*temporary{first, second} {
 		if _, err := os.Lstat(temp.path); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", temp.path, err)
+			t.Errorf("%s is left: %v; want %v", temp.path, err, os.ErrNotExist)
 		}
 	}
 }

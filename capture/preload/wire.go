@@ -1,6 +1,7 @@
 package preload
 
-// This file decodes the shim's records, which wire.h defines. They come from another program's memory, so nothing in them is trusted.
+// This file decodes the shim's records, which wire.h defines. Another program writes them, so
+// nothing in them is trusted.
 
 import (
 	"bytes"
@@ -38,18 +39,18 @@ func (r *reader) u32() uint32 {
 	return 0
 }
 
-// fixed reads a struct of wire.h.
-func fixed[T any](r *reader) (v T) {
+// readStruct reads a struct of wire.h.
+func readStruct[T any](r *reader) (v T) {
 	to := unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v))
 	copy(to, r.take(len(to)))
 	return v
 }
 
-// rest reads a string that ends at a zero byte or with the record.
-func (r *reader) rest() string { return text(r.take(len(r.b))) }
+// readText reads a string that ends at a zero byte or with the record.
+func (r *reader) readText() string { return zeroTerminated(r.take(len(r.b))) }
 
-// text converts a string that ends at a zero byte or with b.
-func text(b []byte) string {
+// zeroTerminated converts a string that ends at a zero byte or with b.
+func zeroTerminated(b []byte) string {
 	if end := bytes.IndexByte(b, 0); end >= 0 {
 		b = b[:end]
 	}
@@ -71,7 +72,7 @@ type processRecord struct {
 
 func readProcess(body []byte) (processRecord, error) {
 	r := reader{b: body}
-	w := fixed[wireProcess](&r)
+	w := readStruct[wireProcess](&r)
 	p := processRecord{parent: int32(w.Parent)}
 	if w.Bytes > maxCommand {
 		return p, fmt.Errorf("%w: a command line of %d bytes", errCorrupt, w.Bytes)
@@ -92,31 +93,31 @@ type imageRecord struct {
 
 func readImage(body []byte) (imageRecord, error) {
 	r := reader{b: body}
-	w := fixed[wireImage](&r)
-	im := imageRecord{layout: w.Layout, version: text(w.Version[:]), commit: text(w.Commit[:])}
+	w := readStruct[wireImage](&r)
+	im := imageRecord{layout: w.Layout, version: zeroTerminated(w.Version[:]), commit: zeroTerminated(w.Commit[:])}
 	for i := range min(int(w.Samples), samples) {
 		im.samples = append(im.samples, bytes.Clone(w.Sample[i][:min(w.Bytes[i], sampleBytes)]))
 	}
-	im.path = r.rest()
+	im.path = r.readText()
 	return im, r.err("a library")
 }
 
 func readOpName(body []byte) (op uint32, name string, err error) {
 	r := reader{b: body}
-	w := fixed[wireOpName](&r)
+	w := readStruct[wireOpName](&r)
 	if w.Op >= maxNames {
 		return 0, "", fmt.Errorf("%w: op %d", errCorrupt, w.Op)
 	}
-	return w.Op, text(w.Name[:]), r.err("an op's name")
+	return w.Op, zeroTerminated(w.Name[:]), r.err("an op's name")
 }
 
 func readFile(body []byte) (id event.FileID, path string, err error) {
 	r := reader{b: body}
-	w := fixed[wireFile](&r)
+	w := readStruct[wireFile](&r)
 	if len(r.b) > maxPath {
 		return id, "", fmt.Errorf("%w: a path of %d bytes", errCorrupt, len(r.b))
 	}
-	return event.FileID{Dev: w.Dev, Ino: w.Ino}, r.rest(), r.err("a file")
+	return event.FileID{Dev: w.Dev, Ino: w.Ino}, r.readText(), r.err("a file")
 }
 
 // template is what graphs with the same ops have in common.
@@ -137,15 +138,16 @@ type templateOp struct {
 
 func readTemplate(body []byte) (id uint32, t *template, err error) {
 	r := reader{b: body}
-	w := fixed[wireTemplate](&r)
+	w := readStruct[wireTemplate](&r)
 	if w.Ops > maxOps || w.Id >= maxTemplates {
 		return 0, nil, fmt.Errorf("%w: a graph of %d ops", errCorrupt, w.Ops)
 	}
 	t = &template{hash: w.Hash}
 	gathers := ggml.Gathers()
 	for range w.Ops {
-		o := fixed[wireOp](&r)
-		if o.Sources == 0 || o.Sources > maxSources || int64(o.Gather) > int64(len(gathers)) || o.Selects > maxIDs || r.short {
+		o := readStruct[wireOp](&r)
+		if o.Sources == 0 || o.Sources > maxSources || int64(o.Gather) > int64(len(gathers)) || o.Selects > maxIDs ||
+			r.short {
 			return 0, nil, fmt.Errorf("%w: an op with %d sources", errCorrupt, o.Sources)
 		}
 		op := templateOp{op: o.Op, node: o.Node, selects: o.Selects}
@@ -162,9 +164,11 @@ func readTemplate(body []byte) (id uint32, t *template, err error) {
 }
 
 func readSource(r *reader) event.Source {
-	w := fixed[wireSource](r)
+	w := readStruct[wireSource](r)
 	s := event.Source{
-		Name: text(w.Name[:]), Data: w.Data, InFile: w.Mapped != 0, File: event.FileID{Dev: w.Dev, Ino: w.Ino}, Offset: int64(w.Offset), Type: gguf.Type(w.Type), NE: w.Ne,
+		Name: zeroTerminated(w.Name[:]), Data: w.Data, InFile: w.Mapped != 0,
+		File:   event.FileID{Dev: w.Dev, Ino: w.Ino},
+		Offset: int64(w.Offset), Type: gguf.Type(w.Type), NE: w.Ne,
 	}
 	for i, n := range w.Nb {
 		s.NB[i] = int64(n)
@@ -187,10 +191,13 @@ type idList struct {
 
 func readGraph(body []byte) (graphRecord, error) {
 	r := reader{b: body}
-	w := fixed[wireGraph](&r)
-	g := graphRecord{time: int64(w.Time), hash: w.Hash, seq: w.Seq, tid: w.Tid, decode: w.Decode, graph: w.Graph, template: w.Template, ops: w.Ops}
+	w := readStruct[wireGraph](&r)
+	g := graphRecord{
+		time: int64(w.Time), hash: w.Hash, seq: w.Seq, tid: w.Tid, decode: w.Decode, graph: w.Graph,
+		template: w.Template, ops: w.Ops,
+	}
 	for range w.Lists {
-		list := fixed[wireIDs](&r)
+		list := readStruct[wireIDs](&r)
 		slots, rows := list.Slots, list.Rows
 		if r.short || slots > maxIDs || rows > maxIDs || slots*rows > maxIDs || slots*rows == 0 {
 			return g, fmt.Errorf("%w: %d x %d ids", errCorrupt, slots, rows)
@@ -217,7 +224,7 @@ type graphEnd struct {
 
 func readGraphEnd(body []byte) (graphEnd, error) {
 	r := reader{b: body}
-	w := fixed[wireGraphEnd](&r)
+	w := readStruct[wireGraphEnd](&r)
 	return graphEnd{time: int64(w.Time), tid: w.Tid, decode: w.Decode}, r.err("a graph's end")
 }
 
@@ -232,8 +239,11 @@ type decodeRecord struct {
 
 func readDecode(body []byte) (decodeRecord, error) {
 	r := reader{b: body}
-	w := fixed[wireDecode](&r)
-	d := decodeRecord{time: int64(w.Time), context: w.Context, tid: w.Tid, decode: w.Decode, tokens: w.Tokens, warmup: w.Warmup != 0}
+	w := readStruct[wireDecode](&r)
+	d := decodeRecord{
+		time: int64(w.Time), context: w.Context, tid: w.Tid, decode: w.Decode, tokens: w.Tokens,
+		warmup: w.Warmup != 0,
+	}
 	if w.Sequences > maxSequences {
 		return d, fmt.Errorf("%w: a batch of %d sequences", errCorrupt, w.Sequences)
 	}

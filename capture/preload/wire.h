@@ -1,5 +1,6 @@
-// Shared by the shim (shim.c) and its reader (Go): the layout of the shared memory, the records in it, and their limits. wire_defs.go, the
-// Go side, is generated from this file and defs.go: go generate ./capture/preload.
+// This file defines what the shim (shim.c) and its reader (Go) share: the layout of the shared
+// memory, the records in it, and their limits. All numbers are in host byte order. wire_defs.go,
+// the Go side, is generated from this file and defs.go: go generate ./capture/preload.
 #ifndef TENSORCAST_WIRE_H
 #define TENSORCAST_WIRE_H
 #include <stdalign.h>
@@ -23,8 +24,9 @@ enum {
 };
 
 struct layout {
-	uint32_t type, ne, nb, op, flags, src, max_src, view_src, data, name; // in ggml_tensor; flags 0: there is none
-	uint32_t n_nodes, nodes;                                              // in ggml_cgraph
+	// offsets in ggml_tensor; flags 0: it has no flags
+	uint32_t type, ne, nb, op, flags, src, max_src, view_src, data, name;
+	uint32_t n_nodes, nodes; // in ggml_cgraph
 	uint32_t pad[4];
 };
 
@@ -45,7 +47,9 @@ struct slot {
 	uint32_t pid; // 0: free
 	uint32_t pad;
 	uint64_t nodes, no_weight, ops_sent, ops_lost, others_lost; // nodes = no_weight + ops_sent + ops_lost
-	uint64_t unread;                                            // graphs that could not be read: the layout or the memory map is unknown, or addresses are bad
+	// unread counts graphs that could not be read: the layout or the memory map is unknown, or
+	// addresses are bad.
+	uint64_t unread;
 	uint64_t graphs, decodes;
 	alignas(64) uint64_t head; // bytes ever written
 	alignas(64) uint64_t tail; // bytes ever read
@@ -65,15 +69,15 @@ enum kind {
 	DECODE_END,
 };
 
-// A record begins with this; then comes what its kind says.
+// A record begins with this head. The struct of its kind follows.
 struct record {
 	uint32_t kind, size;
-}; // size: of the whole record, a multiple of 8
+}; // size is that of the whole record in bytes, a multiple of 8
 
 struct process_record {
 	uint32_t parent, bytes;
 	char command[];
-}; // bytes of command, which is /proc/self/cmdline
+}; // bytes is the length of command, which is /proc/self/cmdline
 struct image_record {
 	uint32_t layout, samples; // NO_LAYOUT: none of the known ones fits
 	uint8_t version[NAME], commit[NAME];
@@ -96,17 +100,18 @@ struct source {
 	uint64_t nb[4];
 	uint8_t name[NAME];
 };
-// gather: 0, or its place in the table of gathering ops, from 1; selects: how many experts, if it is for one token. Its sources follow.
+// An op that reads weights. gather is 0 or 1 + its index in the table of gathering ops. selects is
+// how many experts it reads, if it computes one token. The op's sources follow.
 struct op {
 	uint32_t op, node, sources, gather, selects, pad;
 };
 struct template_record {
 	uint64_t hash;
 	uint32_t id, ops;
-}; // then the ops
+}; // the ops follow
 struct ids {
 	uint32_t op, slots, rows, pad;
-}; // op: index in the template; then slots * rows int32, filled up to 8 bytes
+}; // op is the index in the template; slots * rows int32 follow, padded to 8 bytes
 struct graph_record {
 	uint64_t time, hash, seq; // seq: nodes before this graph
 	uint32_t tid, decode, graph, template, ops, lists;

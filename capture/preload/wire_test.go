@@ -1,5 +1,7 @@
 package preload
 
+// This file compares the Go types of the shared memory with wire.h.
+
 import (
 	"os"
 	"os/exec"
@@ -9,8 +11,8 @@ import (
 	"tensorcast/ggml"
 )
 
-// The Go side of the shared memory is that of wire.h, as the C compiler lays it out. Where this fails, `go generate ./capture/preload` was
-// forgotten.
+// The Go types of the shared memory match wire.h as the C compiler lays it out. If this fails, `go
+// generate ./capture/preload` was forgotten.
 func TestWireIsTheShims(t *testing.T) {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip(err)

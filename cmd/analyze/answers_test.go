@@ -1,10 +1,11 @@
 package main
 
+// This file tests the analyses, --all and the timeline on a planted mixture of experts.
+
 import (
 	"encoding/csv"
 	"encoding/json"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,7 +16,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"tensorcast/event"
-	"tensorcast/heatmap"
 	"tensorcast/internal/cli"
 	"tensorcast/pattern"
 	"tensorcast/report"
@@ -24,13 +24,26 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// scene is a mixture of one layer with four experts, of which a token chooses two, in a run of a prompt of two tokens and three generated ones. Planted are: one
-// re-read of each cause, a stall, a gap of each class, and expert 2, which every token chooses.
+// scene is a mixture of one layer with four experts, of which a token chooses two. The run has a prompt
+// of two tokens and three generated ones. Planted are one re-read of each cause, a stall, a gap of each
+// class, and expert 2, which every token chooses.
 var scene = []tables.StructureRow{
-	{Name: "token_embd.weight", Component: "token_embd.weight", Offset: 4096, Size: 6400, Layer: -1, File: "s.gguf", Type: "F16", Shape: []int64{32, 100}},
-	{Name: "blk.0.attn_q.weight", Component: "attn_q.weight", Offset: 10496, Size: 100000, Layer: 0, File: "s.gguf", Type: "Q8_0", Shape: []int64{100, 1000}},
-	{Name: "blk.0.ffn_up_exps.weight", Component: "ffn_up_exps.weight", Offset: 410496, Size: 4000000, Layer: 0, File: "s.gguf", Type: "Q8_0", Shape: []int64{1000, 1000, 4}, Experts: 4},
-	{Name: "output.weight", Component: "output.weight", Offset: 9000000, Size: 50000, Layer: -1, File: "s.gguf", Type: "Q8_0", Shape: []int64{500, 100}},
+	{
+		Name: "token_embd.weight", Component: "token_embd.weight", Offset: 4096, Size: 6400, Layer: -1,
+		File: "s.gguf", Type: "F16", Shape: []int64{32, 100},
+	},
+	{
+		Name: "blk.0.attn_q.weight", Component: "attn_q.weight", Offset: 10496, Size: 100000, Layer: 0,
+		File: "s.gguf", Type: "Q8_0", Shape: []int64{100, 1000},
+	},
+	{
+		Name: "blk.0.ffn_up_exps.weight", Component: "ffn_up_exps.weight", Offset: 410496, Size: 4000000, Layer: 0,
+		File: "s.gguf", Type: "Q8_0", Shape: []int64{1000, 1000, 4}, Experts: 4,
+	},
+	{
+		Name: "output.weight", Component: "output.weight", Offset: 9000000, Size: 50000, Layer: -1, File: "s.gguf",
+		Type: "Q8_0", Shape: []int64{500, 100},
+	},
 }
 
 var sceneRoutes = [][]int32{{2, 0}, {2, 1}, {2, 1}, {0, 2}, {2, 3}} // of each token
@@ -38,8 +51,13 @@ var sceneRoutes = [][]int32{{2, 0}, {2, 1}, {2, 1}, {0, 2}, {2, 3}} // of each t
 func plantScene(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "capture")
-	meta := &tables.Meta{Detail: tables.DetailOpIO, Models: []tables.ModelInfo{{Path: "/models/s.gguf", Fingerprint: planted.Fingerprint, Bytes: 9050000, Files: []tables.ModelFile{{Name: "s.gguf", Bytes: 9050000, Fingerprint: planted.Fingerprint}}}},
-		Host: tables.Host{Kernel: "6.1", CPUs: 2, MemoryBytes: 1 << 30}, Command: []string{"/opt/llama-cli", "-m", "s.gguf"}}
+	meta := &tables.Meta{Detail: tables.DetailOpIO, Models: []tables.ModelInfo{
+		{Path: "/models/s.gguf", Fingerprint: planted.Fingerprint, Bytes: 9050000, Files: []tables.ModelFile{
+			{Name: "s.gguf", Bytes: 9050000, Fingerprint: planted.Fingerprint},
+		}},
+	},
+		Host:    tables.Host{Kernel: "6.1", CPUs: 2, MemoryBytes: 1 << 30},
+		Command: []string{"/opt/llama-cli", "-m", "s.gguf"}}
 	w, err := trace.Create(dir, meta, scene)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +77,8 @@ func plantScene(t *testing.T) string {
 		begin := int64(step) * 1e9
 		a := tables.Access{Step: step, Token: step - 1, Phase: phase}
 		read := func(tensor int32, op string, bytes, at, took, stall int64, experts ...int32) {
-			a.Tensor, a.Op, a.Offset, a.Bytes, a.Timestamp, a.Duration, a.Stall, a.Experts = tensor, op, scene[tensor].Offset, bytes, begin+at, took, stall, experts
+			a.Tensor, a.Op, a.Offset, a.Bytes, a.Timestamp, a.Duration, a.Stall, a.Experts = tensor, op,
+				scene[tensor].Offset, bytes, begin+at, took, stall, experts
 			check(w.Access(&a))
 		}
 		read(0, "GET_ROWS", 64*int64(tokens), 0, 1000, 0)
@@ -74,25 +93,32 @@ func plantScene(t *testing.T) string {
 				if !slices.Contains(used, e) {
 					used = append(used, e)
 				}
-				check(w.Route(&tables.Route{Step: step, Token: step - 1, Layer: 0, Slot: int32(slot), Expert: e, Position: int32(n)}))
+				check(w.Route(&tables.Route{
+					Step: step, Token: step - 1, Layer: 0, Slot: int32(slot), Expert: e, Position: int32(n),
+				}))
 			}
 			token++
 		}
 		read(2, "MUL_MAT_ID", int64(len(used))*1000000, 100e6, 50e6, 0, used...)
 		read(3, "MUL_MAT", 50000, 200e6, 10e6, 0)
-		check(w.Step(&tables.StepRow{Step: step, Phase: phase, Tokens: int32(tokens), Token: step - 1, Begin: begin, End: begin + 250e6}))
+		check(w.Step(&tables.StepRow{
+			Step: step, Phase: phase, Tokens: int32(tokens), Token: step - 1, Begin: begin, End: begin + 250e6,
+		}))
 	}
 	for n := range 2 {
 		for i, cause := range []event.Cause{event.CauseFault, event.CauseReadahead, event.CauseRead, event.CauseOther} {
 			bytes := []int64{100000, int64(1000 * (i + 1))}[n]
-			check(w.PageIn(&tables.PageInRow{Step: int32(n) * 2, Tensor: 1, File: "s.gguf", Offset: 10496, Bytes: bytes, Timestamp: int64(n)*2e9 + 5, Rereads: int32(n), Cause: cause, Expert: -1}))
+			check(w.PageIn(&tables.PageInRow{
+				Step: int32(n) * 2, Tensor: 1, File: "s.gguf", Offset: 10496, Bytes: bytes,
+				Timestamp: int64(n)*2e9 + 5, Rereads: int32(n), Cause: cause, Expert: -1,
+			}))
 		}
 	}
 	check(w.Close(meta, true))
 	return dir
 }
 
-// column reads a column of a CSV file.
+// csvColumn reads a column of a CSV file.
 func csvColumn(t *testing.T, path, name string) (values []string) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -114,11 +140,12 @@ func csvColumn(t *testing.T, path, name string) (values []string) {
 	return values
 }
 
-// Each analysis finds what was planted, where, and nothing else.
+// Each analysis finds what was planted, where it was planted, and nothing else.
 func TestAnswers(t *testing.T) {
 	capture, written := plantScene(t), map[string]string{}
 	for _, want := range []struct{ analysis, table, column, values string }{
-		{"rereads", "rereads", "tensor_name", "blk.0.attn_q.weight blk.0.ffn_up_exps.weight output.weight token_embd.weight"},
+		{"rereads", "rereads", "tensor_name", "blk.0.attn_q.weight blk.0.ffn_up_exps.weight output.weight " +
+			"token_embd.weight"},
 		{"rereads", "rereads", "accesses", "4 4 4 4"},
 		{"rereads", "rereads", "read_bytes", "400000 9000000 200000 320"},
 		{"rereads", "rereads", "disk_bytes", "410000 0 0 0"},
@@ -142,10 +169,15 @@ func TestAnswers(t *testing.T) {
 		{"phases", "phases", "stall_ns", "0 70000000"},
 		{"phases", "phases", "expert_slices_touched", "3 4"},
 		{"phases", "phases", "expert_slices", "4 4"},
-		// From the embeddings to attn_q are some kilobytes, to the experts 300 kB, to the output megabytes, and back to the next step's embeddings.
+		// There are some kilobytes from the embeddings to attn_q, 300 kB to the experts, megabytes to the
+		// output, and it goes back to the next step's embeddings.
 		{"offsets", "offsets", "accesses", "4 4 4 0 0 3"},
 		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 0 0 192"},
-		{"heatmap", "heatmap", "tensor_name", strings.Repeat("token_embd.weight ", 4) + strings.Repeat("blk.0.attn_q.weight ", 4) + strings.Repeat("blk.0.ffn_up_exps.weight ", 4) + strings.TrimSpace(strings.Repeat("output.weight ", 4))},
+		{
+			"heatmap", "heatmap", "tensor_name",
+			strings.Repeat("token_embd.weight ", 4) + strings.Repeat("blk.0.attn_q.weight ", 4) +
+				strings.Repeat("blk.0.ffn_up_exps.weight ", 4) + strings.TrimSpace(strings.Repeat("output.weight ", 4)),
+		},
 		{"heatmap --value disk", "heatmap", "disk_bytes", "0 0 0 0 400000 0 10000 0" + strings.Repeat(" 0", 8)},
 		{"heatmap --value rereads", "heatmap", "rereads_bytes", "0 0 0 0 0 0 10000 0" + strings.Repeat(" 0", 8)},
 		{"heatmap --value stall", "heatmap", "stall_ns", "0 0 0 0 0 0 7e+07 0" + strings.Repeat(" 0", 8)},
@@ -169,7 +201,8 @@ func TestAnswers(t *testing.T) {
 		out, done := written[want.analysis]
 		if !done {
 			out = t.TempDir()
-			if code, _, stderr := execute(t, append(strings.Fields(want.analysis), "-c", capture, "-o", out)...); code != cli.OK {
+			if code, _, stderr := execute(t,
+				append(strings.Fields(want.analysis), "-c", capture, "-o", out)...); code != cli.OK {
 				t.Fatal(stderr)
 			}
 			written[want.analysis] = out
@@ -177,36 +210,41 @@ func TestAnswers(t *testing.T) {
 		t.Run(want.analysis+"/"+want.column, func(t *testing.T) {
 			got := csvColumn(t, filepath.Join(out, want.table+".csv"), want.column)
 			if strings.Join(got, " ") != want.values {
-				t.Errorf("%q, want %q", strings.Join(got, " "), want.values)
+				t.Errorf("column %s is %q, want %q", want.column, strings.Join(got, " "), want.values)
 			}
 		})
 	}
 }
 
-// --all writes what the analyses do, in one pass.
+// --all writes what the analyses write one by one, in one pass.
 func TestAll(t *testing.T) {
 	capture, out := plantScene(t), t.TempDir()
 	code, stdout, stderr := execute(t, "--all", "-c", capture, "-o", out, "--json")
 	var said struct{ Files []string }
 	if err := json.Unmarshal([]byte(stdout), &said); code != cli.OK || err != nil || stderr != "" {
-		t.Fatal(code, err, stderr)
+		t.Fatalf("exit %d, want 0; JSON: %v; stderr %q", code, err, stderr)
 	}
 	var names []string
 	for _, f := range said.Files {
 		info, err := os.Stat(f)
 		if err != nil || info.Size() == 0 {
-			t.Errorf("%s: %v", f, err)
+			t.Errorf("%s is missing or empty: %v", f, err)
 		}
 		names = append(names, filepath.Base(f))
 	}
 	slices.Sort(names)
-	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png determinism.csv determinism.parquet determinism_edits.csv determinism_edits.parquet experts.csv experts.parquet experts.png experts_layers.csv experts_layers.parquet experts_map.png experts_together.csv
-		experts_together.parquet experts_tokens.csv experts_tokens.parquet experts_tokens.png gaps.png heatmap.csv heatmap.parquet heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
-		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv rereads.parquet rereads.png`)
+	want := strings.Fields(`
+		access_pattern.h components.csv components.parquet components.png determinism.csv determinism.parquet
+		determinism_edits.csv determinism_edits.parquet experts.csv experts.parquet experts.png
+		experts_layers.csv experts_layers.parquet experts_map.png experts_together.csv experts_together.parquet
+		experts_tokens.csv experts_tokens.parquet experts_tokens.png gaps.png heatmap.csv heatmap.parquet
+		heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
+		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv
+		rereads.parquet rereads.png`)
 	if !reflect.DeepEqual(names, want) {
 		t.Errorf("files %v, want %v", names, want)
 	}
-	// The same as the subcommand alone.
+	// The subcommands write the same.
 	alone := t.TempDir()
 	for _, k := range kinds {
 		if code, _, stderr := execute(t, k.name, "-c", capture, "-o", alone); code != cli.OK {
@@ -223,7 +261,7 @@ func TestAll(t *testing.T) {
 		a, errA := os.ReadFile(filepath.Join(out, name))
 		b, errB := os.ReadFile(filepath.Join(alone, name))
 		if errA != nil || errB != nil || string(a) != string(b) {
-			t.Errorf("%s differs: %v, %v", name, errA, errB)
+			t.Errorf("%s is not the same with --all and alone: %v, %v", name, errA, errB)
 		}
 	}
 }
@@ -244,8 +282,9 @@ func TestExpertsHeat(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := &made.Heat[len(made.Heat)-1]
-	if h.Name != "experts chosen" || slices.ContainsFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }) {
-		t.Fatalf("heatmaps %+v", made.Heat)
+	if h.Name != "experts chosen" ||
+		slices.ContainsFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }) {
+		t.Fatalf("heatmaps %+v, want that of experts last, and none of reads", made.Heat)
 	}
 	for e, want := range [][]float64{{50, 0, 100, 0}, {50, 100, 0, 0}, {100, 100, 100, 100}, {0, 0, 0, 100}} {
 		for step, w := range want {
@@ -256,44 +295,26 @@ func TestExpertsHeat(t *testing.T) {
 	}
 }
 
-// A figure's last line has the machine, the limit and the command.
-func TestCaption(t *testing.T) {
-	meta := &tables.Meta{Detail: tables.DetailOp, Host: tables.Host{CPUs: 2, MemoryBytes: 1 << 30, Kernel: "6.1"}, Memory: &tables.Memory{LimitBytes: 566 << 20}, Command: []string{"/opt/llama-cli", "-m", "m.gguf"}}
-	if got, want := captionOf(meta), "2 CPUs; 1.0 GiB; limit 566 MiB; Linux 6.1; tracer --detail op; llama-cli -m m.gguf"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// Where tokens differ in what they read, the figure does not say that they do not.
-func TestAlike(t *testing.T) {
-	none := float32(math.NaN())
-	m := &heatmap.Matrix{Rows: make([]heatmap.Row, 2), Columns: []heatmap.Column{{Panel: panelNames[tables.PhasePrompt]}, {Panel: panelNames[tables.PhaseGeneration]}, {Panel: panelNames[tables.PhaseGeneration]}}, Values: []float32{3, 1, 1, 4, 0.5, none}}
-	if !alike(m) || !strings.Contains(figureText(&pattern.Summary{}, m, orderAccess, "").Subtitle, "analyze heatmap") {
-		t.Error("the prompt, or what was not observed, counts")
-	}
-	m.Values[1] = 0.25
-	if alike(m) || strings.Contains(figureText(&pattern.Summary{}, m, orderAccess, "").Subtitle, "analyze heatmap") {
-		t.Error("another value of a token does not count")
-	}
-}
-
-// What a capture lacks is said, and other formats are written. The heatmap shows what differs.
+// An analysis says what a capture lacks, and other formats are written. The heatmap shows what differs.
 func TestAnswersOfLess(t *testing.T) {
 	capture := plant(t, tables.Meta{}, true, []int32{1, 3, 2, 0}, []int32{1, 3, 2, 0})
 	out := t.TempDir()
-	if code, _, stderr := execute(t, "experts", "-c", capture, "-o", out); code != cli.Failure || !strings.Contains(stderr, "dense") {
-		t.Error(code, stderr)
+	if code, _, stderr := execute(t, "experts", "-c", capture, "-o", out); code != cli.Failure ||
+		!strings.Contains(stderr, "dense") {
+		t.Errorf("exit %d, stderr %q, want %d and that the model is dense", code, stderr, cli.Failure)
 	}
-	if code, _, stderr := execute(t, "heatmap", "--value", "disk", "-c", capture, "-o", out); code != cli.Failure || !strings.Contains(stderr, "tracer --detail op+io") {
-		t.Error(code, stderr)
+	if code, _, stderr := execute(t, "heatmap", "--value", "disk", "-c", capture, "-o", out); code != cli.Failure ||
+		!strings.Contains(stderr, "tracer --detail op+io") {
+		t.Errorf("exit %d, stderr %q, want %d and the flag that records it", code, stderr, cli.Failure)
 	}
 	code, stdout, stderr := execute(t, "heatmap", "--json", "-c", capture, "-o", out)
 	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) {
-		t.Error(code, stdout, stderr)
+		t.Errorf("exit %d, stdout %q, stderr %q, want the value pace", code, stdout, stderr)
 	}
 	code, stdout, stderr = execute(t, "heatmap", "--json", "-c", plantScene(t), "-o", out)
-	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) { // of 7 MB that tokens read, 10 kB once are little
-		t.Error(code, stdout, stderr)
+	// 10 kB once are little of the 7 MB that tokens read
+	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) {
+		t.Errorf("exit %d, stdout %q, stderr %q, want the value pace", code, stdout, stderr)
 	}
 	for _, format := range []string{"svg", "pdf", "png"} {
 		if code, _, stderr := execute(t, "layers", "--format", format, "-c", capture, "-o", out); code != cli.OK {
@@ -301,28 +322,30 @@ func TestAnswersOfLess(t *testing.T) {
 		}
 		all, err := filepath.Glob(filepath.Join(out, "layers.[sp][vdn][gf]"))
 		if err != nil || len(all) != 1 || filepath.Base(all[0]) != "layers."+format {
-			t.Errorf("%v, %v: want the last format only", all, err)
+			t.Errorf("files %v, %v: want the last format only", all, err)
 		}
 	}
 	if got := strings.Join(csvColumn(t, filepath.Join(out, "layers.csv"), "disk_bytes"), ","); got != "NULL,NULL" {
-		t.Errorf("bytes from disk that were not observed: %q", got)
+		t.Errorf("bytes from disk that were not observed: %q, want NULL", got)
 	}
-	if code, _, stderr := execute(t, "layers", "--format", "gif", "-c", capture); code != cli.BadUsage || strings.Count(stderr, "\n") > 2 {
-		t.Error(code, stderr)
+	if code, _, stderr := execute(t, "layers", "--format", "gif", "-c", capture); code != cli.BadUsage ||
+		strings.Count(stderr, "\n") > 2 {
+		t.Errorf("exit %d, stderr %q, want %d and one message", code, stderr, cli.BadUsage)
 	}
 }
 
-// The timeline has what was planted: slices that nest, of each step, layer, op and wait, and reads from disk until the last op.
+// The timeline has what was planted: slices of each step, layer, op and wait that nest, and reads from
+// disk until the last op.
 func TestTimeline(t *testing.T) {
 	out := t.TempDir()
 	if code, _, stderr := execute(t, "--perfetto", "-c", plantScene(t), "-o", out); code != cli.OK || stderr != "" {
 		t.Fatal(stderr)
 	}
-	b, err := os.ReadFile(filepath.Join(out, perfettoFile))
+	b, err := os.ReadFile(filepath.Join(out, timelineFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// fields are a message's numbers and bytes.
+	// fields decodes a message into its numbers and its bytes.
 	fields := func(b []byte) (numbers map[protowire.Number]int64, texts map[protowire.Number][]byte) {
 		numbers, texts = map[protowire.Number]int64{}, map[protowire.Number][]byte{}
 		for len(b) > 0 {
@@ -372,11 +395,13 @@ func TestTimeline(t *testing.T) {
 		"layers":               slices.Repeat([]string{"outside of layers", "layer 0", "outside of layers"}, 4),
 		"ops":                  slices.Repeat([]string{"GET_ROWS", "MUL_MAT", "MUL_MAT_ID", "MUL_MAT"}, 4),
 		"waiting for the disk": {"blk.0.attn_q.weight"},
-		"from disk: fault":     {"blk.0.attn_q.weight", "blk.0.attn_q.weight"}, "from disk: readahead": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
-		"from disk: read": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"}, "from disk: other": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: fault":     {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: readahead": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: read":      {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: other":     {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
 	}
 	if !reflect.DeepEqual(begun, want) {
-		t.Errorf("%v, want %v", begun, want)
+		t.Errorf("slices that begin %v, want %v", begun, want)
 	}
 	for track, n := range map[string]int{"steps": 4, "layers": 12, "ops": 16, "waiting for the disk": 1} {
 		if ended[track] != n {
@@ -384,24 +409,6 @@ func TestTimeline(t *testing.T) {
 		}
 	}
 	if total != 410000 {
-		t.Errorf("%d bytes from disk", total)
-	}
-}
-
-// The scale puts the greatest at its end, and the least of a logarithmic one above nothing.
-func TestScale(t *testing.T) {
-	s := scale{least: 1, most: 1e6}
-	if got := s.share(250000); got != 0.25 {
-		t.Error(got)
-	}
-	s.log = true
-	if got := []float64{s.share(1e6), s.share(1e3), s.share(0)}; got[0] != 1 || got[1] < 0.2499 || got[1] > 0.2501 || got[2] != 0 {
-		t.Error(got)
-	}
-	if got := s.share(1); !(got > 0 && got < 1e-6) {
-		t.Error(got)
-	}
-	if got := (&scale{least: 5, most: 5, log: true}).share(5); got != 1 {
-		t.Error(got)
+		t.Errorf("%d bytes from disk, want 410000", total)
 	}
 }

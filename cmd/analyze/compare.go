@@ -11,8 +11,8 @@ import (
 
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
-	"tensorcast/internal/visible"
 	"tensorcast/pattern"
+	"tensorcast/report/gather"
 	"tensorcast/trace/tables"
 )
 
@@ -51,14 +51,17 @@ Tokens per second are those of llama_decode: what happens between two calls, as 
 	return cmd
 }
 
-func compare(ctx context.Context, o *options, captures []string, format string, stdout, stderr io.Writer) error {
+// compare puts two captures beside each other.
+func compare(
+	ctx context.Context, o *options, captures []string, format string, stdout, stderr io.Writer,
+) error {
 	var sides [2]*pattern.Tally
-	var about [2]string
+	var captions [2]string
 	for i, name := range captures {
 		one := *o
 		one.capture = name
 		var err error
-		if sides[i], about[i], err = tally(ctx, &one, stderr); err != nil {
+		if sides[i], captions[i], err = tally(ctx, &one, stderr); err != nil {
 			return err
 		}
 	}
@@ -67,8 +70,10 @@ func compare(ctx context.Context, o *options, captures []string, format string, 
 	if names[0] == names[1] {
 		names = [2]string{captures[0], captures[1]}
 	}
-	files := tableFiles("compare", c.Columns(), tables.Field{Key: "tensorcast.a", Value: captures[0]}, tables.Field{Key: "tensorcast.b", Value: captures[1]})
-	files = append(files, figureFiles("compare", compareFigure(c, names, about), format)...)
+	files := tableFiles("compare", c.Columns(),
+		tables.Field{Key: "tensorcast.a", Value: captures[0]}, tables.Field{Key: "tensorcast.b", Value: captures[1]})
+	figure := gather.ComparisonFigure(c, names, captions)
+	files = append(files, figureFiles("compare", drawingOf(figure), format)...)
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
@@ -79,10 +84,10 @@ func compare(ctx context.Context, o *options, captures []string, format string, 
 			Files []string `json:"files"`
 		}{c, written})
 	}
-	return append(c.Document(names, o.top), wrote(written)).WriteText(stdout)
+	return append(c.Document(names, o.top), writtenLines(written)).WriteText(stdout)
 }
 
-// tally reads a capture for a comparison, and says where and how it was made.
+// tally reads a capture for a comparison. It also returns the capture's caption.
 func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, string, error) {
 	in, err := load(ctx, o, stderr)
 	if err != nil {
@@ -93,15 +98,8 @@ func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, s
 		return nil, "", err
 	}
 	t := pattern.NewTally(p, in.capture.Meta, in.capture.HasPageIns())
-	accesses, done := in.accesses(ctx, t.Access)
-	for _, err = range accesses {
-		if err != nil {
-			break
-		}
-	}
-	done()
-	if err != nil {
-		return nil, "", in.reading(err)
+	if err := in.readAccesses(ctx, t.Access); err != nil {
+		return nil, "", err
 	}
 	for s, err := range in.capture.Steps() {
 		if err == nil {
@@ -111,47 +109,17 @@ func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, s
 			return nil, "", in.reading(err)
 		}
 	}
+	caption := gather.Caption(in.capture.Meta)
 	if !in.capture.HasPageIns() {
-		return t, captionOf(in.capture.Meta), nil
+		return t, caption, nil
 	}
-	for r, err := range in.capture.PageIns() {
-		if err == nil {
-			err = t.PageIn(r)
-		}
-		if err == nil {
-			err = ctx.Err()
-		}
+	for r, err := range checked(ctx, in, in.capture.PageIns()) {
 		if err != nil {
+			return nil, "", err
+		}
+		if err := t.PageIn(r); err != nil {
 			return nil, "", in.reading(err)
 		}
 	}
-	return t, captionOf(in.capture.Meta), nil
-}
-
-// compareFigure is nil if neither capture has times. Of many tokens, the mean of each bin is drawn.
-func compareFigure(c *pattern.Comparison, names, about [2]string) drawing {
-	caption := about[0]
-	if about[1] != about[0] {
-		caption = names[0] + ": " + about[0] + "; " + names[1] + ": " + about[1]
-	}
-	f := &chart.Figure{Caption: visible.Line(caption), XLabel: "generated token", YLabel: "ms per token", Panels: []chart.Panel{{Title: visible.Line(c.Sides[0].Model + ": time of each token")}}}
-	for side, name := range names {
-		times := c.Times(side)
-		bin := len(times)/maxFigurePoints + 1
-		curve := chart.Curve{Name: visible.Line(name)}
-		for from := 0; from < len(times); from += bin {
-			part := times[from:min(from+bin, len(times))]
-			sum := 0.0
-			for _, t := range part {
-				sum += float64(t.Nanos) / 1e6 / float64(len(part))
-			}
-			curve.Points = append(curve.Points, chart.Point{X: float64(from), Y: sum})
-			f.To, f.High = max(f.To, float64(from)+1), max(f.High, 1.1*sum)
-		}
-		f.Panels[0].Curves = append(f.Panels[0].Curves, curve)
-	}
-	if f.High == 0 {
-		return nil
-	}
-	return f
+	return t, caption, nil
 }

@@ -1,6 +1,6 @@
 package main
 
-// This file puts damaged captures through the whole of analyze.
+// This file puts damaged captures through all of analyze.
 
 import (
 	"bufio"
@@ -32,24 +32,26 @@ var (
 )
 
 const (
-	childVariable = "TENSORCAST_DAMAGED_CAPTURES" // in the process that analyses them
+	childVariable = "TENSORCAST_DAMAGED_CAPTURES" // is set in the process that analyses the captures
 
 	maxCPU    = 5 * time.Second // for one capture
 	maxMemory = 500 << 20       // Go's, from the operating system
 	maxWait   = 2 * time.Minute // for one capture, on a busy machine
 )
 
-// Whatever a capture holds, analyze says in one line what is wrong with it, or analyses it; it neither panics nor hangs, and takes little memory. `make fuzz`
-// tries more captures than `make test`.
+// Whatever a capture holds, analyze says in one line what is wrong with it, or analyses it. It neither
+// panics nor hangs, and takes little memory. `make fuzz` tries more captures than `make test`.
 func TestDamagedCaptures(t *testing.T) {
 	if os.Getenv(childVariable) != "" {
 		analyzeDamaged(t)
 		return
 	}
-	// In a process of its own, so that memory is measured, and that what cannot be recovered from is told with the capture that caused it.
+	// This runs in a process of its own, so that memory is measured, and that a crash is reported with
+	// the capture that caused it.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestDamagedCaptures$", "-test.timeout=0", fmt.Sprint("-mutations=", *mutations), fmt.Sprint("-mutation=", *firstSeed))
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestDamagedCaptures$", "-test.timeout=0",
+		fmt.Sprint("-mutations=", *mutations), fmt.Sprint("-mutation=", *firstSeed))
 	cmd.Env = append(os.Environ(), childVariable+"=1")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -82,22 +84,27 @@ func TestDamagedCaptures(t *testing.T) {
 	t.Logf("%sat most %d MiB resident", said, cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss>>10)
 }
 
-// saying is how what is said begins: with the command's name, a failure with the subcommand's.
-var saying = regexp.MustCompile(`^analyze( [a-z]+)?: `)
+// messageStart is how each message begins: with the command's name, and a failure with the subcommand's,
+// too.
+var messageStart = regexp.MustCompile(`^analyze( [a-z]+)?: `)
 
-// nonsense is what no capture of real files comes to: negative numbers of bytes, and exabytes.
+// nonsense matches what no capture of real files has: negative numbers of bytes, and exabytes.
 var nonsense = regexp.MustCompile(`-[0-9.]+ [kMGTPE]?B\b|[0-9] EB|NaN|Inf\b`)
 
-// analyzeDamaged says which capture comes next, so that the parent knows it.
+// analyzeDamaged prints which capture comes next, so that the parent knows it.
 func analyzeDamaged(t *testing.T) {
 	parent := t.TempDir()
-	whole, rotated, killed := filepath.Join(parent, "whole"), filepath.Join(parent, "rotated"), filepath.Join(parent, "killed")
-	for dir, o := range map[string]tracetest.Options{whole: {}, rotated: {Segments: 4, Keep: 3}, killed: {Segments: 2, Killed: true}} {
+	whole, rotated, killed := filepath.Join(parent, "whole"), filepath.Join(parent, "rotated"),
+		filepath.Join(parent, "killed")
+	for dir, o := range map[string]tracetest.Options{
+		whole: {}, rotated: {Segments: 4, Keep: 3}, killed: {Segments: 2, Killed: true},
+	} {
 		if err := tracetest.Write(dir, o); err != nil {
 			t.Fatal(err)
 		}
 	}
-	damager, err := tracetest.NewDamager(filepath.Join("..", "..", "trace", "testdata", "capture-2"), whole, rotated, killed)
+	damager, err := tracetest.NewDamager(filepath.Join("..", "..", "trace", "testdata", "capture-2"), whole, rotated,
+		killed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,24 +123,7 @@ func analyzeDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		fmt.Printf("capture %d: %s\n", seed, done)
-		args := []string{"-c", dir, "-o", out}
-		switch {
-		case seed%7 == 1:
-			args = append([]string{"determinism"}, args...)
-		case seed%7 == 2:
-			args = []string{"compare", "-o", out, whole, dir}
-		case seed%7 == 3:
-			args = append(args, "--export")
-		case seed%35 == 4:
-			args = append(args, "--all")
-		case seed%7 == 5:
-			args = append([]string{kinds[int(seed/7)%len(kinds)].name}, args...)
-		case seed%64 == 0:
-			args = append(args, "--heatmap")
-		}
-		if seed%2 == 0 {
-			args = append(args, "--json")
-		}
+		args := damagedArgs(seed, dir, out, whole)
 		var stdout, stderr bytes.Buffer
 		begin, cpu := time.Now(), cpuTime()
 		code := cli.Run(context.Background(), command(), args, &stdout, &stderr)
@@ -143,33 +133,9 @@ func analyzeDamaged(t *testing.T) {
 		}
 		worst = max(worst, took)
 		codes[code]++
-		if code != cli.OK && code != cli.Failure {
-			t.Errorf("capture %d, %s: exit %d", seed, done, code)
-		}
-		if code == cli.OK && nonsense.Match(stdout.Bytes()) || code == cli.Failure && stdout.Len() > 0 {
-			t.Errorf("capture %d, %s: it says\n%.3000s", seed, done, stdout.String())
-		}
-		failures := 0
-		for line := range strings.Lines(stderr.String()) {
-			if !saying.MatchString(line) || len(line) > 6000 || nonsense.MatchString(line) {
-				t.Errorf("capture %d, %s: it says %.3000q", seed, done, line)
-			}
-			if !strings.HasPrefix(line, "analyze: warning: ") && !strings.HasPrefix(line, "analyze: the capture holds several contexts") {
-				failures++
-			}
-		}
-		if code == cli.Failure && failures != 1 || code == cli.OK && failures > 0 {
-			t.Errorf("capture %d, %s: exit %d, and it says\n%.3000s", seed, done, code, stderr.String())
-		}
-		most := maxCPU
-		if slices.Contains(args, "--all") { // it draws a dozen pictures
-			most *= 4
-		}
-		if slices.Contains(args, "--export") { // it writes each table again, and Arrow makes a zstd encoder for each column, of megabytes: seconds with the race detector
-			most *= 3
-		}
-		if used > most {
-			t.Errorf("capture %d, %s: %v of the processor", seed, done, used)
+		checkMessages(t, fmt.Sprintf("capture %d, %s", seed, done), code, stdout.String(), stderr.String())
+		if most := allowedCPU(args); used > most {
+			t.Errorf("capture %d, %s: %v of the processor, want at most %v", seed, done, used, most)
 		}
 		for _, d := range []string{dir, out} {
 			if err := os.RemoveAll(d); err != nil {
@@ -180,14 +146,82 @@ func analyzeDamaged(t *testing.T) {
 	var mem runtime.MemStats
 	runtime.ReadMemStats(&mem)
 	if mem.Sys > maxMemory {
-		t.Errorf("Go took %d MiB", mem.Sys>>20)
+		t.Errorf("Go took %d MiB, want at most %d", mem.Sys>>20, maxMemory>>20)
 	}
-	fmt.Fprintf(io.Writer(os.Stdout), "%d captures: %d analysed, %d refused; at most %v each, and %v of the processor (capture %d); %d MiB of Go's memory, ",
-		*mutations, codes[cli.OK], codes[cli.Failure], worst.Round(time.Millisecond), worstCPU.Round(time.Millisecond), slowest, mem.Sys>>20)
+	fmt.Fprintf(io.Writer(os.Stdout), "%d captures: %d analysed, %d refused; at most %v each, and %v of the "+
+		"processor (capture %d); %d MiB of Go's memory, ",
+		*mutations, codes[cli.OK], codes[cli.Failure], worst.Round(time.Millisecond),
+		worstCPU.Round(time.Millisecond), slowest, mem.Sys>>20)
 	fmt.Println()
 }
 
-// cpuTime is what this process has used of the processors.
+// damagedArgs are the arguments with which the capture of a seed is analysed: each subcommand and flag has its turn.
+func damagedArgs(seed uint64, dir, out, whole string) []string {
+	args := []string{"-c", dir, "-o", out}
+	switch {
+	case seed%7 == 1:
+		args = append([]string{"determinism"}, args...)
+	case seed%7 == 2:
+		args = []string{"compare", "-o", out, whole, dir}
+	case seed%7 == 3:
+		args = append(args, "--export")
+	case seed%35 == 4:
+		args = append(args, "--all")
+	case seed%7 == 5:
+		args = append([]string{kinds[int(seed/7)%len(kinds)].name}, args...)
+	case seed%64 == 0:
+		args = append(args, "--heatmap")
+	}
+	if seed%2 == 0 {
+		args = append(args, "--json")
+	}
+	return args
+}
+
+// allowedCPU is how much of the processor an analysis may take.
+func allowedCPU(args []string) time.Duration {
+	most := maxCPU
+	if slices.Contains(args, "--all") { // it draws a dozen pictures
+		most *= 4
+	}
+	// It writes each table again, and Arrow makes a zstd encoder of megabytes for each column. This takes seconds
+	// with the race detector.
+	if slices.Contains(args, "--export") {
+		most *= 3
+	}
+	return most
+}
+
+// checkMessages checks what an analysis printed: its answer without nonsense, or one line that says what is wrong.
+func checkMessages(t *testing.T, what string, code int, stdout, stderr string) {
+	t.Helper()
+	if code != cli.OK && code != cli.Failure {
+		t.Errorf("%s: exit %d, want %d or %d", what, code, cli.OK, cli.Failure)
+	}
+	if code == cli.OK && nonsense.MatchString(stdout) || code == cli.Failure && stdout != "" {
+		t.Errorf("%s: exit %d, and stdout has what it should not\n%.3000s", what, code, stdout)
+	}
+	failures := 0
+	for line := range strings.Lines(stderr) {
+		if !messageStart.MatchString(line) || len(line) > 6000 || nonsense.MatchString(line) {
+			t.Errorf("%s: stderr has a line that it should not: %.3000q", what, line)
+		}
+		if isFailure(line) {
+			failures++
+		}
+	}
+	if code == cli.Failure && failures != 1 || code == cli.OK && failures > 0 {
+		t.Errorf("%s: exit %d with %d failures on stderr\n%.3000s", what, code, failures, stderr)
+	}
+}
+
+// isFailure says whether a line of stderr is neither a warning nor a hint.
+func isFailure(line string) bool {
+	return !strings.HasPrefix(line, "analyze: warning: ") &&
+		!strings.HasPrefix(line, "analyze: the capture holds several contexts")
+}
+
+// cpuTime is the processor time that this process has used.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

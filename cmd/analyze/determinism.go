@@ -13,6 +13,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/tabular"
 	"tensorcast/pattern"
+	"tensorcast/report/gather"
 	"tensorcast/trace/tables"
 )
 
@@ -50,6 +51,7 @@ op and bytes; in other phases without bytes. It writes
 	return cmd
 }
 
+// analyzeDeterminism is the subcommand.
 func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, stderr io.Writer) error {
 	in, err := load(ctx, o, stderr)
 	if err != nil {
@@ -77,14 +79,18 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 	}
 	doc := d.Document(o.top)
 	if experts != nil && experts.Kept >= 0 {
-		doc = append(doc, tabular.Lines{fmt.Sprintf("the routed part: %d different choices of experts in %d tokens; %.0f %% of a token's experts are those of the token before", experts.Distinct, experts.Tokens, 100*experts.Kept)})
+		doc = append(doc, tabular.Lines{fmt.Sprintf("the routed part: %d different choices of experts in %d tokens; "+
+			"%.0f %% of a token's experts are those of the token before", experts.Distinct, experts.Tokens,
+			100*experts.Kept)})
 	}
-	return append(doc, wrote(written)).WriteText(stdout)
+	return append(doc, writtenLines(written)).WriteText(stdout)
 }
 
-// determinism compares the steps of a pattern, and has the files that say so.
-func (in *loaded) determinism(ctx context.Context, p *pattern.Pattern, format string) (*pattern.Determinism, []file, error) {
-	sizes := map[int32]int32{}
+// determinism compares the steps of a pattern, and makes the files that tell the result.
+func (in *loaded) determinism(
+	ctx context.Context, p *pattern.Pattern, format string,
+) (*pattern.Determinism, []file, error) {
+	sizes := map[int32]int32{} // tokens of each step that does not generate
 	for s, err := range in.capture.Steps() {
 		if err != nil {
 			return nil, nil, in.reading(err)
@@ -97,48 +103,11 @@ func (in *loaded) determinism(ctx context.Context, p *pattern.Pattern, format st
 	if err != nil {
 		return nil, nil, err
 	}
-	model := tables.Field{Key: "tensorcast.model", Value: fingerprint(in.capture.Meta, p.Model)}
+	meta := in.capture.Meta
+	model := modelField(meta, p.Model)
 	files := tableFiles("determinism", d.Columns(), model)
 	files = append(files, tableFiles("determinism_edits", d.EditColumns(), model)...)
-	files = append(files, figureFiles("determinism", determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model), captionOf(in.capture.Meta)), format)...)
+	figure := gather.DeterminismFigure(d, pattern.ModelName(meta, p.Model), gather.Caption(meta))
+	files = append(files, figureFiles("determinism", drawingOf(figure), format)...)
 	return d, files, nil
-}
-
-// maxFigurePoints bounds a curve; of more tokens, the worst of each bin is drawn.
-const maxFigurePoints = 2000
-
-// determinismFigure has a curve for each size of batch; nil if every step that generates follows.
-func determinismFigure(d *pattern.Determinism, model, caption string) drawing {
-	f := &chart.Figure{Caption: caption, XLabel: "generated token", YLabel: "edits from the canonical sequence", Panels: []chart.Panel{{Title: model + ": reads that differ"}}}
-	curves := map[int32]*chart.Curve{}
-	var order []int32
-	bin := len(d.Steps)/maxFigurePoints + 1
-	for _, s := range d.Steps {
-		if s.Phase != tables.PhaseGeneration {
-			continue
-		}
-		c := curves[s.Batch]
-		if c == nil {
-			c = &chart.Curve{Name: fmt.Sprintf("steps of %d", s.Batch)}
-			curves[s.Batch], order = c, append(order, s.Batch)
-		}
-		edits := 0.0
-		if s.Departure >= 0 {
-			edits = float64(len(d.Departures[s.Departure].Edits))
-		}
-		x := float64(int(s.Token) / bin * bin)
-		if n := len(c.Points); n > 0 && c.Points[n-1].X == x {
-			c.Points[n-1].Y = max(c.Points[n-1].Y, edits)
-		} else {
-			c.Points = append(c.Points, chart.Point{X: x, Y: edits})
-		}
-		f.To, f.High = max(f.To, float64(s.Token)+1), max(f.High, 1.1*edits)
-	}
-	if f.High == 0 {
-		return nil
-	}
-	for _, batch := range order {
-		f.Panels[0].Curves = append(f.Panels[0].Curves, *curves[batch])
-	}
-	return f
 }

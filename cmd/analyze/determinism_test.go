@@ -1,5 +1,7 @@
 package main
 
+// This file tests the subcommand determinism on planted steps that depart.
+
 import (
 	"encoding/json"
 	"os"
@@ -27,15 +29,17 @@ func TestDeterminism(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"determinism.csv": "step,token,phase,batch_tokens,reads,exact,skeleton_exact,departure,edits,cause\n0,-1,prompt,1,4,1,1,-1,0,\n1,0,generation,1,4,1,1,-1,0,\n" +
-			"2,1,generation,1,4,1,1,-1,0,\n3,2,generation,1,4,0,0,0,1,unknown\n4,3,generation,1,4,1,1,-1,0,\n",
-		"determinism_edits.csv": "departure,kind,position,to,tensor_name,op,expected_bytes,bytes_accessed\n0,order,1,3,blk.0.ffn_up.weight,MUL_MAT,200,200\n",
+		"determinism.csv": "step,token,phase,batch_tokens,reads,exact,skeleton_exact,departure,edits,cause\n" +
+			"0,-1,prompt,1,4,1,1,-1,0,\n1,0,generation,1,4,1,1,-1,0,\n2,1,generation,1,4,1,1,-1,0,\n" +
+			"3,2,generation,1,4,0,0,0,1,unknown\n4,3,generation,1,4,1,1,-1,0,\n",
+		"determinism_edits.csv": "departure,kind,position,to,tensor_name,op,expected_bytes,bytes_accessed\n" +
+			"0,order,1,3,blk.0.ffn_up.weight,MUL_MAT,200,200\n",
 	} {
 		if got, err := os.ReadFile(filepath.Join(out, name)); err != nil || string(got) != want {
 			t.Errorf("%s: %v\n%s\nwant\n%s", name, err, got, want)
 		}
 	}
-	// All follow: no figure, and none of before.
+	// If all steps follow there is no figure, and no earlier one stays.
 	capture = plant(t, tables.Meta{}, true, whole, whole)
 	code, stdout, stderr = execute(t, "determinism", "-c", capture, "-o", out, "--json")
 	var got struct {
@@ -43,10 +47,11 @@ func TestDeterminism(t *testing.T) {
 		Departures []any
 		Files      []string
 	}
-	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || len(got.Groups) != 2 || got.Groups[1].Following != 2 || len(got.Departures) != 0 || len(got.Files) != 4 {
-		t.Errorf("exit %d, %s, %v, %+v", code, stderr, err, got)
+	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || len(got.Groups) != 2 ||
+		got.Groups[1].Following != 2 || len(got.Departures) != 0 || len(got.Files) != 4 {
+		t.Errorf("exit %d, stderr %q, %v, %+v, want two groups that follow, and four files", code, stderr, err, got)
 	}
 	if _, err := os.Stat(filepath.Join(out, "determinism.png")); !os.IsNotExist(err) {
-		t.Errorf("the earlier figure: %v", err)
+		t.Errorf("the earlier figure: error %v, want that it is gone", err)
 	}
 }

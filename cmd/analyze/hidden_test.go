@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// seen traces llamarun with hidden states, and returns the capture's directory.
-func seen(t *testing.T, o llama.Options) string {
+// traceHidden traces llamarun with hidden states, and returns the capture's directory.
+func traceHidden(t *testing.T, o llama.Options) string {
 	t.Helper()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -59,26 +59,27 @@ func seen(t *testing.T, o llama.Options) string {
 	return dir
 }
 
-// recalls are those at K and 2 K of the mixture of all, by lead.
-func recalls(t *testing.T, dir string) map[int][2]float64 {
+// mixtureRecalls are the recalls at K and 2 K of the mixture of all predictors, by lead.
+func mixtureRecalls(t *testing.T, dir string) map[int][2]float64 {
 	t.Helper()
-	in, err := captureRoutes(t.Context(), dir, -1)
+	in, err := readCaptureRoutes(t.Context(), dir, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	st, why, err := in.evaluate(t.Context(), "")
 	if err != nil || st == nil {
-		t.Fatal(err, why)
+		t.Fatalf("error %v, no study because %q, want a study", err, why)
 	}
 	all := map[int][2]float64{}
 	for _, r := range st.Results {
 		t.Logf("%-24s %-40s k %.3f, 2k %.3f", r.When, r.Name, r.At(1).Recall, r.At(2).Recall)
-		all[r.Lead] = [2]float64{r.At(1).Recall, r.At(2).Recall} // that of all is the last of each lead
+		all[r.Lead] = [2]float64{r.At(1).Recall, r.At(2).Recall} // the mixture is the last of each lead
 	}
 	return all
 }
 
-// The bars, through uprobes, on a trained mixture. What is learned was tuned on eval-prose.txt: it is judged on another text, and on what the model generates.
+// The bars, through uprobes, on a trained mixture of experts. Learning was tuned on eval-prose.txt, so it
+// is judged on another text, and on what the model generates.
 func TestRecall(t *testing.T) {
 	model := llamatest.Trained(t, "tiny-moe-q8_0.gguf")
 	text := llamatest.Trained(t, "eval-tech.txt")
@@ -88,11 +89,12 @@ func TestRecall(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, o := range map[string]llama.Options{
-		"text":       {Model: model, Threads: 1, Logits: filepath.Join(dir, "logits"), TextFile: text, Context: 64, Chunks: 12},
+		"text": {Model: model, Threads: 1, Logits: filepath.Join(dir, "logits"), TextFile: text, Context: 64,
+			Chunks: 12},
 		"generation": {Model: model, Threads: 1, Prompt: string(begin[:160]), Tokens: 300},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := recalls(t, seen(t, o))
+			got := mixtureRecalls(t, traceHidden(t, o))
 			for lead, want := range map[int][2]float64{1: {0.68, 0.86}, 0: {0.72, 0.88}} {
 				if r := got[lead]; r[0] < want[0] || r[1] < want[1] {
 					t.Errorf("%d ahead: recall %.3f at k, %.3f at 2k, want %v", lead, r[0], r[1], want)
@@ -102,17 +104,17 @@ func TestRecall(t *testing.T) {
 	}
 }
 
-// What each kind of router chooses can be told from its input.
+// The choice of each kind of router follows from its input.
 func TestChoices(t *testing.T) {
 	kinds := llamatest.Routers()
 	for _, name := range []string{"llama grouped", "deepseek2 sigmoid groups", "gpt-oss", "deepseek4 hashed"} {
 		t.Run(name, func(t *testing.T) {
 			cfg, ok := kinds[name]
 			if !ok {
-				t.Fatal("there is no such kind any more")
+				t.Fatalf("llamatest has no router %q", name)
 			}
 			o := llama.Options{Model: llamatest.Model(t, cfg), Prompt: "some words", Tokens: 8, Threads: 1}
-			c, err := trace.Open(seen(t, o))
+			c, err := trace.Open(traceHidden(t, o))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -167,23 +169,26 @@ func TestChoices(t *testing.T) {
 					}
 				}
 			}
-			// Rounded to 8 bits, weights cannot tell experts apart that are nearly equal.
+			// Weights that are rounded to 8 bits cannot tell experts apart that are nearly equal.
 			if all < 8*cfg.Layers*cfg.Used || float64(right) < 0.97*float64(all) {
-				t.Errorf("%d of %d choices are told right", right, all)
+				t.Errorf("%d of %d choices are right, want 97 %%", right, all)
 			}
 		})
 	}
 }
 
-// What is missing for hidden states is said, with the flag that helps; what was asked for is an error.
+// If something is missing for hidden states, the command says so, and names the flag that helps. If the
+// user asked for it, it is an error.
 func TestHiddenMissing(t *testing.T) {
-	o := llama.Options{Model: llamatest.Model(t, llamatest.Routers()["llama top-2"]), Prompt: "hi", Tokens: 6, Threads: 1}
-	dir := seen(t, o)
+	o := llama.Options{
+		Model: llamatest.Model(t, llamatest.Routers()["llama top-2"]), Prompt: "hi", Tokens: 6, Threads: 1,
+	}
+	dir := traceHidden(t, o)
 	other := llamatest.Model(t, llamatest.Routers()["llama top-3"])
 	moved := filepath.Join(t.TempDir(), "moved.gguf")
 	code, stdout, stderr := execute(t, "moe", dir)
 	if code != cli.OK || !strings.Contains(stdout, "next router on this input") {
-		t.Errorf("exit %d, %s\n%s", code, stderr, stdout)
+		t.Errorf("exit %d, stderr %q, want a recall with hidden states in\n%s", code, stderr, stdout)
 	}
 	if err := os.Rename(o.Model, moved); err != nil {
 		t.Fatal(err)
@@ -193,19 +198,24 @@ func TestHiddenMissing(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{dir}, cli.OK, "no recall with hidden states: open " + o.Model + ": no such file or directory; --model names the model's file\n"},
+		{[]string{dir}, cli.OK, "no recall with hidden states: open " + o.Model + ": no such file or directory; " +
+			"--model names the model's file\n"},
 		{[]string{"--model", moved, dir}, cli.OK, "next router on this input"},
 		{[]string{"--model", other, dir}, cli.Failure, other + " is another model than the capture's\n"},
 		{[]string{"--model", dir, dir}, cli.Failure, "not a regular file\n"},
 	} {
 		code, stdout, stderr := execute(t, append([]string{"moe"}, tc.args...)...)
-		if code != tc.code || !strings.Contains(stdout+stderr, tc.says) || code != cli.OK && strings.Count(stderr, "\n") != 1 {
-			t.Errorf("%v: exit %d, stderr %q, stdout\n%s", tc.args, code, stderr, stdout)
+		if code != tc.code || !strings.Contains(stdout+stderr, tc.says) || code != cli.OK &&
+			strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%v: exit %d, stderr %q, want %d and %q; stdout\n%s", tc.args, code, stderr, tc.code, tc.says,
+				stdout)
 		}
 	}
 	_, stdout, _ = execute(t, "moe", "--json", dir)
 	var got map[string]any
-	if err := json.Unmarshal([]byte(stdout), &got); err != nil || got["hidden"] != nil || !strings.Contains(fmt.Sprint(got["hidden_missing"]), "--model") {
-		t.Errorf("%v, %v, %v", err, got["hidden"], got["hidden_missing"])
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || got["hidden"] != nil ||
+		!strings.Contains(fmt.Sprint(got["hidden_missing"]), "--model") {
+		t.Errorf("%v, hidden %v, hidden_missing %v, want null and the flag --model", err, got["hidden"],
+			got["hidden_missing"])
 	}
 }

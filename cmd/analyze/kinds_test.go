@@ -1,6 +1,7 @@
 package main
 
-// This file puts captures of every kind, whole ones that are not what a user expects, through every subcommand.
+// This file puts captures of every kind through every subcommand, whole ones that are not what a user
+// expects, too.
 
 import (
 	"os"
@@ -16,11 +17,13 @@ import (
 	"tensorcast/trace/tracetest"
 )
 
-// odd captures by name.
+// oddCaptures are odd captures by name.
 func oddCaptures(t *testing.T) map[string]string {
 	t.Helper()
 	parent, all := t.TempDir(), map[string]string{}
-	for name, o := range map[string]tracetest.Options{"two models": {}, "rotated": {Segments: 4, Keep: 2}, "killed": {Segments: 2, Killed: true}} {
+	for name, o := range map[string]tracetest.Options{
+		"two models": {}, "rotated": {Segments: 4, Keep: 2}, "killed": {Segments: 2, Killed: true},
+	} {
 		all[name] = filepath.Join(parent, strings.ReplaceAll(name, " ", "-"))
 		if err := tracetest.Write(all[name], o); err != nil {
 			t.Fatal(err)
@@ -41,7 +44,7 @@ func oddCaptures(t *testing.T) map[string]string {
 		}
 		after := to(data)
 		if slices.Equal(after, data) {
-			t.Fatalf("%s is what it was", file)
+			t.Fatalf("%s did not change", file)
 		}
 		if err := os.WriteFile(path, after, 0o600); err != nil {
 			t.Fatal(err)
@@ -73,7 +76,7 @@ func oddCaptures(t *testing.T) map[string]string {
 	return all
 }
 
-// Every subcommand says in one line why it has no answer, and then leaves nothing; or it answers. Nobody panics.
+// Every subcommand answers, or it says in one line why it has no answer, and leaves no file. None panics.
 func TestEveryKindOfCapture(t *testing.T) {
 	const (
 		answers = iota
@@ -85,7 +88,8 @@ func TestEveryKindOfCapture(t *testing.T) {
 		switch c.Name() {
 		case "help", "completion":
 		case "compare":
-			commands = append(commands, []string{"compare", "CAPTURE", other}, []string{"compare", other, "CAPTURE"}, []string{"compare", "CAPTURE", "CAPTURE"})
+			commands = append(commands, []string{"compare", "CAPTURE", other}, []string{"compare", other, "CAPTURE"},
+				[]string{"compare", "CAPTURE", "CAPTURE"})
 		case "whatif":
 			commands = append(commands, []string{"whatif", "--disk", "1GB", "--compute", "1ms", "-c", "CAPTURE"})
 		default:
@@ -93,13 +97,17 @@ func TestEveryKindOfCapture(t *testing.T) {
 		}
 	}
 	if len(commands) < 14 {
-		t.Fatalf("%d commands: %v", len(commands), commands)
+		t.Fatalf("%d commands, want 14 at least: %v", len(commands), commands)
 	}
-	commands = append(commands, []string{"-c", "CAPTURE"}, []string{"--all", "--export", "--perfetto", "--heatmap", "-c", "CAPTURE"})
-	// What each kind is good for; the exceptions by command.
-	want := map[string]int{"no token": refuses, "newer": refuses, "cut": refuses, "emptied": refuses, "without tables": refuses, "swapped": refuses, "of another": refuses}
+	commands = append(commands, []string{"-c", "CAPTURE"},
+		[]string{"--all", "--export", "--perfetto", "--heatmap", "-c", "CAPTURE"})
+	// What subcommands do with each kind, and exceptions by subcommand.
+	want := map[string]int{
+		"no token": refuses, "newer": refuses, "cut": refuses, "emptied": refuses, "without tables": refuses,
+		"swapped": refuses, "of another": refuses,
+	}
 	except := map[string]map[string]int{
-		"one token": {"moe": refuses, "experts": refuses, "whatif": refuses}, // dense; and no second token
+		"one token": {"moe": refuses, "experts": refuses, "whatif": refuses}, // it is dense, and has no second token
 	}
 	said := map[string]string{
 		"newer": "newer", "cut": "capture again", "emptied": "capture again", "without tables": "capture",
@@ -114,10 +122,10 @@ func TestEveryKindOfCapture(t *testing.T) {
 				code, stdout, stderr := execute(t, append(args, "-o", out)...)
 				failures := 0
 				for line := range strings.Lines(stderr) {
-					if !saying.MatchString(line) {
-						t.Errorf("it says %q", line)
+					if !messageStart.MatchString(line) {
+						t.Errorf("stderr has the line %q, want it to begin with the command's name", line)
 					}
-					if !strings.HasPrefix(line, "analyze: warning: ") && !strings.HasPrefix(line, "analyze: the capture holds several contexts") {
+					if isFailure(line) {
 						failures++
 					}
 				}
@@ -131,20 +139,21 @@ func TestEveryKindOfCapture(t *testing.T) {
 				files, _ := filepath.Glob(filepath.Join(out, "*"))
 				switch {
 				case code == cli.Failure && (failures != 1 || stdout != "" || len(files) > 0):
-					t.Errorf("it fails, says %q and %q, and leaves %q", stderr, stdout, files)
+					t.Errorf("a failure with stderr %q, stdout %q and files %q, want one line and nothing else",
+						stderr, stdout, files)
 				case code == cli.Failure && !strings.Contains(stderr, said[name]):
-					t.Errorf("it says %q, want %q", stderr, said[name])
+					t.Errorf("stderr %q, want %q", stderr, said[name])
 				case code == cli.OK && (failures > 0 || nonsense.MatchString(stdout)):
-					t.Errorf("it says\n%s%s", stderr, stdout)
+					t.Errorf("stderr and stdout have what they should not\n%s%s", stderr, stdout)
 				case code == cli.OK && name == "killed and cut" && !strings.Contains(stderr, "warning"):
-					t.Errorf("of a table that is cut off it says nothing: %q", stderr)
+					t.Errorf("stderr %q, want a warning that a table is cut off", stderr)
 				}
 			})
 		}
 	}
 }
 
-// What is left of a rotated capture is told as it is: the sums are those of the rows that are there.
+// The sums of a rotated capture are those of the rows that are still there.
 func TestRotatedSums(t *testing.T) {
 	dir, out := filepath.Join(t.TempDir(), "rotated"), t.TempDir()
 	if err := tracetest.Write(dir, tracetest.Options{Segments: 4, Keep: 2}); err != nil {
@@ -163,13 +172,14 @@ func TestRotatedSums(t *testing.T) {
 			want[c.Structure[a.Tensor].Name] += a.Bytes
 		}
 	}
-	if code, _, stderr := execute(t, "rereads", "-c", dir, "-o", out); code != cli.OK || !strings.Contains(stderr, "context 0") {
+	if code, _, stderr := execute(t, "rereads", "-c", dir, "-o", out); code != cli.OK ||
+		!strings.Contains(stderr, "context 0") {
 		t.Fatalf("exit %d: %s", code, stderr)
 	}
 	path := filepath.Join(out, "rereads.csv")
 	names, bytes := csvColumn(t, path, "tensor_name"), csvColumn(t, path, "read_bytes")
 	if len(want) == 0 || len(names) != len(want) {
-		t.Fatalf("%q; want %v", names, want)
+		t.Fatalf("tensors %q, want those of %v", names, want)
 	}
 	for i, name := range names {
 		if bytes[i] != strconv.FormatInt(want[name], 10) {

@@ -1,6 +1,6 @@
 package main
 
-// This file opens a capture for every subcommand: what is wrong with it is said here, once, and in the same words.
+// This file opens a capture for every subcommand. What is wrong with it is said here, once, and in the same words.
 
 import (
 	"context"
@@ -16,7 +16,6 @@ import (
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
-	"tensorcast/report/gather"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -26,11 +25,12 @@ type loaded struct {
 	options  *options
 	capture  *trace.Capture // its tables; Meta describes the session, the host and the models
 	build    pattern.Options
-	warnings []string // what makes answers doubtful, a line each; they have been told
+	warnings []string // what makes answers doubtful, a line each; the user was warned of it
 	stderr   io.Writer
 }
 
-// load opens the capture that o names, and tells on stderr what makes it doubtful. Errors name the capture.
+// load opens the capture that o names, and warns on stderr of everything that makes its answers doubtful.
+// Errors name the capture.
 func load(ctx context.Context, o *options, stderr io.Writer) (*loaded, error) {
 	capture, err := trace.Open(o.capture)
 	if err != nil {
@@ -60,25 +60,43 @@ func load(ctx context.Context, o *options, stderr io.Writer) (*loaded, error) {
 // doubts are what makes a capture's answers doubtful, a line each.
 func doubts(c *trace.Capture) []string { return slices.Concat(pattern.Warnings(c.Meta), c.Doubts) }
 
-// warn tells a warning, as one line.
+// warn prints a warning as one line.
 func warn(stderr io.Writer, format string, args ...any) {
 	fmt.Fprintf(stderr, "analyze: warning: %s\n", visible.Line(fmt.Sprintf(format, args...)))
 }
 
-// reading says of which capture an error tells.
-func (in *loaded) reading(err error) error { return fmt.Errorf("read %s: %w", in.options.capture, err) }
-
 func (in *loaded) warn(format string, args ...any) { warn(in.stderr, format, args...) }
 
-// pattern makes the pattern of the context that the options name, and says which of several it is. Each row of the access table is shown to see before, so that one
-// pass serves them all.
+// reading adds to an error which capture was being read.
+func (in *loaded) reading(err error) error { return fmt.Errorf("read %s: %w", in.options.capture, err) }
+
+// checked is a table's rows with errors that name the capture. It fails when ctx is cancelled.
+func checked[T any](ctx context.Context, in *loaded, rows iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for row, err := range rows {
+			if err == nil {
+				err = ctx.Err()
+			}
+			if err != nil {
+				err = in.reading(err)
+			}
+			if !yield(row, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// pattern makes the pattern of the context that the options name, and says which of several it is. Each row of the
+// access table is shown to every see before the pattern takes it, so that one pass serves them all.
 func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error) (*pattern.Pattern, error) {
 	accesses, done := in.accesses(ctx, see...)
 	p, err := pattern.Build(in.capture.Structure, accesses, in.build)
 	done()
 	switch {
 	case errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens):
-		return nil, fmt.Errorf("%s: %w: trace a run that generates text, such as `tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", in.options.capture, err)
+		return nil, fmt.Errorf("%s: %w: trace a run that generates text, such as "+
+			"`tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", in.options.capture, err)
 	case errors.Is(err, pattern.ErrNoContext):
 		return nil, fmt.Errorf("%s: %w: choose with --context", in.options.capture, err)
 	case err != nil:
@@ -90,9 +108,11 @@ func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error
 	return p, nil
 }
 
-// accesses is the access table with a progress bar (if stderr is a terminal) and an end when ctx is cancelled. done takes
-// the bar away. The row is reused.
-func (in *loaded) accesses(ctx context.Context, see ...func(*tables.Access) error) (rows iter.Seq2[*tables.Access, error], done func()) {
+// accesses is the access table with a progress bar, if stderr is a terminal. It fails when ctx is cancelled. The caller
+// calls done at the end, which takes the bar away. The row is reused.
+func (in *loaded) accesses(
+	ctx context.Context, see ...func(*tables.Access) error,
+) (rows iter.Seq2[*tables.Access, error], done func()) {
 	var total int64 // 0: not known
 	if meta := in.capture.Meta; meta.Complete {
 		total = meta.Rows - meta.Segments.DeletedRows
@@ -121,7 +141,19 @@ func (in *loaded) accesses(ctx context.Context, see ...func(*tables.Access) erro
 	}, bar.Close
 }
 
-// steps are those of all contexts, in the order of their numbers.
+// readAccesses shows every row of the access table to see. Errors name the capture.
+func (in *loaded) readAccesses(ctx context.Context, see func(*tables.Access) error) error {
+	rows, done := in.accesses(ctx, see)
+	defer done()
+	for _, err := range rows {
+		if err != nil {
+			return in.reading(err)
+		}
+	}
+	return nil
+}
+
+// steps are the steps of all contexts, in the order of their numbers.
 func (in *loaded) steps() (steps []tables.StepRow, err error) {
 	for s, err := range in.capture.Steps() {
 		if err != nil {
@@ -133,30 +165,13 @@ func (in *loaded) steps() (steps []tables.StepRow, err error) {
 	return steps, nil
 }
 
-// pageIns shows c what was read from disk, if the capture tells.
-func (in *loaded) pageIns(ctx context.Context, c *gather.Collector) error {
-	if !in.capture.HasPageIns() {
-		return nil
-	}
-	c.Observed()
-	for r, err := range in.capture.PageIns() {
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err != nil {
-			return in.reading(err)
-		}
-		c.PageIn(r)
-	}
-	return nil
-}
-
 // contextText says which of several contexts is analysed, and how to choose another.
 func contextText(p *pattern.Pattern, meta *tables.Meta) string {
 	var others []string
 	taken := ""
 	for _, c := range p.Contexts {
-		text := fmt.Sprintf("%d (%s, %d generation steps, %s)", c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.Bytes(uint64(c.GenerationBytes)))
+		text := fmt.Sprintf("%d (%s, %d generation steps, %s)",
+			c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.Bytes(uint64(c.GenerationBytes)))
 		if c.Context == p.Context && c.Model == p.Model {
 			taken = text
 		} else {
@@ -167,5 +182,6 @@ func contextText(p *pattern.Pattern, meta *tables.Meta) string {
 	if n := len(others) - named; n > 0 {
 		others = append(others[:named], fmt.Sprintf("%d more", n))
 	}
-	return fmt.Sprintf("the capture holds several contexts; this is context %s; choose another with --context: %s", taken, strings.Join(others, ", "))
+	return fmt.Sprintf("the capture holds several contexts; this is context %s; choose another with --context: %s",
+		taken, strings.Join(others, ", "))
 }

@@ -1,7 +1,7 @@
-// Command analyze states a capture's per-token pattern: as a table, in words, and as a picture.
+// Command analyze states the per-token pattern of a capture: as a table, in words, and as a picture.
 package main
 
-// This file owns the flags, the list of subcommands, and the order of work without one.
+// This file has the flags, the list of subcommands, and what the command does without one.
 
 import (
 	"context"
@@ -20,7 +20,8 @@ import (
 
 func main() { cli.Main(command()) }
 
-// options are the flags. The first ones are persistent: subcommands have them, too, unless they define one of the same name.
+// options are the flags. The first ones are persistent: subcommands have them, too, unless they define
+// one of the same name.
 type options struct {
 	capture string
 	output  string
@@ -30,8 +31,8 @@ type options struct {
 
 	heatmap bool
 	order   string
-	hidden  string // a format, or ""
-	format  string // of the figures of --all
+	hidden  string // a format; "": not asked for
+	format  string // of the figures of --heatmap and --all
 	export  bool
 	all     bool
 
@@ -49,7 +50,7 @@ func (o *options) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// noArguments is what Args is of a subcommand that takes its capture from --capture.
+// noArguments refuses arguments of a subcommand that takes its capture from --capture.
 func noArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return cli.Usagef("unexpected argument %q: name the capture with --capture", args[0])
@@ -57,7 +58,8 @@ func noArguments(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// subcommands make the subcommands, each with the persistent flags. A new one is a line here, and a file of its own.
+// subcommands make the subcommands. Each gets the persistent flags. A new one is a line here, and a file
+// of its own.
 var subcommands = append([]func(*options) *cobra.Command{
 	moeCommand,
 	determinismCommand,
@@ -126,10 +128,13 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile+".png")
-	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
-	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
+	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile},
+		"rows of the heatmap: access is first read first, file as in the model's file")
+	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV},
+		"export the table of what routers read, as parquet or csv")
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
-	f.BoolVar(&o.perfetto, "perfetto", false, "write "+perfettoFile+", a timeline of steps, layers, ops, waiting and reads from disk, for ui.perfetto.dev")
+	f.BoolVar(&o.perfetto, "perfetto", false, "write "+timelineFile+", a timeline of steps, layers, ops, waiting "+
+		"and reads from disk, for ui.perfetto.dev")
 	f.BoolVar(&o.all, "all", false, "write what all subcommands do that need nothing but the capture, and index.html")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures that --heatmap and --all write")
 	for _, sub := range subcommands {
@@ -139,6 +144,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	return cmd
 }
 
+// analyze is the command without a subcommand.
 func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	in, err := load(ctx, o, stderr)
 	if err != nil {
@@ -165,19 +171,27 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		}
 		more = append(more, file{pageFile, page.Write})
 	}
-	timeline := file{name: perfettoFile}
+	timeline := file{name: timelineFile}
 	if o.perfetto {
 		timeline.write = func(w io.Writer) error { return st.timeline(ctx, w) }
 	}
 	more = append(more, timeline)
-	written, err := writeOutputs(ctx, more, &analysis{ctx: ctx, options: o, meta: in.capture.Meta, capture: in.capture, pattern: p, summary: summary, hidden: in.capture.HiddenColumns(ctx), warn: in.warn})
+	written, err := writeOutputs(ctx, more, &analysis{
+		ctx: ctx, options: o, meta: in.capture.Meta, capture: in.capture, pattern: p, summary: summary,
+		hidden: in.capture.HiddenColumns(ctx), warn: in.warn,
+	})
 	if err != nil {
 		return err
 	}
-	return printSummary(stdout, st.sums.Outlook(in.capture.Meta, st.sums.Compute()), st.sums.Lacks(in.capture.Meta), summary, written, o.json)
+	outlook := st.sums.Outlook(in.capture.Meta, st.sums.Compute())
+	return printSummary(stdout, outlook, st.sums.MissingData(in.capture.Meta), summary, written, o.json)
 }
 
-func printSummary(w io.Writer, outlook *gather.Outlook, lacks []string, s *pattern.Summary, files []string, asJSON bool) error {
+// printSummary prints the verdict, what the capture lacks for a better one, the summary, and the names of
+// the files.
+func printSummary(
+	w io.Writer, outlook *gather.Outlook, lacks []string, s *pattern.Summary, files []string, asJSON bool,
+) error {
 	verdict := outlook.Sentences()
 	if asJSON {
 		return cli.WriteJSON(w, struct {

@@ -1,6 +1,7 @@
 package main
 
-// This file has the subcommand moe: how a mixture-of-experts model uses its experts, and what prediction and caches would gain.
+// This file has the subcommand moe: how a mixture of experts uses its experts, and what prediction and
+// caches would gain.
 
 import (
 	"context"
@@ -27,19 +28,27 @@ import (
 	"tensorcast/moe"
 	"tensorcast/moe/hidden"
 	"tensorcast/moe/replay"
+	"tensorcast/report/gather"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
+// moeOptions are the flags.
 type moeOptions struct {
-	rooms     []string
-	bandwidth int64
+	// The machine that is simulated.
+	rooms     []string // sizes of the memory for experts
+	bandwidth int64    // of the disk, bytes per second
 	latency   time.Duration
-	compute   time.Duration
-	context   int32
-	model     string
-	json      bool
-	output    string // directory
-	format    string // of figures
+	compute   time.Duration // of a token
+
+	// The input.
+	context int32
+	model   string // a GGUF file; "": the file that the capture names
+
+	// The output.
+	json   bool
+	output string // a directory for figures; "": none are drawn
+	format string // of figures
 }
 
 func moeCommand(root *options) *cobra.Command {
@@ -83,32 +92,9 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			study := replay.Options{
-				Disk: replay.Disk{Bandwidth: float64(o.bandwidth), Latency: o.latency}, Workers: runtime.GOMAXPROCS(0),
-			}
-			if o.bandwidth < replay.MinBandwidth {
-				return cli.Usagef("--bandwidth is %s per second, want %s or more", humanize.Bytes(uint64(o.bandwidth)), humanize.Bytes(replay.MinBandwidth))
-			}
-			const longest = time.Minute
-			if o.latency < 0 || o.latency > longest || o.compute < 0 || o.compute > longest {
-				return cli.Usagef("--latency is %v, --compute %v: want 0 to %v", o.latency, o.compute, longest)
-			}
-			if o.context < 0 && cmd.Flags().Changed("context") {
-				return cli.Usagef("--context is %d, want 0 or more", o.context)
-			}
-			for _, text := range o.rooms {
-				n, err := humanize.ParseBytes(text)
-				if err != nil || n == 0 || n > 1<<50 {
-					return cli.Usagef("--room %q: want a size such as 600MB or 2GiB", text)
-				}
-				study.Rooms = append(study.Rooms, int64(n))
-			}
-			if o.output == "" && cmd.Flags().Changed("format") {
-				return cli.Usagef("--format is of figures: say where with --output")
-			}
-			study.Curve = o.output != ""
-			if cmd.Flags().Changed("top") {
-				return cli.Usagef("--top: nothing that moe prints is a list of tensors")
+			study, err := o.check(cmd)
+			if err != nil {
+				return err
 			}
 			name := root.capture
 			if len(args) > 0 {
@@ -116,16 +102,19 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 					return cli.Usagef("%q and --capture %q: want one of them", name, root.capture)
 				}
 			}
-			return analyzeMoE(cmd.Context(), name, &o, &study, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return analyzeMoE(cmd.Context(), name, &o, study, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas (default: 10, 20, 40 and 60 % of all experts)")
+	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas "+
+		"(default: 10, 20, 40 and 60 % of all experts)")
 	cli.SizeVar(f, &o.bandwidth, "bandwidth", "of the disk, bytes per second")
 	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "of a read, `time` besides the transfer")
-	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; half of it before a layer's router, half after it")
-	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts most often)")
+	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; "+
+		"half of it before a layer's router, half after it")
+	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts "+
+		"most often)")
 	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if it is elsewhere by now")
 	f.BoolVar(&o.json, "json", false, "print everything as JSON")
 	f.StringVarP(&o.output, "output", "o", "", "draw figures to this `directory`, made if need be")
@@ -133,17 +122,54 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	return cmd
 }
 
-// studied is what is printed as JSON.
-type studied struct {
+// check says what is wrong with the flags, and makes the options of a study from them.
+func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
+	study := &replay.Options{
+		Disk:    replay.Disk{Bandwidth: float64(o.bandwidth), Latency: o.latency},
+		Workers: runtime.GOMAXPROCS(0),
+		Curve:   o.output != "",
+	}
+	if o.bandwidth < replay.MinBandwidth {
+		return nil, cli.Usagef("--bandwidth is %s per second, want %s or more",
+			humanize.Bytes(uint64(o.bandwidth)), humanize.Bytes(replay.MinBandwidth))
+	}
+	const longest = time.Minute
+	if o.latency < 0 || o.latency > longest || o.compute < 0 || o.compute > longest {
+		return nil, cli.Usagef("--latency is %v, --compute %v: want 0 to %v", o.latency, o.compute, longest)
+	}
+	if o.context < 0 && cmd.Flags().Changed("context") {
+		return nil, cli.Usagef("--context is %d, want 0 or more", o.context)
+	}
+	for _, text := range o.rooms {
+		n, err := humanize.ParseBytes(text)
+		if err != nil || n == 0 || n > 1<<50 {
+			return nil, cli.Usagef("--room %q: want a size such as 600MB or 2GiB", text)
+		}
+		study.Rooms = append(study.Rooms, int64(n))
+	}
+	if o.output == "" && cmd.Flags().Changed("format") {
+		return nil, cli.Usagef("--format is of figures: say where with --output")
+	}
+	if cmd.Flags().Changed("top") {
+		return nil, cli.Usagef("--top: nothing that moe prints is a list of tensors")
+	}
+	return study, nil
+}
+
+// moeResult is what is printed as JSON.
+type moeResult struct {
 	*replay.Study
 	Hidden *hidden.Study `json:"hidden"`                   // null if there is none
 	Why    string        `json:"hidden_missing,omitempty"` // why there is none
 }
 
-func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.Options, stdout, stderr io.Writer) error {
+func analyzeMoE(
+	ctx context.Context, name string, o *moeOptions, study *replay.Options, stdout, stderr io.Writer,
+) error {
 	in, err := readRoutes(ctx, name, o.context)
 	if errors.Is(err, moe.ErrNoRoutes) {
-		return fmt.Errorf("read %s: %w: trace a mixture-of-experts model, such as `tracer -- llama-cli -m moe.gguf --no-repack -p \"hi\" -n 200`, not with --preload and with --detail op at least", name, err)
+		return fmt.Errorf("read %s: %w: trace a mixture-of-experts model, such as `tracer -- llama-cli -m "+
+			"moe.gguf --no-repack -p \"hi\" -n 200`, not with --preload and with --detail op at least", name, err)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
@@ -153,7 +179,7 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 			warn(stderr, "%s", w)
 		}
 	}
-	var found studied
+	var found moeResult
 	found.Hidden, found.Why, err = in.evaluate(ctx, o.model)
 	if err != nil {
 		return fmt.Errorf("evaluate the hidden states in %s: %w", name, err)
@@ -167,7 +193,7 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 	if err != nil {
 		return err
 	}
-	// What was found is printed even if it cannot be drawn.
+	// What was found is printed, even if it cannot be drawn.
 	written, drawErr := drawMoE(ctx, &found, o, in.caption())
 	if o.json {
 		return errors.Join(cli.WriteJSON(stdout, found), drawErr)
@@ -184,30 +210,13 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 	return errors.Join(d.WriteText(stdout), drawErr)
 }
 
-// drawMoE draws a study's figures, and returns a line for each.
-func drawMoE(ctx context.Context, found *studied, o *moeOptions, caption string) (lines tabular.Lines, err error) {
+// drawMoE draws a study's figures, and returns a line for each file.
+func drawMoE(ctx context.Context, found *moeResult, o *moeOptions, caption string) (lines tabular.Lines, err error) {
 	if o.output == "" {
 		return nil, nil
 	}
-	var more []replay.Recall
-	if found.Hidden != nil {
-		for i := range found.Hidden.Results {
-			r := &found.Hidden.Results[i]
-			if r.Lead > 1 {
-				continue
-			}
-			of := replay.Recall{Name: r.When + ": " + r.Name}
-			for _, recall := range r.ByLayer {
-				if recall == 0 { // the first layers have nothing before them
-					recall = math.NaN()
-				}
-				of.ByLayer = append(of.ByLayer, recall)
-			}
-			more = append(more, of)
-		}
-	}
 	var files []file
-	for _, f := range found.Figures(more...) {
+	for _, f := range found.Figures(found.hiddenRecalls()...) {
 		draw := file{name: f.Name + "." + o.format}
 		if f.Figure != nil {
 			f.Figure.Caption = caption
@@ -222,23 +231,46 @@ func drawMoE(ctx context.Context, found *studied, o *moeOptions, caption string)
 	return lines, err
 }
 
-// input is what is analysed.
-type input struct {
-	routes  *moe.Trace
-	capture *trace.Capture // nil: a CSV file
-	model   int32          // of the capture's
+// hiddenRecalls are the recalls by layer of the predictors that know hidden states, one layer ahead at most.
+func (r *moeResult) hiddenRecalls() (all []replay.Recall) {
+	if r.Hidden == nil {
+		return nil
+	}
+	for i := range r.Hidden.Results {
+		result := &r.Hidden.Results[i]
+		if result.Lead > 1 {
+			continue
+		}
+		recall := replay.Recall{Name: result.When + ": " + result.Name}
+		for _, share := range result.ByLayer {
+			if share == 0 { // the first layers have nothing before them
+				share = math.NaN()
+			}
+			recall.ByLayer = append(recall.ByLayer, share)
+		}
+		all = append(all, recall)
+	}
+	return all
 }
 
-// caption is the line below figures: of a routing trace nothing is known.
-func (in *input) caption() string {
+// routedInput is what is analysed.
+type routedInput struct {
+	routes  *moe.Trace
+	capture *trace.Capture // nil for a CSV file
+	model   int32          // of the capture
+}
+
+// caption is the line below figures. Of a routing trace nothing is known.
+func (in *routedInput) caption() string {
 	if in.capture == nil {
 		return ""
 	}
-	return captionOf(in.capture.Meta)
+	return gather.Caption(in.capture.Meta)
 }
 
-// evaluate judges predictors that know hidden states. If the capture does not allow that, it says why. What the user named has to fit.
-func (in *input) evaluate(ctx context.Context, model string) (*hidden.Study, string, error) {
+// evaluate judges predictors that know hidden states. If the capture does not allow that, it returns why.
+// It is an error if the model that the user named does not fit.
+func (in *routedInput) evaluate(ctx context.Context, model string) (*hidden.Study, string, error) {
 	switch {
 	case in.capture == nil && model != "":
 		return nil, "", errors.New("--model is of use for a capture only, and this is a routing trace")
@@ -265,8 +297,8 @@ func (in *input) evaluate(ctx context.Context, model string) (*hidden.Study, str
 	return st, "", err
 }
 
-// routers reads those of the model at path, which has to be the one that was captured.
-func (in *input) routers(path string) (*hidden.Routers, error) {
+// routers reads the routers of the model at path. It has to be the model that was captured.
+func (in *routedInput) routers(path string) (*hidden.Routers, error) {
 	m, err := gguf.OpenModel(path)
 	if err != nil {
 		return nil, err
@@ -281,10 +313,10 @@ func (in *input) routers(path string) (*hidden.Routers, error) {
 	return hidden.Read(m)
 }
 
-// readRoutes reads a capture's directory, or a CSV file.
-func readRoutes(ctx context.Context, name string, context int32) (*input, error) {
+// readRoutes reads the directory of a capture, or a CSV file.
+func readRoutes(ctx context.Context, name string, context int32) (*routedInput, error) {
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
-		return captureRoutes(ctx, name, context)
+		return readCaptureRoutes(ctx, name, context)
 	}
 	f, err := regular.Open(name)
 	var path *fs.PathError
@@ -299,59 +331,43 @@ func readRoutes(ctx context.Context, name string, context int32) (*input, error)
 	if errors.Is(err, moe.ErrNotCSV) {
 		return nil, fmt.Errorf("no capture's directory, and %w", err)
 	}
-	return &input{routes: t}, err
+	return &routedInput{routes: t}, err
 }
 
-// captureRoutes reads the routes of one context of a capture: of that which chose experts most often if context is -1.
-func captureRoutes(ctx context.Context, dir string, context int32) (*input, error) {
+// readCaptureRoutes reads the routes of one context of a capture. If context is -1, it is the one that
+// chose experts most often.
+func readCaptureRoutes(ctx context.Context, dir string, context int32) (*routedInput, error) {
 	c, err := trace.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	type chooser struct {
-		rows  int
-		model int32
-	}
-	choosers := map[int32]chooser{}
-	best := int32(-1)
-	n := 0
-	for a, err := range c.Accesses() {
-		if err != nil {
-			return nil, err
-		}
-		if n++; n%4096 == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if len(a.Experts) == 0 {
-			continue
-		}
-		now := choosers[a.Context]
-		now.rows++
-		now.model = c.Structure[a.Tensor].Model
-		choosers[a.Context] = now
-		if best < 0 || now.rows > choosers[best].rows || now.rows == choosers[best].rows && a.Context < best {
-			best = a.Context
+	accesses := func(yield func(*tables.Access, error) bool) {
+		n := 0
+		for a, err := range c.Accesses() {
+			if n++; err == nil && n%4096 == 0 {
+				err = ctx.Err()
+			}
+			if !yield(a, err) {
+				return
+			}
 		}
 	}
-	if context >= 0 {
-		best = context
-	}
-	from, ok := choosers[best]
-	if !ok {
-		return nil, moe.ErrNoRoutes
-	}
-	steps, err := moe.Steps(c.Steps(), best)
+	context, number, err := moe.ChoosingContext(accesses, c.Structure, context)
 	if err != nil {
 		return nil, err
 	}
-	model := fmt.Sprint("model ", from.model)
-	if int(from.model) < len(c.Meta.Models) {
-		model = filepath.Base(strings.TrimSpace(c.Meta.Models[from.model].Path))
+	steps, err := moe.Steps(c.Steps(), context)
+	if err != nil {
+		return nil, err
 	}
-	empty := moe.OfStructure(model, c.Structure, from.model)
+	model := fmt.Sprint("model ", number)
+	if int(number) < len(c.Meta.Models) {
+		model = filepath.Base(strings.TrimSpace(c.Meta.Models[number].Path))
+	}
+	empty := moe.OfStructure(model, c.Structure, number)
 	if empty == nil {
 		return nil, moe.ErrNoRoutes
 	}
 	t, err := moe.FromRoutes(empty, c.Routes(), steps)
-	return &input{routes: t, capture: c, model: from.model}, err
+	return &routedInput{routes: t, capture: c, model: number}, err
 }

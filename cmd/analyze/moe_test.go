@@ -1,5 +1,7 @@
 package main
 
+// This file tests the subcommand moe on routing traces and captures whose answers are known.
+
 import (
 	"context"
 	"encoding/json"
@@ -42,9 +44,12 @@ func TestMoE(t *testing.T) {
 		args []string
 		says []string
 	}{
-		{[]string{file}, []string{"planted.gguf: 2 layers with 4 experts, of which a token chooses 1; 1 tokens of prompts, 2 generated", "experts: 7.6 MiB in all, 1.9 MiB per token", "Belady"}},
-		// The draft model's context has no experts; the ids of tokens are known.
-		{[]string{"--room", "4kB,5kB", capture}, []string{"moe.gguf: 2 layers with 8 experts, of which a token chooses 2; 1 tokens of prompts, 13 generated", "same token before", "4.9 KiB of experts in memory (31 %)"}},
+		{[]string{file}, []string{"planted.gguf: 2 layers with 4 experts, of which a token chooses 1; 1 tokens of " +
+			"prompts, 2 generated", "experts: 7.6 MiB in all, 1.9 MiB per token", "Belady"}},
+		// The draft model's context has no experts. The ids of tokens are known.
+		{[]string{"--room", "4kB,5kB", capture}, []string{"moe.gguf: 2 layers with 8 experts, of which a token " +
+			"chooses 2; 1 tokens of prompts, 13 generated", "same token before",
+			"4.9 KiB of experts in memory (31 %)"}},
 	} {
 		code, stdout, stderr := execute(t, append([]string{"moe"}, tc.args...)...)
 		if code != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "the ") {
@@ -56,7 +61,8 @@ func TestMoE(t *testing.T) {
 			}
 		}
 	}
-	code, stdout, stderr := execute(t, "moe", "--json", "--compute", "10ms", "--bandwidth", "100MB", "--latency", "1ms", "--room", "2MB", file)
+	code, stdout, stderr := execute(t, "moe", "--json", "--compute", "10ms", "--bandwidth", "100MB", "--latency",
+		"1ms", "--room", "2MB", file)
 	var got struct {
 		Verdict []string
 		Rooms   []struct {
@@ -67,20 +73,23 @@ func TestMoE(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || stderr != "" || len(got.Verdict) < 4 || len(got.Rooms) != 1 {
+	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || stderr != "" ||
+		len(got.Verdict) < 4 || len(got.Rooms) != 1 {
 		t.Fatalf("exit %d, %v, stderr %q, stdout\n%s", code, err, stderr, stdout)
 	}
-	// The prompt left 1 and 2 in memory, so that three of four are hits; the other is read in 10 ms and there after 1 more.
+	// The prompt left experts 1 and 2 in memory, so three of four are hits. The other one is read in 10
+	// ms, and is there 1 ms later.
 	if lru := got.Rooms[0].Policies[0]; lru.Name != "LRU" || lru.Used != 4 || lru.Hits != 3 || lru.Time != 2*10e6+11e6 {
-		t.Errorf("%+v", lru)
+		t.Errorf("policy %+v, want LRU with 3 hits of 4 in 31 ms", lru)
 	}
 }
 
-// Figures are drawn besides. What a trace has nothing for is left out, and an earlier one does not stay.
+// Figures are drawn besides. A figure without data is left out, and an earlier one does not stay.
 func TestMoEFigures(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	withoutSizes := strings.ReplaceAll(strings.ReplaceAll(routeTrace, "# layer=0 expert_bytes=1000000\n", ""), "# layer=1 expert_bytes=1000000\n", "")
+	withoutSizes := strings.ReplaceAll(strings.ReplaceAll(routeTrace, "# layer=0 expert_bytes=1000000\n", ""),
+		"# layer=1 expert_bytes=1000000\n", "")
 	for name, text := range map[string]string{"a.csv": routeTrace, "b.csv": withoutSizes} {
 		if err := os.WriteFile(in(name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -91,28 +100,35 @@ func TestMoEFigures(t *testing.T) {
 	if code != cli.OK || stderr != "" || !strings.HasPrefix(stdout, plain) || strings.Count(stdout, "\nwrote ") != 3 {
 		t.Fatalf("exit %d, stderr %q, stdout\n%s\nwithout figures\n%s", code, stderr, stdout, plain)
 	}
-	for name, want := range map[string]string{"hits.svg": "Belady", "recall.svg": "mixture of all", "reads.svg": "planted.gguf"} {
-		if data, err := os.ReadFile(filepath.Join(in("figures"), name)); err != nil || !strings.Contains(string(data), want) {
+	for name, want := range map[string]string{
+		"hits.svg": "Belady", "recall.svg": "mixture of all", "reads.svg": "planted.gguf",
+	} {
+		if data, err := os.ReadFile(filepath.Join(in("figures"), name)); err != nil ||
+			!strings.Contains(string(data), want) {
 			t.Errorf("%s: %v, it has no %q", name, err, want)
 		}
 	}
 	code, stdout, stderr = execute(t, "moe", "-o", in("figures"), "--format", "svg", "--json", in("b.csv"))
 	left, err := os.ReadDir(in("figures"))
-	if code != cli.OK || stderr != "" || !json.Valid([]byte(stdout)) || err != nil || len(left) != 1 || left[0].Name() != "recall.svg" {
-		t.Errorf("exit %d, stderr %q, left %v, %v, stdout\n%s", code, stderr, left, err, stdout)
+	if code != cli.OK || stderr != "" || !json.Valid([]byte(stdout)) || err != nil || len(left) != 1 ||
+		left[0].Name() != "recall.svg" {
+		t.Errorf("exit %d, stderr %q, files %v, %v, want recall.svg only; stdout\n%s", code, stderr, left, err, stdout)
 	}
 	// What was found is printed, even if it cannot be drawn.
 	code, stdout, stderr = execute(t, "moe", "-o", in("a.csv"), in("a.csv"))
 	if code != cli.Failure || stdout != plain || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, stderr %q, stdout\n%s", code, stderr, stdout)
+		t.Errorf("exit %d, stderr %q, want %d and one line; stdout\n%s\nwant\n%s", code, stderr, cli.Failure, stdout,
+			plain)
 	}
 }
 
-// What is wrong is said in one line, with what to do.
+// Each error is one line that says what to do.
 func TestMoERefuses(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	for name, text := range map[string]string{"other": "a,b\n", "bad": routeTrace + "0,1,3,0,0,4\n", "good": routeTrace} {
+	for name, text := range map[string]string{
+		"other": "a,b\n", "bad": routeTrace + "0,1,3,0,0,4\n", "good": routeTrace,
+	} {
 		if err := os.WriteFile(in(name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +147,8 @@ func TestMoERefuses(t *testing.T) {
 	}{
 		{[]string{in("nothing")}, cli.Failure, "nothing: no such file or directory"},
 		{[]string{in("fifo")}, cli.Failure, "fifo: not a regular file"},
-		{[]string{in("other")}, cli.Failure, "other: no capture's directory, and no routing trace: it does not begin with"},
+		{[]string{in("other")}, cli.Failure, "other: no capture's directory, and no routing trace: it does not " +
+			"begin with"},
 		{[]string{in("bad")}, cli.Failure, "bad: line 12: expert 4, want 0 to 3"},
 		{[]string{dir}, cli.Failure, "no capture"},
 		{[]string{dense}, cli.Failure, "no routes: trace a mixture-of-experts model"},
@@ -142,24 +159,28 @@ func TestMoERefuses(t *testing.T) {
 		{[]string{"--capture", dense}, cli.Failure, "no routes: trace a mixture-of-experts model"},
 		{[]string{"--top", "3", in("good")}, cli.BadUsage, "--top: nothing that moe prints"},
 		{[]string{"--room", "much", in("good")}, cli.BadUsage, `--room "much": want a size`},
-		{[]string{"--bandwidth", "1kB", in("good")}, cli.BadUsage, "--bandwidth is 1.0 kB per second, want 10 MB or more"},
+		{[]string{"--bandwidth", "1kB", in("good")}, cli.BadUsage, "--bandwidth is 1.0 kB per second, want 10 MB " +
+			"or more"},
 		{[]string{"--compute", "-1s", in("good")}, cli.BadUsage, "want 0 to 1m0s"},
 		{[]string{"--format", "svg", in("good")}, cli.BadUsage, "--format is of figures: say where with --output"},
 		{[]string{"-o", "x", "--format", "gif", in("good")}, cli.BadUsage, "gif"},
 		{[]string{"--context", "-1", in("good")}, cli.BadUsage, "--context is -1, want 0 or more"},
 	} {
 		code, stdout, stderr := execute(t, append([]string{"moe"}, tc.args...)...)
-		if code != tc.code || stdout != "" || !strings.Contains(stderr, tc.says) || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "analyze moe: ") {
+		if code != tc.code || stdout != "" || !strings.Contains(stderr, tc.says) ||
+			strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "analyze moe: ") {
 			t.Errorf("%v: exit %d, stderr %q, want %d, %q", tc.args, code, stderr, tc.code, tc.says)
 		}
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(&cli.Interrupted{Signal: syscall.SIGINT})
 	var out, errs strings.Builder
-	if code := cli.Run(ctx, command(), []string{"moe", in("good")}, &out, &errs); code != cli.Failure || errs.String() != "analyze moe: interrupted by SIGINT\n" {
-		t.Errorf("exit %d, stderr %q", code, errs.String())
+	if code := cli.Run(ctx, command(), []string{"moe", in("good")}, &out, &errs); code != cli.Failure ||
+		errs.String() != "analyze moe: interrupted by SIGINT\n" {
+		t.Errorf("exit %d, stderr %q, want %d and the signal", code, errs.String(), cli.Failure)
 	}
-	if code, _, stderr := execute(t, "mo"); code != cli.BadUsage || !strings.Contains(stderr, `unexpected argument "mo"`) {
-		t.Errorf("exit %d, stderr %q", code, stderr)
+	if code, _, stderr := execute(t, "mo"); code != cli.BadUsage ||
+		!strings.Contains(stderr, `unexpected argument "mo"`) {
+		t.Errorf("exit %d, stderr %q, want %d", code, stderr, cli.BadUsage)
 	}
 }

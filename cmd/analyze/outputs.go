@@ -1,6 +1,7 @@
 package main
 
-// This file is the list of files that analyze writes. A new analysis is a line here, beside what computes it and what draws it.
+// This file has the list of files that analyze writes without a subcommand, and writes the files of all
+// subcommands.
 
 import (
 	"context"
@@ -12,19 +13,19 @@ import (
 	"slices"
 	"strings"
 
-	"tensorcast/heatmap"
 	"tensorcast/internal/chart"
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/tabular"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
+	"tensorcast/report/gather"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
 
 // Names of the files written.
 const (
-	heatmapFile = "heatmap_access_per_token" // and a format
+	heatmapFile = "heatmap_access_per_token" // without its format
 	parquetFile = "pattern.parquet"
 	csvFile     = "pattern.csv"
 	cycleFile   = "pattern.json"
@@ -34,7 +35,7 @@ const (
 	hiddenCSV     = "hidden.csv"
 )
 
-// analysis is what outputs are made of.
+// analysis is what the outputs are made from.
 type analysis struct {
 	ctx     context.Context // of the command
 	options *options
@@ -46,17 +47,18 @@ type analysis struct {
 	warn    func(format string, args ...any)
 }
 
-// output is a file.
-type output struct {
+// outputSpec is a file that may be written.
+type outputSpec struct {
 	name string
-	// of makes what writes the file; nil if it was not asked for. After an error the file is left out, with a warning: the others can be told all the same.
-	of func(a *analysis) (write func(io.Writer) error, err error)
+	// prepare returns what writes the file; nil if it was not asked for. After an error the file is left out, with a
+	// warning, and the other files are written all the same.
+	prepare func(a *analysis) (write func(io.Writer) error, err error)
 }
 
-var outputs = append([]output{
+var outputs = append([]outputSpec{
 	{parquetFile, func(a *analysis) (func(io.Writer) error, error) {
 		return func(w io.Writer) error {
-			return trace.WriteParquet(w, pattern.Columns(a.pattern.Rows()), tables.Field{Key: "tensorcast.model", Value: fingerprint(a.meta, a.pattern.Model)})
+			return trace.WriteParquet(w, pattern.Columns(a.pattern.Rows()), modelField(a.meta, a.pattern.Model))
 		}, nil
 	}},
 	{csvFile, func(a *analysis) (func(io.Writer) error, error) {
@@ -81,7 +83,7 @@ var outputs = append([]output{
 			return nil, nil
 		}
 		return func(w io.Writer) error {
-			return trace.WriteParquetBatches(w, a.hidden, tables.Field{Key: "tensorcast.model", Value: fingerprint(a.meta, a.pattern.Model)})
+			return trace.WriteParquetBatches(w, a.hidden, modelField(a.meta, a.pattern.Model))
 		}, a.hasHidden()
 	}},
 	{hiddenCSV, func(a *analysis) (func(io.Writer) error, error) {
@@ -92,29 +94,30 @@ var outputs = append([]output{
 	}},
 }, slices.Concat(accessHeatmaps(), exports())...)
 
-// accessHeatmaps are the heatmap of --heatmap in each format, of which one is drawn at most.
-func accessHeatmaps() (all []output) {
+// accessHeatmaps are the heatmap of --heatmap in each format. One of them is drawn at most.
+func accessHeatmaps() (all []outputSpec) {
 	for _, format := range chart.Formats {
-		all = append(all, output{heatmapFile + "." + format, func(a *analysis) (func(io.Writer) error, error) {
+		all = append(all, outputSpec{heatmapFile + "." + format, func(a *analysis) (func(io.Writer) error, error) {
 			if !a.options.heatmap || a.options.format != format {
 				return nil, nil
 			}
-			m, err := matrix(a.pattern, a.options.order)
+			fileOrder := a.options.order == orderFile
+			f, err := gather.AccessFigure(a.pattern, fileOrder)
 			if err != nil {
 				return nil, err
 			}
-			return func(w io.Writer) error {
-				return heatmap.Write(w, m, figureText(a.summary, m, a.options.order, captionOf(a.meta)), format)
-			}, nil
+			f.Text = gather.AccessText(a.summary, f.Matrix, fileOrder, gather.Caption(a.meta))
+			return func(w io.Writer) error { return f.Write(w, format) }, nil
 		}})
 	}
 	return all
 }
 
-// exports are the capture's tables as Parquet. The hidden table's is above if --hidden asks for it: with --export the same file.
-func exports() (all []output) {
+// exports are the capture's tables as Parquet. The hidden table is left out if --hidden asks for the same
+// file.
+func exports() (all []outputSpec) {
 	for _, table := range trace.TableNames() {
-		all = append(all, output{table + ".parquet", func(a *analysis) (func(io.Writer) error, error) {
+		all = append(all, outputSpec{table + ".parquet", func(a *analysis) (func(io.Writer) error, error) {
 			switch {
 			case !a.options.export || table+".parquet" == hiddenParquet && a.options.hidden == formatParquet:
 				return nil, nil
@@ -127,30 +130,32 @@ func exports() (all []output) {
 	return all
 }
 
-// errAbsent says that a capture lacks what an output is of, as many do: nothing is said of that, and an earlier capture's output goes.
+// errAbsent says that a capture has no table for an output, as many have none. This is no warning, but an
+// output of an earlier capture is removed.
 var errAbsent = errors.New("not in this capture")
 
-// hasHidden says whether there is a hidden table to export.
+// hasHidden returns an error if there is no hidden table to export.
 func (a *analysis) hasHidden() error {
 	for _, err := range a.hidden {
 		if errors.Is(err, trace.ErrNoHidden) {
 			return fmt.Errorf("%w: trace with --hidden", err)
 		}
-		break // other errors are told when it is written
+		break // other errors are reported when the table is written
 	}
 	return nil
 }
 
-// writeOutputs writes the files, and more, and returns their paths. One that cannot be made does not stay from an earlier capture either.
+// writeOutputs writes the files that were asked for, and more, and returns their paths. A file that
+// cannot be made is removed if it is there from an earlier capture.
 func writeOutputs(ctx context.Context, more []file, a *analysis) ([]string, error) {
 	var files []file
-	var why []string // outputs are left out, and which
+	var why []string // reasons why outputs are left out
 	left := map[string][]string{}
 	for _, o := range outputs {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		write, err := o.of(a)
+		write, err := o.prepare(a)
 		if err != nil {
 			files = append(files, file{name: o.name})
 			if errors.Is(err, errAbsent) {
@@ -171,7 +176,7 @@ func writeOutputs(ctx context.Context, more []file, a *analysis) ([]string, erro
 	return writeAll(ctx, a.options.output, append(files, more...))
 }
 
-// file is a file to be written; an earlier one is removed. Without write it is only removed.
+// file is a file to be written. An earlier one is removed. If write is nil, it is only removed.
 type file struct {
 	name  string
 	write func(io.Writer) error
@@ -185,8 +190,8 @@ func tableFiles(name string, columns []tables.Column, fields ...tables.Field) []
 	}
 }
 
-// wrote is a line for each file.
-func wrote(files []string) (lines tabular.Lines) {
+// writtenLines are a line for each file that was written.
+func writtenLines(files []string) (lines tabular.Lines) {
 	for _, f := range files {
 		lines = append(lines, "wrote "+visible.Line(f))
 	}
@@ -198,7 +203,16 @@ type drawing interface {
 	Write(w io.Writer, format string) error
 }
 
-// figureFiles are a figure in one of its formats, and the others' names: one of an earlier run does not stay. Without a figure nothing is drawn.
+// drawingOf turns a figure into a drawing, which is nil if there is no figure.
+func drawingOf(f *chart.Figure) drawing {
+	if f == nil {
+		return nil
+	}
+	return f
+}
+
+// figureFiles are a figure in one format. The files of the other formats are removed, so that none stays
+// from an earlier run. If d is nil, all are removed.
 func figureFiles(name string, d drawing, format string) (files []file) {
 	for _, other := range chart.Formats {
 		one := file{name: name + "." + other}
@@ -210,8 +224,9 @@ func figureFiles(name string, d drawing, format string) (files []file) {
 	return files
 }
 
-// writeAll writes files in a directory, which is made if need be, and returns their paths. All are made before the first appears, and those of an earlier capture are removed
-// before that, so that at no moment files of two captures are mixed.
+// writeAll writes files to a directory, which is made if need be, and returns their paths. All files are
+// made before the first appears, and those of an earlier capture are removed before that. So files of two
+// captures are never mixed.
 func writeAll(ctx context.Context, path string, files []file) (written []string, err error) {
 	dir, err := outfile.OpenDir(path, 0o755)
 	if err != nil {
@@ -227,7 +242,7 @@ func writeAll(ctx context.Context, path string, files []file) (written []string,
 	}()
 	defer func() {
 		for _, f := range made {
-			f.Discard() // unless it has been committed
+			f.Discard() // does nothing once it has been committed
 		}
 	}()
 	for _, o := range files {
@@ -263,9 +278,12 @@ func writeAll(ctx context.Context, path string, files []file) (written []string,
 	return written, nil
 }
 
-func fingerprint(meta *tables.Meta, model int32) string {
-	if int(model) >= len(meta.Models) {
-		return ""
+// modelField is the metadata that says of which model a table is. It is the model's fingerprint, or "" if
+// that is not known.
+func modelField(meta *tables.Meta, model int32) tables.Field {
+	f := tables.Field{Key: "tensorcast.model"}
+	if int(model) < len(meta.Models) {
+		f.Value = meta.Models[model].Fingerprint
 	}
-	return meta.Models[model].Fingerprint
+	return f
 }

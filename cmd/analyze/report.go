@@ -7,19 +7,16 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
-	"tensorcast/pattern"
 	"tensorcast/report"
 	"tensorcast/report/gather"
 )
 
-// pageFile is what report writes.
+// pageFile is the file that report writes.
 const pageFile = "index.html"
 
 func reportCommand(root *options) *cobra.Command {
@@ -49,6 +46,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	}
 }
 
+// makePage is the subcommand.
 func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	in, err := load(ctx, o, stderr)
 	if err != nil {
@@ -84,53 +82,20 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	return err
 }
 
-// page fills the page. Of a mixture it shows which experts are chosen in the place of the bytes that are read, which are nearly the same for all tokens.
+// page makes the page. Of a mixture of experts it shows which experts are chosen, in place of the bytes
+// that are read, which are nearly the same for all tokens.
 func (s *study) page() (*report.Report, error) {
-	meta, p := s.in.capture.Meta, s.pattern
-	made := s.sums.Report(pattern.ModelName(meta, p.Model), meta, s.sums.Compute())
-	add := func(name, value string) {
-		if value != "" {
-			made.Context = append(made.Context, report.Fact{Name: name, Value: visible.Line(value)})
-		}
-	}
-	if int(p.Model) < len(meta.Models) {
-		add("model", humanize.IBytes(uint64(max(meta.Models[p.Model].Bytes, 0))))
-	}
-	if h := meta.Host; h.CPUs > 0 {
-		add("machine", strings.TrimSpace(fmt.Sprintf("%d CPUs %s", h.CPUs, h.CPU))+memoryText(h.MemoryBytes)+linuxText(h.Kernel))
-	}
-	if m := meta.Memory; m != nil && m.LimitBytes > 0 {
-		add("limit of memory", humanize.IBytes(uint64(m.LimitBytes))+" ("+m.Of+")")
-	}
-	if d := meta.Disk; d != nil && d.BytesPerSecond > 0 {
-		add("disk", fmt.Sprintf("%s/s, reads %d KiB ahead", humanize.Bytes(uint64(d.BytesPerSecond)), d.ReadaheadKiB))
-	}
-	if !meta.Started.IsZero() {
-		add("traced", meta.Started.UTC().Format("2006-01-02 15:04 UTC"))
-	}
-	add("detail", meta.Detail)
-	add("command", strings.Join(meta.Command, " "))
+	meta := s.in.capture.Meta
+	made := s.sums.Report(s.modelName(), meta, s.sums.Compute())
+	made.Context = gather.Provenance(meta, s.pattern.Model)
 	made.Notes = append(made.Notes, s.in.warnings...)
-	experts, err := s.expertsHeat()
+	experts, err := s.expertsHeatmap()
 	if err != nil {
 		return nil, s.in.reading(err)
 	}
 	if experts != nil {
-		made.Heat = append(slices.DeleteFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }), *experts)
+		isReads := func(h report.Heatmap) bool { return h.Name == gather.TitleReads }
+		made.Heat = append(slices.DeleteFunc(made.Heat, isReads), *experts)
 	}
 	return made, nil
-}
-
-func memoryText(bytes int64) string {
-	if bytes <= 0 {
-		return ""
-	}
-	return ", " + humanize.IBytes(uint64(bytes))
-}
-
-func linuxText(kernel string) string {
-	if kernel == "" {
-		return ""
-	}
-	return ", Linux " + kernel
 }

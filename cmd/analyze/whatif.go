@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -18,8 +17,6 @@ import (
 
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
-	"tensorcast/internal/stats"
-	"tensorcast/pattern"
 	"tensorcast/prefetch/plan"
 	"tensorcast/report/gather"
 	"tensorcast/sim/reuse"
@@ -27,44 +24,42 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// missFile is LRU's byte miss-ratio curve.
+// missFile is the file of LRU's byte miss-ratio curve, without its format.
 const missFile = "miss_ratio"
 
-// Choices of --ran.
+// Values of --ran.
 const (
 	ranPlain = "plain"
 	ranPin   = "pin"
 	ranAuto  = "auto"
 )
 
-// Choices of --blocks.
+// Values of --blocks.
 const (
 	blocksFolios  = "folios"
 	blocksExtents = "extents"
 )
 
-// folio is the size of the largest folios on x86-64, and of arm64 with pages of 4 KiB; leastBlock is that of the smallest blocks.
-const (
-	folio      = 2 << 20
-	leastBlock = 64 << 10
-)
-
+// whatifOptions are the flags.
 type whatifOptions struct {
 	*options
+
+	// As they were typed.
 	memory  []string
 	disk    string
 	touched string
 	ahead   int // KiB
 	compute time.Duration
-	group   int
+	group   int // steps that are computed together
 	blocks  string
-	ran     string // the strategy of the capture
+	ran     string // what the capture is of
 	format  string
-	// of memory, disk and readahead:
-	sizes     []amount
-	bandwidth float64
-	asTouched float64
-	told      bool // readahead was
+
+	// What check makes of them; 0 where the flag was not given.
+	sizes        []amount
+	bandwidth    float64 // bytes per second that the disk reads
+	touchedRate  float64 // bytes per second that come from disk when they are read as they are touched
+	hasReadahead bool    // --readahead was given
 }
 
 // amount is bytes, or a share of the working set.
@@ -74,7 +69,10 @@ type amount struct {
 }
 
 func whatifCommand(root *options) *cobra.Command {
-	o := whatifOptions{options: root, group: 1, blocks: blocksFolios, ran: ranPlain, format: chart.Formats[0], memory: []string{"0.3", "0.5", "0.7", "0.85", "1"}}
+	o := whatifOptions{
+		options: root, group: 1, blocks: blocksFolios, ran: ranPlain, format: chart.Formats[0],
+		memory: []string{"0.3", "0.5", "0.7", "0.85", "1"},
+	}
 	cmd := &cobra.Command{
 		Use:   "whatif [flags]",
 		Short: "Say what more memory, or another disk, would be worth",
@@ -110,19 +108,33 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&o.memory, "ram", o.memory, "memory for the model, `sizes` such as 8GB, or shares of the working set such as 0.85")
-	f.StringVar(&o.disk, "disk", "", "what the disk reads, `bytes` per second, such as 1.4GB/s (default: as tracer has measured it)")
-	f.StringVar(&o.touched, "touched", "", "what comes from disk if it is read as it is touched, `bytes` per second (default: as the capture's tokens had it, if they read\nfrom disk, else as --disk)")
-	f.IntVar(&o.ahead, "readahead", 0, "the disk's read_ahead_kb, `KiB` (default: as it was when tracer looked, else 128)")
+	f.StringSliceVar(&o.memory, "ram", o.memory,
+		"memory for the model, `sizes` such as 8GB, or shares of the working set such as 0.85")
+	f.StringVar(&o.disk, "disk", "",
+		"what the disk reads, `bytes` per second, such as 1.4GB/s (default: as tracer has measured it)")
+	f.StringVar(&o.touched, "touched", "",
+		"what comes from disk if it is read as it is touched, `bytes` per second (default: as the capture's "+
+			"tokens had it, if they read\n"+
+			"from disk, else as --disk)")
+	f.IntVar(&o.ahead, "readahead", 0,
+		"the disk's read_ahead_kb, `KiB` (default: as it was when tracer looked, else 128)")
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
-	f.IntVar(&o.group, "tokens-per-step", 1, "`n` tokens (or steps, if the capture's have several tokens) are computed together, and read what they share once: speculative\ndecoding, or a batch")
-	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents}, "memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts as they lie")
-	cli.EnumVar(cmd, &o.ran, "ran", "", []string{ranPlain, ranPin, ranAuto}, "what the capture is of: a target by itself, or with prefetchd --strategy pin, or (of a mixture of experts) with prefetchd as it\nis. It tells which bytes its tokens waited for, and so how fast these come")
+	f.IntVar(&o.group, "tokens-per-step", 1,
+		"`n` tokens (or steps, if the capture's have several tokens) are computed together, and read what they "+
+			"share once: speculative\n"+
+			"decoding, or a batch")
+	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents},
+		"memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts "+
+			"as they lie")
+	cli.EnumVar(cmd, &o.ran, "ran", "", []string{ranPlain, ranPin, ranAuto},
+		"what the capture is of: a target by itself, or with prefetchd --strategy pin, or (of a mixture of "+
+			"experts) with prefetchd as it\n"+
+			"is. It tells which bytes its tokens waited for, and so how fast these come")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
 	return cmd
 }
 
-// check says what is wrong with the flags.
+// check says what is wrong with the flags, and reads the sizes and rates in them.
 func (o *whatifOptions) check(cmd *cobra.Command) error {
 	if err := o.options.check(cmd); err != nil {
 		return err
@@ -140,7 +152,7 @@ func (o *whatifOptions) check(cmd *cobra.Command) error {
 	for _, f := range []struct {
 		name, text string
 		to         *float64
-	}{{"disk", o.disk, &o.bandwidth}, {"touched", o.touched, &o.asTouched}} {
+	}{{"disk", o.disk, &o.bandwidth}, {"touched", o.touched, &o.touchedRate}} {
 		if f.text == "" && !cmd.Flags().Changed(f.name) {
 			continue
 		}
@@ -150,7 +162,7 @@ func (o *whatifOptions) check(cmd *cobra.Command) error {
 		}
 		*f.to = float64(n)
 	}
-	o.told = cmd.Flags().Changed("readahead")
+	o.hasReadahead = cmd.Flags().Changed("readahead")
 	o.sizes = nil
 	for _, text := range o.memory {
 		if share, err := strconv.ParseFloat(text, 64); err == nil && share > 0 && share <= 16 {
@@ -169,13 +181,15 @@ func (o *whatifOptions) check(cmd *cobra.Command) error {
 	return nil
 }
 
+// askWhatIf is the subcommand.
 func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) error {
 	in, err := load(ctx, o.options, stderr)
 	if err != nil {
 		return err
 	}
 	if d := in.capture.Meta.Disk; o.bandwidth == 0 && (d == nil || d.BytesPerSecond <= 0) {
-		return fmt.Errorf("%s does not tell what the disk reads: say it, such as --disk 1.4GB/s; tracer (without --no-probe) measures it, and so does `lab pressure`", o.capture)
+		return fmt.Errorf("%s does not tell what the disk reads: say it, such as --disk 1.4GB/s; "+
+			"tracer (without --no-probe) measures it, and so does `lab pressure`", o.capture)
 	}
 	st := &study{in: in}
 	if err := st.collect(ctx); err != nil { // chooses the context, and says so
@@ -183,34 +197,81 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	}
 	outlook := st.sums.Outlook(in.capture.Meta, 0)
 	if o.ran == ranAuto && !outlook.Routed() {
-		return cli.Usagef("--ran auto is for mixtures of experts: a dense model's tokens touch nothing that was not read for them")
+		return cli.Usagef("--ran auto is for mixtures of experts: a dense model's tokens touch nothing that was " +
+			"not read for them")
 	}
 	if o.bandwidth == 0 {
 		o.bandwidth = outlook.Bandwidth
 	}
-	batch := max(int(outlook.TokensPerStep), 1) // tokens that each step of the capture generates
-	r, err := in.replayed(ctx, st.pattern, o, int32(batch))
+	r, config, sources, err := o.configure(ctx, st, outlook)
 	if err != nil {
 		return err
 	}
-	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute * time.Duration(batch), Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group * batch}
-	from := "as --compute says"
+	var memory []int64
+	for _, a := range o.sizes {
+		if a.share > 0 {
+			a.bytes = int64(math.Round(a.share * float64(r.Sequence.WorkingSet())))
+		}
+		memory = append(memory, a.bytes)
+	}
+	answer, err := config.Ask(memory, ctx.Err)
+	if err != nil {
+		return in.reading(err)
+	}
+	answer.ComputeFrom, answer.TouchedFrom, answer.Blocks = sources.compute, sources.touched, o.blocks
+	files := slices.Concat(
+		tableFiles("whatif", answer.Columns()),
+		figureFiles("whatif", st.captioned(answer.Figure()), o.format),
+		tableFiles(missFile, answer.CurveColumns()),
+		figureFiles(missFile, st.captioned(answer.MissFigure()), o.format),
+	)
+	written, err := writeAll(ctx, o.output, files)
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return cli.WriteJSON(stdout, struct {
+			*whatif.Answer
+			Warnings []string `json:"warnings"`
+			Files    []string `json:"files"`
+		}{answer, in.warnings, written})
+	}
+	return append(answer.Document(), writtenLines(written)).WriteText(stdout)
+}
+
+// sources say how the figures of a configuration are known.
+type sources struct{ compute, touched string }
+
+// configure makes the configuration of a replay from the flags, and from the capture where flags were not
+// given.
+func (o *whatifOptions) configure(
+	ctx context.Context, st *study, outlook *gather.Outlook,
+) (r *gather.Replay, c *whatif.Config, from sources, err error) {
+	in := st.in
+	batch := max(int(outlook.TokensPerStep), 1) // tokens that each step of the capture generates
+	rows, done := in.accesses(ctx)
+	r, err = gather.NewReplay(in.capture.Meta, in.capture.Structure, rows, in.capture.Steps(), gather.ReplayOptions{
+		Context: st.pattern.Context, Model: st.pattern.Model,
+		Group: o.group, Batch: int32(batch), Extents: o.blocks == blocksExtents,
+	})
+	done()
+	if err != nil {
+		return nil, nil, from, in.reading(err)
+	}
+	c = &whatif.Config{
+		Sequence: r.Sequence, From: r.Fill, Compute: o.compute * time.Duration(batch),
+		Bandwidth: o.bandwidth, Touched: o.touchedRate, TokensPerStep: o.group * batch,
+	}
+	from.compute = "as --compute says"
 	if least := st.sums.Compute(); c.Compute == 0 && outlook.Short() && least > 0 {
-		c.Compute, from = least, "the sum over the ops, each at its fastest, or at its kind's"
+		c.Compute, from.compute = least, "the sum over the ops, each at its fastest, or at its kind's"
 	}
 	if c.Compute == 0 {
-		if c.Compute, from, err = r.compute(); err != nil {
-			return fmt.Errorf("%s: %w: say how long a token computes with --compute", o.capture, err)
+		if c.Compute, from.compute, err = r.Compute(); err != nil {
+			return nil, nil, from, fmt.Errorf("%s: %w: say how long a token computes with --compute", o.capture, err)
 		}
 	}
-	c.Readahead = int64(o.ahead) << 10
-	if d := in.capture.Meta.Disk; !o.told {
-		const usual = 128 // Linux's default
-		c.Readahead = usual << 10
-		if d != nil && d.ReadaheadKiB > 0 {
-			c.Readahead = int64(d.ReadaheadKiB) << 10
-		}
-	}
+	c.Readahead = o.readahead(in.capture.Meta.Disk)
 	if cycle := in.cycle(st.pattern); cycle != nil {
 		c.Pinned = func(memory int64) whatif.Pinned {
 			f := plan.Foresee(cycle, plan.Pin{}, memory, c.Compute, c.Bandwidth)
@@ -228,176 +289,50 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 			}
 		}
 	}
-	touchedFrom := "as --touched says"
+	from.touched = "as --touched says"
 	if c.Touched == 0 {
-		c.Touched, touchedFrom = c.Bandwidth, "as the disk reads: this capture's tokens did not wait for it"
-		if rate, from := o.calibrate(&c, r, in.capture.Meta.Memory, outlook); rate > 0 && rate < c.Bandwidth {
-			c.Touched, touchedFrom = rate, from
+		c.Touched, from.touched = c.Bandwidth, "as the disk reads: this capture's tokens did not wait for it"
+		if rate, source := o.calibrate(c, r, in.capture.Meta.Memory, outlook); rate > 0 && rate < c.Bandwidth {
+			c.Touched, from.touched = rate, source
 		}
 	}
 	c.Compute *= time.Duration(o.group)
-	var memory []int64
-	for _, a := range o.sizes {
-		if a.share > 0 {
-			a.bytes = int64(math.Round(a.share * float64(r.sequence.WorkingSet())))
-		}
-		memory = append(memory, a.bytes)
-	}
-	answer, err := c.Ask(memory, ctx.Err)
-	if err != nil {
-		return in.reading(err)
-	}
-	answer.ComputeFrom, answer.TouchedFrom, answer.Blocks = from, touchedFrom, o.blocks
-	files := slices.Concat(tableFiles("whatif", answer.Columns()), figureFiles("whatif", st.captioned(answer.Figure()), o.format), tableFiles(missFile, answer.CurveColumns()), figureFiles(missFile, st.captioned(answer.MissFigure()), o.format))
-	written, err := writeAll(ctx, o.output, files)
-	if err != nil {
-		return err
-	}
-	if o.json {
-		return cli.WriteJSON(stdout, struct {
-			*whatif.Answer
-			Warnings []string `json:"warnings"`
-			Files    []string `json:"files"`
-		}{answer, in.warnings, written})
-	}
-	return append(answer.Document(), wrote(written)).WriteText(stdout)
+	return r, c, from, nil
 }
 
-// calibrate is how many bytes per second came from disk as the capture's tokens touched them, and by what that is known: the bytes that would be missed in the memory that they had, by the same rules as in others, in the
-// time that they did not compute. So what these rules count too few or too many of is in the rate, and most of that cancels out. Where the limit is not known the bytes are those that were observed. 0: it is not known.
-func (o *whatifOptions) calibrate(c *whatif.Config, r *replayed, m *tables.Memory, outlook *gather.Outlook) (perSecond float64, from string) {
-	waited := stats.Median(r.whole) - c.Compute.Seconds()
-	if m == nil || m.LimitBytes <= 0 || len(r.whole) == 0 || waited <= 0 || o.group > 1 {
-		return outlook.Touched(c.Compute), "as this capture's tokens had it"
+// readahead is how many bytes the disk's readahead has: as the flag says, else as tracer saw it, else Linux's default.
+func (o *whatifOptions) readahead(d *tables.Disk) int64 {
+	const usualKiB = 128
+	switch {
+	case o.hasReadahead:
+		return int64(o.ahead) << 10
+	case d != nil && d.ReadaheadKiB > 0:
+		return int64(d.ReadaheadKiB) << 10
+	}
+	return usualKiB << 10
+}
+
+// calibrate is how many bytes per second came from disk as the capture's tokens touched them, and how that is known.
+// The bytes are those that would be missed in the memory that the tokens had, by the same rules as in other memory. The
+// time is that in which they did not compute. So what these rules count too few or too many of is in the rate, and most
+// of that cancels out. Where the limit of memory is not known, the bytes are those that were observed. The rate is 0 if
+// it is not known.
+func (o *whatifOptions) calibrate(
+	c *whatif.Config, r *gather.Replay, m *tables.Memory, outlook *gather.Outlook,
+) (perSecond float64, source string) {
+	waited, known := r.Waited(c.Compute)
+	if m == nil || m.LimitBytes <= 0 || !known || o.group > 1 {
+		return outlook.TouchedRate(c.Compute), "as this capture's tokens had it"
 	}
 	strategy := map[string]string{ranPlain: whatif.Plain, ranPin: whatif.Pin, ranAuto: whatif.Auto}[o.ran]
-	missed := c.Misses(strategy, m.LimitBytes-m.OtherBytes)
-	const little = 0.01 // of what a token reads: then it waited for something else
+	memory := m.LimitBytes - m.OtherBytes
+	missed := c.Misses(strategy, memory)
+	const little = 0.01 // share of what a token reads; if less is missed, the token waited for something else
 	if missed < little*c.Sequence.PerStep(c.From) {
 		return 0, ""
 	}
-	return missed / waited, fmt.Sprintf("as this capture's tokens had it: with %.0f MiB for the model %.0f are missed (%s)", float64(m.LimitBytes-m.OtherBytes)/(1<<20), missed/(1<<20), strategy)
-}
-
-// replayed is what generated tokens read.
-type replayed struct {
-	sequence *reuse.Sequence
-	from     int
-	times    []float64 // seconds of each generated step, without waiting for the disk as far as that was observed
-	whole    []float64 // the same, with waiting, but for the first
-	stalls   bool      // it was
-}
-
-// compute is how long a token computes, and where that is from.
-func (r *replayed) compute() (time.Duration, string, error) {
-	if len(r.times) == 0 {
-		return 0, "", errors.New("no step's end was observed")
-	}
-	from := "the median of the capture's steps, without their waiting for the disk"
-	if !r.stalls {
-		from = "the median of the capture's steps, with their waiting for the disk, which tracer --detail op+io tells apart"
-	}
-	return time.Duration(stats.Median(r.times) * 1e9), from, nil
-}
-
-// replayed reads what the analysed context's steps have read. One at a time, prompt and warm-up fill the memory, and so does the first generated token; of groups, the first group does. Times are those of the steps of so many tokens.
-func (in *loaded) replayed(ctx context.Context, p *pattern.Pattern, o *whatifOptions, batch int32) (*replayed, error) {
-	model := in.capture.Meta.Models
-	numbers := map[string]int32{}
-	var sizes []int64
-	if int(p.Model) < len(model) {
-		for _, f := range model[p.Model].Files {
-			numbers[f.Name] = int32(len(sizes))
-			sizes = append(sizes, f.Bytes)
-		}
-	}
-	number := func(name string) int32 {
-		n, ok := numbers[name]
-		if !ok {
-			n = int32(len(sizes))
-			numbers[name] = n
-			sizes = append(sizes, math.MaxInt64)
-		}
-		return n
-	}
-	granule := granule(in.capture.Structure, p.Model)
-	if o.blocks == blocksExtents {
-		granule = 0
-	}
-	for _, s := range in.capture.Structure {
-		if s.Model == p.Model {
-			number(s.File)
-		}
-	}
-	r := &replayed{sequence: reuse.New(granule, sizes, o.group)}
-	begun, stall := int32(-1), map[int32]int64{}
-	rows, done := in.accesses(ctx)
-	defer done()
-	for a, err := range rows {
-		if err != nil {
-			return nil, in.reading(err)
-		}
-		generation := a.Phase == tables.PhaseGeneration
-		if a.Context != p.Context || o.group > 1 && !generation {
-			continue
-		}
-		if a.Step != begun {
-			if begun = a.Step; !generation {
-				r.from++
-			}
-			r.sequence.Step()
-		}
-		if a.Stall > 0 {
-			stall[a.Step] += a.Stall
-		}
-		r.stalls = r.stalls || a.Stall != tables.NotObserved
-		if err := eachExtent(a, in.capture.Structure, func(file string, offset, bytes int64) error { return r.sequence.Read(number(file), offset, bytes) }); err != nil {
-			return nil, in.reading(err)
-		}
-	}
-	r.from++
-	for s, err := range in.capture.Steps() {
-		if err != nil {
-			return nil, in.reading(err)
-		}
-		if s.Context == p.Context && s.Phase == tables.PhaseGeneration && s.End != tables.NotObserved && s.End > s.Begin && max(s.Tokens, 1) == batch {
-			if len(r.times) > 0 {
-				r.whole = append(r.whole, float64(s.End-s.Begin)/1e9)
-			}
-			r.times = append(r.times, max(float64(s.End-s.Begin-stall[s.Step]), 0)/1e9)
-		}
-	}
-	return r, nil
-}
-
-// granule is the size of a block: a folio, but at most a quarter of an expert, which would be counted with its neighbours else.
-func granule(structure []tables.StructureRow, model int32) int64 {
-	size := int64(folio)
-	for _, s := range structure {
-		for s.Model == model && s.ExpertStride > 0 && size > s.ExpertStride/4 && size > leastBlock {
-			size /= 2
-		}
-	}
-	return size
-}
-
-// eachExtent tells what an access read: the chosen experts' slices, or so many bytes from where it begins. Of several rows that were gathered only the tensor is known: their bytes are taken from its beginning.
-func eachExtent(a *tables.Access, structure []tables.StructureRow, read func(file string, offset, bytes int64) error) error {
-	if a.Tensor < 0 || int(a.Tensor) >= len(structure) {
-		return nil
-	}
-	s := &structure[a.Tensor]
-	if len(a.Experts) == 0 || s.ExpertStride <= 0 {
-		return read(s.File, a.Offset, a.Bytes)
-	}
-	each := min(a.Bytes/int64(len(a.Experts)), s.ExpertStride)
-	for _, e := range a.Experts {
-		if e < 0 || e >= s.Experts {
-			return fmt.Errorf("expert %d of %s, which has %d", e, s.Name, s.Experts)
-		}
-		if err := read(s.File, s.Offset+int64(e)*s.ExpertStride, each); err != nil {
-			return err
-		}
-	}
-	return nil
+	const mib = 1 << 20
+	return missed / waited,
+		fmt.Sprintf("as this capture's tokens had it: with %.0f MiB for the model %.0f are missed (%s)",
+			float64(memory)/mib, missed/mib, strategy)
 }

@@ -1,5 +1,7 @@
 package main
 
+// This file tests the subcommand whatif on captures that are small enough to be reckoned by hand.
+
 import (
 	"encoding/json"
 	"errors"
@@ -15,7 +17,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// The planted tokens read all of a model of a few hundred bytes but an embedding of which they read a row: what does not fit is read again.
+// The planted tokens read all of a model of a few hundred bytes, but for an embedding of which they read
+// a row. What does not fit in memory is read again.
 func TestWhatIf(t *testing.T) {
 	capture, out := plant(t, tables.Meta{}, true, whole, whole, whole, whole), t.TempDir()
 	var size int64
@@ -24,7 +27,8 @@ func TestWhatIf(t *testing.T) {
 			size += 64 - s.Size
 		}
 	}
-	code, stdout, stderr := execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms", "--blocks", "extents", "--ram", "0.5,1", "--json")
+	code, stdout, stderr := execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms",
+		"--blocks", "extents", "--ram", "0.5,1", "--json")
 	var got struct {
 		whatif.Answer
 		Files []string `json:"files"`
@@ -32,29 +36,33 @@ func TestWhatIf(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil {
 		t.Fatalf("exit %d, %v: %s", code, err, stderr)
 	}
-	// The first generated token fills the memory, so that three of four count.
-	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 || len(got.Rows) != 2 || len(got.Files) != 6 {
-		t.Errorf("%+v of %d bytes", got, size)
+	// The first generated token fills the memory, so three of four count.
+	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 ||
+		len(got.Rows) != 2 || len(got.Files) != 6 {
+		t.Errorf("answer %+v, want 3 steps of %d bytes, two rows and 6 files", got, size)
 	}
 	if all := got.Rows[1].Results; all[0].Missed != 0 || all[0].TokS != 1000 || all[len(all)-1].TokS != 1000 {
-		t.Errorf("with all in memory %+v", all)
+		t.Errorf("with all in memory %+v, want nothing missed and 1000 tok/s", all)
 	}
-	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 || half.Results[0].TokS >= half.Results[4].TokS {
-		t.Errorf("with half of it %+v", half)
+	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 ||
+		half.Results[0].TokS >= half.Results[4].TokS {
+		t.Errorf("with half of it in memory %+v, want half missed, and Belady's rule faster", half)
 	}
 	for _, name := range []string{"whatif.parquet", "whatif.csv", missFile + ".csv", "whatif.png"} {
 		if info, err := os.Stat(filepath.Join(out, name)); err != nil || info.Size() == 0 {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s is missing or empty: %v", name, err)
 		}
 	}
 	// A figure in another format replaces the first.
-	code, stdout, stderr = execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms", "--format", "svg")
-	if _, err := os.Stat(filepath.Join(out, "whatif.png")); code != cli.OK || err == nil || !strings.Contains(stdout, "tokens per second") {
-		t.Errorf("exit %d, %v: %s%s", code, err, stdout, stderr)
+	code, stdout, stderr = execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms",
+		"--format", "svg")
+	if _, err := os.Stat(filepath.Join(out, "whatif.png")); code != cli.OK || err == nil ||
+		!strings.Contains(stdout, "tokens per second") {
+		t.Errorf("exit %d, error %v, want 0 and no picture of before: %s%s", code, err, stdout, stderr)
 	}
 }
 
-// Each wrong value is named in one line.
+// Each wrong value is reported in one line.
 func TestWhatIfRefuses(t *testing.T) {
 	capture := plant(t, tables.Meta{}, true, whole, whole)
 	for name, tc := range map[string]struct {
@@ -62,30 +70,35 @@ func TestWhatIfRefuses(t *testing.T) {
 		code int
 		says string
 	}{
-		"no disk":    {nil, cli.Failure, "--disk"},
-		"touched":    {[]string{"--disk", "1GB", "--touched", "0"}, cli.BadUsage, "--touched"},
-		"disk":       {[]string{"--disk", "fast"}, cli.BadUsage, `"fast"`},
-		"ram":        {[]string{"--disk", "1GB", "--ram", "1GB,much"}, cli.BadUsage, `"much"`},
-		"no ram":     {[]string{"--disk", "1GB", "--ram", ""}, cli.BadUsage, "--ram"},
-		"group":      {[]string{"--disk", "1GB", "--tokens-per-step", "0"}, cli.BadUsage, "--tokens-per-step"},
-		"compute":    {[]string{"--disk", "1GB", "--compute", "-1s"}, cli.BadUsage, "--compute"},
-		"no times":   {[]string{"--disk", "1GB"}, cli.Failure, "--compute"},
-		"few tokens": {[]string{"--disk", "1GB", "--compute", "1ms", "--tokens-per-step", "9"}, cli.Failure, "only 1 steps"},
+		"no disk":  {nil, cli.Failure, "--disk"},
+		"touched":  {[]string{"--disk", "1GB", "--touched", "0"}, cli.BadUsage, "--touched"},
+		"disk":     {[]string{"--disk", "fast"}, cli.BadUsage, `"fast"`},
+		"ram":      {[]string{"--disk", "1GB", "--ram", "1GB,much"}, cli.BadUsage, `"much"`},
+		"no ram":   {[]string{"--disk", "1GB", "--ram", ""}, cli.BadUsage, "--ram"},
+		"group":    {[]string{"--disk", "1GB", "--tokens-per-step", "0"}, cli.BadUsage, "--tokens-per-step"},
+		"compute":  {[]string{"--disk", "1GB", "--compute", "-1s"}, cli.BadUsage, "--compute"},
+		"no times": {[]string{"--disk", "1GB"}, cli.Failure, "--compute"},
+		"few tokens": {[]string{"--disk", "1GB", "--compute", "1ms", "--tokens-per-step", "9"}, cli.Failure,
+			"only 1 steps"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := execute(t, append([]string{"whatif", "-c", capture, "-o", t.TempDir()}, tc.args...)...)
 			if code != tc.code || !strings.Contains(stderr, tc.says) || strings.Count(stderr, "\n") != 1 {
-				t.Errorf("exit %d: %q", code, stderr)
+				t.Errorf("exit %d, stderr %q, want %d and one line with %q", code, stderr, tc.code, tc.says)
 			}
 		})
 	}
 }
 
-// What is read as it is touched comes as slowly as in the capture, if its tokens waited, and as --touched says if it does.
+// What is read as it is touched comes as slowly as in the capture, if the capture's tokens waited, and as
+// fast as --touched says if that is given.
 func TestWhatIfTouched(t *testing.T) {
-	capture := plantScene(t) // a token in the middle of three reads 10 kB from disk, which is little: not short
+	capture := plantScene(t) // one of three tokens reads 10 kB from disk, which is little: memory is not short
 	for args, want := range map[string]float64{"": 5e6, "--touched 1MB": 1e6} {
-		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", capture, "-o", t.TempDir(), "--disk", "5MB/s", "--compute", "1ms", "--json"}, strings.Fields(args)...)...)
+		code, stdout, stderr := execute(t,
+			append([]string{
+				"whatif", "-c", capture, "-o", t.TempDir(), "--disk", "5MB/s", "--compute", "1ms", "--json",
+			}, strings.Fields(args)...)...)
 		var got whatif.Answer
 		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || got.Touched != want {
 			t.Errorf("%q: %d, %v, %g bytes per second, want %g: %s", args, code, err, got.Touched, want, stderr)
@@ -93,29 +106,42 @@ func TestWhatIfTouched(t *testing.T) {
 		for _, r := range got.Rows {
 			seconds := 0.001 + r.Results[0].Missed/want
 			if off := r.Results[0].TokS*seconds - 1; off < -1e-9 || off > 1e-9 {
-				t.Errorf("%q: %g tok/s for %g bytes", args, r.Results[0].TokS, r.Results[0].Missed)
+				t.Errorf("%q: %g tok/s for %g bytes, want %g", args, r.Results[0].TokS, r.Results[0].Missed, 1/seconds)
 			}
 		}
 	}
 }
 
-// batchSize is how many bytes each step of a capture that batches makes reads.
+// batchSize is how many bytes each step of plantBatches reads.
 const batchSize = 8 << 20
 
-// batches is a capture of five steps of 20 ms that generate two tokens each.
-func batches(t *testing.T, meta *tables.Meta) (dir string) {
+// plantBatches plants a capture of five steps of 20 ms that generate two tokens each.
+func plantBatches(t *testing.T, meta *tables.Meta) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "capture")
-	structure := []tables.StructureRow{{Name: "output.weight", Component: "output.weight", Size: batchSize, Layer: -1, File: "b.gguf", Type: "Q8_0", Shape: []int64{batchSize}}}
-	meta.Detail, meta.Models = tables.DetailOp, []tables.ModelInfo{{Path: "/b.gguf", Bytes: batchSize, Fingerprint: planted.Fingerprint}}
+	structure := []tables.StructureRow{
+		{
+			Name: "output.weight", Component: "output.weight", Size: batchSize, Layer: -1, File: "b.gguf",
+			Type: "Q8_0", Shape: []int64{batchSize},
+		},
+	}
+	meta.Detail, meta.Models = tables.DetailOp, []tables.ModelInfo{
+		{Path: "/b.gguf", Bytes: batchSize, Fingerprint: planted.Fingerprint},
+	}
 	w, err := trace.Create(dir, meta, structure)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range int32(5) {
 		begin := int64(i) * 1e9
-		a := tables.Access{Step: i, Token: i, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Bytes: batchSize, Timestamp: begin, Duration: 20e6, Stall: tables.NotObserved}
-		if err := errors.Join(w.Access(&a), w.Step(&tables.StepRow{Step: i, Token: i, Phase: tables.PhaseGeneration, Tokens: 2, Begin: begin, End: begin + 20e6})); err != nil {
+		a := tables.Access{
+			Step: i, Token: i, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Bytes: batchSize, Timestamp: begin,
+			Duration: 20e6, Stall: tables.NotObserved,
+		}
+		if err := errors.Join(w.Access(&a),
+			w.Step(&tables.StepRow{
+				Step: i, Token: i, Phase: tables.PhaseGeneration, Tokens: 2, Begin: begin, End: begin + 20e6,
+			})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -125,11 +151,18 @@ func batches(t *testing.T, meta *tables.Meta) (dir string) {
 	return dir
 }
 
-// What is read as it is touched comes as fast as it must have come in the capture: of 8 MiB in 6 nothing is found again, in the 10 ms that a step does not compute. Who keeps a part misses less.
+// What is read as it is touched comes as fast as it must have come in the capture. Nothing of 8 MiB is
+// found again in 6, and a step does not compute for 10 ms. A strategy that keeps a part misses less.
 func TestWhatIfCalibrated(t *testing.T) {
-	dir := batches(t, &tables.Meta{Memory: &tables.Memory{LimitBytes: 10 << 20, OtherBytes: 4 << 20, Of: "/a memory.max"}})
-	for args, want := range map[string]float64{"": batchSize / 0.010, "--ran plain": batchSize / 0.010, "--ran pin": batchSize / 0.010, "--ram 7MiB --touched 2MB": 2e6} {
-		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "10GB/s", "--compute", "5ms", "--json"}, strings.Fields(args)...)...)
+	dir := plantBatches(t,
+		&tables.Meta{Memory: &tables.Memory{LimitBytes: 10 << 20, OtherBytes: 4 << 20, Of: "/a memory.max"}})
+	for args, want := range map[string]float64{
+		"": batchSize / 0.010, "--ran plain": batchSize / 0.010, "--ran pin": batchSize / 0.010,
+		"--ram 7MiB --touched 2MB": 2e6,
+	} {
+		code, stdout, stderr := execute(t,
+			append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "10GB/s", "--compute", "5ms", "--json"},
+				strings.Fields(args)...)...)
 		var got whatif.Answer
 		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || math.Abs(got.Touched-want) > 1 {
 			t.Errorf("%q: exit %d, %v, %g bytes per second, want %g: %s", args, code, err, got.Touched, want, stderr)
@@ -137,10 +170,10 @@ func TestWhatIfCalibrated(t *testing.T) {
 	}
 }
 
-// Steps of two tokens are replayed as they are: what they read and compute is of both.
+// Steps of two tokens are replayed as they are: they read and compute for both tokens.
 func TestWhatIfOfBatches(t *testing.T) {
 	const size = batchSize
-	dir := batches(t, &tables.Meta{})
+	dir := plantBatches(t, &tables.Meta{})
 	for _, tc := range []struct {
 		args       []string
 		read, tokS float64 // of a token; of all in memory
@@ -150,12 +183,15 @@ func TestWhatIfOfBatches(t *testing.T) {
 		{[]string{"--compute", "5ms"}, size / 2, 200, 2},
 		{[]string{"--tokens-per-step", "2"}, size / 4, 100, 4},
 	} {
-		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "1GB/s", "--ram", "1", "--json"}, tc.args...)...)
+		code, stdout, stderr := execute(t,
+			append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "1GB/s", "--ram", "1", "--json"},
+				tc.args...)...)
 		var got whatif.Answer
 		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil {
 			t.Fatalf("exit %d, %v: %s", code, err, stderr)
 		}
-		if r := got.Rows[0].Results[0]; got.PerToken != tc.read || got.TokensPerStep != tc.tokens || math.Abs(r.TokS-tc.tokS) > 1e-6 || r.Missed != 0 {
+		if r := got.Rows[0].Results[0]; got.PerToken != tc.read || got.TokensPerStep != tc.tokens ||
+			math.Abs(r.TokS-tc.tokS) > 1e-6 || r.Missed != 0 {
 			t.Errorf("%v: %+v, %+v; want %g bytes and %g tokens per second", tc.args, got, r, tc.read, tc.tokS)
 		}
 	}

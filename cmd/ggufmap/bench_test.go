@@ -1,5 +1,7 @@
 package main
 
+// This file measures the time that the whole command takes.
+
 import (
 	"fmt"
 	"os/exec"
@@ -10,7 +12,8 @@ import (
 	"tensorcast/gguf/gguftest"
 )
 
-// BenchmarkProcess times the whole command on a mixture of experts with 5000 tensors and a usual vocabulary.
+// BenchmarkProcess times the whole command on a mixture of experts with 5000 tensors and a usual
+// vocabulary.
 func BenchmarkProcess(b *testing.B) {
 	m := gguftest.MoE(666, 128)
 	var tokens, merges []string
@@ -24,7 +27,9 @@ func BenchmarkProcess(b *testing.B) {
 	}
 	path := filepath.Join(b.TempDir(), "m.gguf")
 	m.Write(b, path)
-	for _, args := range []string{"", "--wide", "--format json", "--format arrow", "--format parquet", "--summary", "--check", "--experts"} {
+	for _, args := range []string{
+		"", "--wide", "--format json", "--format arrow", "--format parquet", "--summary", "--check", "--experts",
+	} {
 		b.Run(strings.ReplaceAll(args, " ", "="), func(b *testing.B) {
 			for b.Loop() {
 				cmd := exec.Command(ggufmap, append(strings.Fields(args), path)...)

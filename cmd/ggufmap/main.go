@@ -1,6 +1,8 @@
 // Command ggufmap prints which bytes of GGUF model files hold which tensor and which expert, as tables.
 package main
 
+// This file has the command line, opens the models and writes the table.
+
 import (
 	"bufio"
 	"cmp"
@@ -31,20 +33,21 @@ const long = `ggufmap prints the structure of GGUF model files: one row per tens
   layer         N of blk.N., -1 if the tensor is in no layer
   component     the name after blk.N., else the whole name
 
-Of a split model any part will do: the others are found beside it. If there is more than one file, the column file
-follows. It reads the metadata only, so a model of any size takes milliseconds. Instead of that table:
+For a split model, give any of its parts: the others are found beside it. If there is more than one file, there is a
+seventh column, file. Only the metadata is read, so a model of any size takes milliseconds. Other tables:
 
-  --wide      adds file, shape, expert_count, expert_stride_bytes, kind and resident_bytes (in the page cache; empty
-              for files that you neither own nor may write, as Linux does not tell then)
+  --wide      more columns: file, shape, expert_count, expert_stride_bytes, kind and resident_bytes (bytes in the page
+              cache; empty for files that you neither own nor may write to, because Linux does not tell then)
   --experts   a row per expert's slice: its extent, expert and projection (gate, up, down, gate_up)
-  --metadata  a row per metadata entry; --elements tells how much of an array to show
-  --summary   sums of bytes by layer, component, type and when they are read, and the largest tensors; text unless --format is given
-  --check     what is wrong with the files, a line each; exit code 1 if there is anything
+  --metadata  a row per metadata entry; --elements sets how many elements of an array are shown
+  --summary   sums of bytes by layer, component, type and when they are read, and the largest tensors; text unless
+              --format is given
+  --check     problems of the files, one per line; exit code 1 if there are any
 
 In CSV, text that a spreadsheet would run as a formula gets a leading apostrophe.
 
-Exit codes: 0 the table is written; 1 a file cannot be read, is not a GGUF, is truncated or malformed, a part is missing,
-the output cannot be written, or --check has findings; 2 wrong usage.`
+Exit codes: 0 the table is written; 1 a file cannot be read, is not a GGUF, is truncated or malformed, a part is
+missing, the output cannot be written, or --check has findings; 2 wrong usage.`
 
 const example = `  ggufmap model.gguf > structure.csv
   ggufmap --wide --format parquet -o structure.parquet model-00001-of-00004.gguf
@@ -61,12 +64,14 @@ func (e findingsError) Error() string {
 }
 
 func main() {
-	// Tables are made while they are written: let their garbage not add up to as much as is alive.
+	// Tables are made while they are written. The limit keeps their garbage from growing to the
+	// size of the live memory.
 	debug.SetMemoryLimit(memoryLimit)
 	cli.Main(newCommand())
 }
 
-// memoryLimit is from which size in bytes on memory is collected more often. A structure that uses up its bound takes 32 MiB.
+// memoryLimit is the size of the heap in bytes above which garbage is collected more often. The
+// largest accepted structure takes 32 MiB.
 const memoryLimit = 96 << 20
 
 // options holds the values of the flags.
@@ -102,13 +107,15 @@ func newCommand() *cobra.Command {
 	flags.BoolVar(&o.metadata, "metadata", false, "the metadata instead of the tensors")
 	flags.Int64Var(&o.elements, "elements", 8, "with --metadata, show the first `N` elements of arrays, -1 for all")
 	flags.BoolVar(&o.summary, "summary", false, "sums of bytes instead of the tensors")
-	flags.BoolVar(&o.check, "check", false, "say what is wrong with the files")
-	flags.BoolVar(&o.part, "part", false, "of a split model, take the given parts only")
-	cli.EnumVar(cmd, &o.format, "format", "", []string{"csv", "json", "arrow", "parquet"}, "of the table; arrow is an IPC file")
+	flags.BoolVar(&o.check, "check", false, "report problems of the files")
+	flags.BoolVar(&o.part, "part", false, "take only the given parts of a split model")
+	formats := []string{"csv", "json", "arrow", "parquet"}
+	cli.EnumVar(cmd, &o.format, "format", "", formats, "format of the table; arrow is an IPC file")
 	flags.StringVarP(&o.output, "output", "o", "-", "write to `FILE`, - for standard output")
 	return cmd
 }
 
+// validate returns an error about flags that exclude each other.
 func (o *options) validate(stdout io.Writer) error {
 	modes := 0
 	for _, set := range []bool{o.wide, o.experts, o.metadata, o.summary, o.check} {
@@ -125,8 +132,9 @@ func (o *options) validate(stdout io.Writer) error {
 	return nil
 }
 
-// run writes the requested table. All files have been read and found sound before anything is written; a table for standard output that is
-// longer than the buffer remains incomplete if a file changes meanwhile.
+// run writes the requested table. All files have been read and checked before anything is written.
+// A table on standard output that is longer than the buffer remains incomplete if a file changes
+// meanwhile.
 func (o *options) run(ctx context.Context, paths []string, stdout, stderr io.Writer) error {
 	models, findings, err := o.open(ctx, paths)
 	if err != nil {
@@ -157,10 +165,10 @@ func (o *options) run(ctx context.Context, paths []string, stdout, stderr io.Wri
 	return nil
 }
 
-// outputBuffer is the length of tables that are written at once.
+// outputBuffer is the size of the output buffer in bytes. Shorter tables are written at once.
 const outputBuffer = 1 << 20
 
-// interruptible ends a long table when the context does.
+// interruptible is a writer that fails once the context has ended.
 type interruptible struct {
 	ctx context.Context
 	w   io.Writer
@@ -173,8 +181,11 @@ func (i interruptible) Write(b []byte) (int, error) {
 	return i.w.Write(b)
 }
 
-// open opens the models that the paths name, each once. With --check, a file that cannot be opened is a finding, not an error.
-func (o *options) open(ctx context.Context, paths []string) (models []*gguf.Model, findings []inspect.Finding, err error) {
+// open opens the models that the paths name, each once. With --check, a file that cannot be opened
+// is a finding, not an error.
+func (o *options) open(
+	ctx context.Context, paths []string,
+) (models []*gguf.Model, findings []inspect.Finding, err error) {
 	var seen []os.FileInfo
 	for _, path := range paths {
 		if err := ctx.Err(); err != nil {
@@ -190,7 +201,7 @@ func (o *options) open(ctx context.Context, paths []string) (models []*gguf.Mode
 				return nil, nil, err
 			}
 			var e *fs.PathError
-			if errors.As(err, &e) && e.Path == path { // the finding names the file itself
+			if errors.As(err, &e) && e.Path == path { // the finding names the file already
 				err = e.Err
 			}
 			findings = append(findings, inspect.Finding{File: path, Text: err.Error()})
@@ -209,6 +220,7 @@ func (o *options) open(ctx context.Context, paths []string) (models []*gguf.Mode
 	return models, findings, nil
 }
 
+// isOneOf reports whether a file has been seen.
 func isOneOf(info os.FileInfo, seen []os.FileInfo) bool {
 	for _, s := range seen {
 		if os.SameFile(info, s) {
@@ -218,6 +230,7 @@ func isOneOf(info os.FileInfo, seen []os.FileInfo) bool {
 	return false
 }
 
+// openModel opens the model of a file, or with --part only the file.
 func (o *options) openModel(path string) (*gguf.Model, error) {
 	if o.part {
 		return gguf.OpenPart(path)
@@ -229,7 +242,10 @@ func (o *options) openModel(path string) (*gguf.Model, error) {
 	return m, err
 }
 
-func (o *options) write(ctx context.Context, w, stderr io.Writer, models []*gguf.Model, findings []inspect.Finding) error {
+// write writes the requested table in the requested format.
+func (o *options) write(
+	ctx context.Context, w, stderr io.Writer, models []*gguf.Model, findings []inspect.Finding,
+) error {
 	var t *inspect.Table
 	var err error
 	switch {
@@ -259,9 +275,9 @@ func (o *options) write(ctx context.Context, w, stderr io.Writer, models []*gguf
 	case o.experts:
 		t, err = inspect.Experts(models)
 	case o.wide:
-		var told sync.Once
+		var warn sync.Once
 		t = inspect.Wide(models, func(err error) {
-			told.Do(func() { fmt.Fprintf(stderr, "ggufmap: resident_bytes is empty: %s\n", cli.Message(err)) })
+			warn.Do(func() { fmt.Fprintf(stderr, "ggufmap: resident_bytes is empty: %s\n", cli.Message(err)) })
 		})
 	default:
 		t = inspect.Structure(models)
@@ -294,7 +310,9 @@ func (o *options) writeColumns(ctx context.Context, w io.Writer, t *inspect.Tabl
 			for i, c := range batch {
 				columns[i] = tables.Column(c)
 			}
-			if !yield(columns, cmp.Or(ctx.Err(), err)) { // Parquet is written when much has been gathered
+			// Parquet is written only once much has been gathered, so the writer alone would notice
+			// the context's end late.
+			if !yield(columns, cmp.Or(ctx.Err(), err)) {
 				return
 			}
 		}

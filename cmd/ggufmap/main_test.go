@@ -1,5 +1,7 @@
 package main
 
+// This file runs the built command.
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -41,7 +43,7 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// tinyModel is a GGUF with one tensor of 8 floats at byte 128.
+// tinyModel is a GGUF file with one tensor of 8 floats at byte 128.
 func tinyModel() []byte {
 	str := func(b []byte, s string) []byte {
 		return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
@@ -91,15 +93,20 @@ func TestTable(t *testing.T) {
 	model := write(t, filepath.Join(dir, "m.gguf"), tinyModel())
 	code, stdout, stderr := call(t, model)
 	if code != 0 || stdout != tinyTable || stderr != "" {
-		t.Errorf("exit %d, printed\n%s%s", code, stdout, stderr)
+		t.Errorf("exit %d, printed\n%s%s; want 0,\n%s", code, stdout, stderr, tinyTable)
 	}
 }
 
 // part is a part of a split model.
 func part(no, count int) *gguftest.Model {
+	name := fmt.Sprintf("blk.%d.ffn_up.weight", no)
 	return &gguftest.Model{
-		KVs:     []gguftest.KV{{Key: "split.no", Value: uint16(no)}, {Key: "split.count", Value: uint16(count)}, {Key: "general.architecture", Value: "llama"}},
-		Tensors: []gguftest.Tensor{{Name: fmt.Sprintf("blk.%d.ffn_up.weight", no), Type: gguf.F32, Shape: []int64{8}}},
+		KVs: []gguftest.KV{
+			{Key: "split.no", Value: uint16(no)},
+			{Key: "split.count", Value: uint16(count)},
+			{Key: "general.architecture", Value: "llama"},
+		},
+		Tensors: []gguftest.Tensor{{Name: name, Type: gguf.F32, Shape: []int64{8}}},
 	}
 }
 
@@ -129,7 +136,7 @@ func TestSplitModel(t *testing.T) {
 	}{
 		{[]string{paths[0]}, table(0, 1, 2)},
 		{[]string{paths[2]}, table(0, 1, 2)},
-		{paths, table(0, 1, 2)}, // as a shell's * gives them
+		{paths, table(0, 1, 2)}, // as a shell expands *
 		{[]string{"--part", paths[1]}, table(1)},
 		{[]string{"--part", paths[2], paths[0]}, table(2, 0)},
 	} {
@@ -139,8 +146,8 @@ func TestSplitModel(t *testing.T) {
 	}
 }
 
-// Each table in each format: it has the right format and shows the right thing. The details of formats are tested in package trace, those
-// of tables in package inspect.
+// Each table has the requested format, and a column that tells which table it is. The details of
+// formats are tested in package trace, those of tables in package inspect.
 func TestFormats(t *testing.T) {
 	dir := t.TempDir()
 	model := filepath.Join(dir, "m.gguf")
@@ -175,22 +182,24 @@ func TestFormats(t *testing.T) {
 		},
 	}
 	for _, table := range tables {
-		for format, is := range formats {
+		for format, matches := range formats {
 			args := append([]string{"--format", format}, table.args...)
 			wantCode := 0
 			if table.args[0] == "--check" {
 				wantCode = 1
 			}
 			code, stdout, stderr := call(t, args...)
-			if code != wantCode || !is(stdout, table.want) {
-				t.Errorf("%q: exit %d, printed\n%.500s%s", args, code, stdout, stderr)
+			if code != wantCode || !matches(stdout, table.want) {
+				t.Errorf("%q: exit %d, printed\n%.500s%s; want %d, a column %s",
+					args, code, stdout, stderr, wantCode, table.want)
 			}
 			file := filepath.Join(dir, "out")
-			if code, printed, _ := call(t, append([]string{"-o", file}, args...)...); code != wantCode || printed != "" {
-				t.Errorf("%q -o: exit %d, printed %.500q", args, code, printed)
+			code, printed, _ := call(t, append([]string{"-o", file}, args...)...)
+			if code != wantCode || printed != "" {
+				t.Errorf("%q -o: exit %d, printed %.500q; want %d, nothing", args, code, printed, wantCode)
 			}
 			if b, err := os.ReadFile(file); err != nil || string(b) != stdout {
-				t.Errorf("%q: the file differs from what is printed: %v", args, err)
+				t.Errorf("%q: the file differs from the printed table: %v", args, err)
 			}
 		}
 	}
@@ -213,8 +222,9 @@ func TestElements(t *testing.T) {
 	model := filepath.Join(t.TempDir(), "m.gguf")
 	gguftest.MoE(1, 2).Write(t, model)
 	for n, want := range map[string]string{"0": "[]", "1": `["<s>"]`, "-1": `["<s>","</s>","a","b"]`} {
-		if code, stdout, stderr := call(t, "--metadata", "--elements", n, "--format", "json", model); code != 0 || !strings.Contains(stdout, `"value":`+want+"}") {
-			t.Errorf("exit %d, %s elements are not %s:\n%s%s", code, n, want, stdout, stderr)
+		code, stdout, stderr := call(t, "--metadata", "--elements", n, "--format", "json", model)
+		if code != 0 || !strings.Contains(stdout, `"value":`+want+"}") {
+			t.Errorf("exit %d, --elements %s printed\n%s%s; want 0, %s", code, n, stdout, stderr, want)
 		}
 	}
 }
@@ -230,15 +240,17 @@ func TestCheck(t *testing.T) {
 	text := write(t, filepath.Join(dir, "text.gguf"), []byte("no model"))
 	part(0, 2).Write(t, filepath.Join(dir, "s-00001-of-00002.gguf"))
 	if code, stdout, stderr := call(t, "--check", sound); code != 0 || stdout != "" || stderr != "" {
-		t.Errorf("sound: exit %d, %q, %q", code, stdout, stderr)
+		t.Errorf("a sound file: exit %d, %q, %q; want 0, nothing", code, stdout, stderr)
 	}
-	// All files are checked, whatever is wrong with the ones before.
+	// All files are checked, even if others have problems.
 	code, stdout, stderr := call(t, "--check", text, filepath.Join(dir, "s-00001-of-00002.gguf"), sound, odd)
 	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")
 	if code != 1 || len(lines) != 3 || stderr != "ggufmap: 3 findings in 3 files\n" {
-		t.Fatalf("exit %d\n%s%s", code, stdout, stderr)
+		t.Fatalf("exit %d\n%s%s; want 1, 3 findings", code, stdout, stderr)
 	}
-	for i, want := range []string{text + ": not a GGUF file", "s-00001-of-00002.gguf: missing parts", odd + ": no general.architecture"} {
+	for i, want := range []string{
+		text + ": not a GGUF file", "s-00001-of-00002.gguf: missing parts", odd + ": no general.architecture",
+	} {
 		if !strings.Contains(lines[i], want) || strings.Count(lines[i], dir) > 2 {
 			t.Errorf("finding %q, want %q", lines[i], want)
 		}
@@ -269,18 +281,23 @@ func TestErrors(t *testing.T) {
 		{"output into no directory", []string{"-o", filepath.Join(dir, "no", "x.csv"), model}, 1, "no such file"},
 		{"output onto the model", []string{"-o", filepath.Join(dir, ".", "m.gguf"), model}, 1, "is the model itself"},
 		{"second of two", []string{model, cut}, 1, "truncated"},
-		{"part missing", []string{filepath.Join(dir, "s-00001-of-00002.gguf")}, 1, "s-00002-of-00002.gguf; --part takes this file alone"},
-		{"output onto a part", []string{"-o", filepath.Join(dir, "w-00002-of-00002.gguf"), filepath.Join(dir, "w-00001-of-00002.gguf")}, 1, "is the model itself"},
+		{"part missing", []string{filepath.Join(dir, "s-00001-of-00002.gguf")}, 1,
+			"s-00002-of-00002.gguf; --part takes this file alone"},
+		{"output onto a part",
+			[]string{"-o", filepath.Join(dir, "w-00002-of-00002.gguf"), filepath.Join(dir, "w-00001-of-00002.gguf")}, 1,
+			"is the model itself"},
 		{"no argument", nil, 2, "a model file is needed"},
 		{"two tables", []string{"--wide", "--experts", model}, 2, "exclude each other"},
-		{"unknown format", []string{"--format", "xml", model}, 2, `--format "xml": want csv, json, arrow or parquet (see ggufmap --help)`},
+		{"unknown format", []string{"--format", "xml", model}, 2,
+			`--format "xml": want csv, json, arrow or parquet (see ggufmap --help)`},
 		{"unknown flag", []string{"--nope", model}, 2, "unknown flag"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			code, stdout, stderr := call(t, tt.args...)
 			last := stderr[strings.LastIndex(strings.TrimSuffix(stderr, "\n"), "\n")+1:]
-			if code != tt.code || stdout != "" || !strings.Contains(last, tt.want) || !strings.HasPrefix(last, "ggufmap: ") {
+			if code != tt.code || stdout != "" || !strings.Contains(last, tt.want) ||
+				!strings.HasPrefix(last, "ggufmap: ") {
 				t.Errorf("exit %d (want %d), stdout %q, stderr %q (want %q)", code, tt.code, stdout, stderr, tt.want)
 			}
 		})
@@ -293,7 +310,8 @@ func TestErrors(t *testing.T) {
 func TestOutput(t *testing.T) {
 	dir := t.TempDir()
 	model := write(t, filepath.Join(dir, "m.gguf"), tinyModel())
-	real := write(t, filepath.Join(dir, "real.csv"), []byte("what was there before, longer than the table: "+strings.Repeat("x", 1000)))
+	longer := []byte("an old text that is longer than the table: " + strings.Repeat("x", 1000))
+	real := write(t, filepath.Join(dir, "real.csv"), longer)
 	if err := os.Chmod(real, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -303,20 +321,21 @@ func TestOutput(t *testing.T) {
 	}
 	for _, out := range []string{filepath.Join(dir, "new.csv"), link} {
 		if code, stdout, stderr := call(t, "-o", out, model); code != 0 || stdout != "" {
-			t.Fatalf("exit %d, %q, %q", code, stdout, stderr)
+			t.Fatalf("exit %d, %q, %q; want 0, nothing printed", code, stdout, stderr)
 		}
 		if b, err := os.ReadFile(out); err != nil || string(b) != tinyTable {
-			t.Errorf("%s: %q, %v", out, b, err)
+			t.Errorf("%s has %q, %v; want %q", out, b, err, tinyTable)
 		}
 	}
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
-		t.Errorf("the link was replaced: %v, %v", info, err)
+		t.Errorf("the link became %v, %v; want it kept", info, err)
 	}
 	if info, err := os.Stat(real); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the file's mode was not kept: %v, %v", info, err)
+		t.Errorf("the file became %v, %v; want mode 0600", info, err)
 	}
 
-	// Anything but a regular file is written to, not replaced: -o /dev/null run by root must not destroy /dev/null.
+	// Anything but a regular file is written to, not replaced. As root, -o /dev/null must not
+	// destroy /dev/null.
 	fifo := filepath.Join(dir, "fifo")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
@@ -334,11 +353,11 @@ func TestOutput(t *testing.T) {
 	}
 	got := make([]byte, len(tinyTable))
 	if _, err := io.ReadFull(reader, got); err != nil || string(got) != tinyTable {
-		t.Errorf("through the pipe came %q, %v", got, err)
+		t.Errorf("read from the pipe: %q, %v; want %q", got, err, tinyTable)
 	}
 
 	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) != 0 {
-		t.Errorf("left behind: %q", left)
+		t.Errorf("temporary files %q are left, want none", left)
 	}
 }
 
@@ -349,15 +368,20 @@ func TestFullDisk(t *testing.T) {
 	}
 	defer full.Close()
 	small := write(t, filepath.Join(t.TempDir(), "m.gguf"), tinyModel())
-	large := filepath.Join(t.TempDir(), "large.gguf") // whose table is longer than all buffers
+	large := filepath.Join(t.TempDir(), "large.gguf") // its table is longer than all buffers
 	gguftest.MoE(1, 1<<17).Write(t, large)
-	for _, args := range [][]string{{small}, {"--format", "json", small}, {"--format", "parquet", small}, {"--experts", "--format", "parquet", large}, {"--experts", "--format", "arrow", large}} {
+	for _, args := range [][]string{
+		{small}, {"--format", "json", small}, {"--format", "parquet", small},
+		{"--experts", "--format", "parquet", large}, {"--experts", "--format", "arrow", large},
+	} {
 		cmd := exec.Command(ggufmap, args...)
 		cmd.Stdout = full
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
-		if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "no space left") || strings.Count(stderr.String(), "\n") != 1 {
-			t.Errorf("%q: %v: %s", args, err, &stderr)
+		err := cmd.Run()
+		if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "no space left") ||
+			strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%q: %v: %s; want exit 1 and one line: no space left", args, err, &stderr)
 		}
 	}
 }
@@ -366,24 +390,27 @@ func TestHelp(t *testing.T) {
 	code, stdout, _ := call(t, "--help")
 	for _, want := range []string{"ggufmap model.gguf > structure.csv", "Exit codes:", "--output FILE"} {
 		if code != 0 || !strings.Contains(stdout, want) {
-			t.Errorf("exit %d, the help lacks %q", code, want)
+			t.Errorf("exit %d, the help has no %q", code, want)
 		}
 	}
 }
 
 func TestCompletion(t *testing.T) {
-	if code, stdout, _ := call(t, "__complete", "--format", ""); code != 0 || !strings.HasPrefix(stdout, "csv\njson\narrow\nparquet\n") {
-		t.Errorf("exit %d, --format completes to %q", code, stdout)
+	code, stdout, _ := call(t, "__complete", "--format", "")
+	if want := "csv\njson\narrow\nparquet\n"; code != 0 || !strings.HasPrefix(stdout, want) {
+		t.Errorf("exit %d, --format completes to %q; want 0, %q", code, stdout, want)
 	}
 }
 
 func TestVersion(t *testing.T) {
-	if code, stdout, stderr := call(t, "--version"); code != 0 || stderr != "" || !strings.HasPrefix(stdout, "ggufmap version ") || !strings.Contains(stdout, "go1.") {
-		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
+	code, stdout, stderr := call(t, "--version")
+	if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "ggufmap version ") ||
+		!strings.Contains(stdout, "go1.") {
+		t.Errorf("exit %d, %q, %q; want 0, the version and that of Go", code, stdout, stderr)
 	}
 }
 
-// A user who may read a file but does not own it is not told what of it is in memory. Everything else is there.
+// If the user may read a file but does not own it, resident_bytes is empty. Everything else is there.
 func TestWideOfSomebodyElsesFile(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
@@ -409,20 +436,23 @@ func TestWideOfSomebodyElsesFile(t *testing.T) {
 		empty := map[string]string{"csv": "", "json": "null}"}[format]
 		for _, row := range rows {
 			if row != "]" && strings.TrimSuffix(resident(row), ",") != empty {
-				t.Errorf("%s: %s", format, row)
+				t.Errorf("%s: row %s, want resident_bytes %q", format, row, empty)
 			}
 		}
-		if got := stderr.String(); len(rows) < 10 || strings.Count(got, "\n") != 1 || !strings.Contains(got, "resident_bytes is empty") ||
-			!strings.Contains(got, model) || !strings.Contains(got, "only to the file's owner and to who may write it") {
-			t.Errorf("%s: %d rows, %q", format, len(rows), got)
+		got := stderr.String()
+		if len(rows) < 10 || strings.Count(got, "\n") != 1 || !strings.Contains(got, "resident_bytes is empty") ||
+			!strings.Contains(got, model) ||
+			!strings.Contains(got, "only to the file's owner and to who may write it") {
+			t.Errorf("%s: %d rows, stderr %q; want one line that says why resident_bytes is empty",
+				format, len(rows), got)
 		}
 	}
 	if code, _, stderr := call(t, "--wide", model); code != 0 || stderr != "" {
-		t.Errorf("the owner: exit %d, %s", code, stderr)
+		t.Errorf("as the owner: exit %d, %s; want 0, no warning", code, stderr)
 	}
 }
 
-// The name of a file cannot act on the terminal, nor make a line of its own.
+// The name of a file cannot control the terminal, and cannot begin a new line.
 func TestNamesOnATerminal(t *testing.T) {
 	dir := t.TempDir()
 	path := write(t, filepath.Join(dir, "\x1b]0;title\a\nggufmap: all is well \u202e.gguf"), tinyModel())
@@ -431,10 +461,11 @@ func TestNamesOnATerminal(t *testing.T) {
 		term := testenv.NewTerminal(t)
 		cmd := exec.Command(ggufmap, args...)
 		term.Start(cmd)
-		_ = cmd.Wait() // with --check there is something wrong
+		_ = cmd.Wait() // --check has findings
 		screen := strings.ReplaceAll(term.End(), "\r\n", "\n")
-		if !strings.Contains(screen, shown) || strings.ContainsAny(screen, "\x1b\a\u202e") || strings.Contains(screen, "\nggufmap: all is well") {
-			t.Errorf("%q prints %q", args[:1], screen)
+		if !strings.Contains(screen, shown) || strings.ContainsAny(screen, "\x1b\a\u202e") ||
+			strings.Contains(screen, "\nggufmap: all is well") {
+			t.Errorf("%q prints %q, want the name as %q", args[:1], screen, shown)
 		}
 	}
 }

@@ -1,5 +1,7 @@
 package main
 
+// This file bounds the memory that the command takes for hostile files.
+
 import (
 	"bufio"
 	"encoding/binary"
@@ -14,7 +16,7 @@ import (
 	"tensorcast/gguf"
 )
 
-// hostile writes GGUF files that are small on disk and claim much.
+// hostile writes GGUF files that are small on disk and claim to have much content.
 type hostile struct {
 	t    *testing.T
 	file *os.File
@@ -31,7 +33,9 @@ func newHostile(t *testing.T, path string, tensors, entries int) *hostile {
 	}
 	h := &hostile{t: t, file: file, w: bufio.NewWriter(file)}
 	le := binary.LittleEndian
-	h.write(le.AppendUint64(le.AppendUint64(le.AppendUint32([]byte("GGUF"), 3), uint64(tensors)), uint64(entries)))
+	b := le.AppendUint32([]byte("GGUF"), 3)
+	b = le.AppendUint64(b, uint64(tensors))
+	h.write(le.AppendUint64(b, uint64(entries)))
 	return h
 }
 
@@ -42,7 +46,7 @@ func (h *hostile) write(b []byte) {
 	}
 }
 
-// hole leaves out n bytes.
+// hole leaves a hole of n bytes in the file.
 func (h *hostile) hole(n int64) {
 	h.off += n
 	if err := h.w.Flush(); err != nil {
@@ -57,15 +61,18 @@ func (h *hostile) name(s string) []byte {
 	return append(binary.LittleEndian.AppendUint64(h.b[:0], uint64(len(s))), s...)
 }
 
-// entry writes a metadata entry, but for the hole after it.
+// entry writes the beginning of a metadata entry. The caller writes its value, or leaves a hole.
 func (h *hostile) entry(key string, t gguf.ValueType, length uint64) {
 	le := binary.LittleEndian
 	h.write(le.AppendUint64(le.AppendUint32(h.name(key), uint32(t)), length))
 }
 
+// array writes the beginning of a metadata entry that is an array of n elements.
 func (h *hostile) array(key string, elem gguf.ValueType, n uint64) {
 	le := binary.LittleEndian
-	h.write(le.AppendUint64(le.AppendUint32(le.AppendUint32(h.name(key), uint32(gguf.ValueArray)), uint32(elem)), n))
+	b := le.AppendUint32(h.name(key), uint32(gguf.ValueArray))
+	b = le.AppendUint32(b, uint32(elem))
+	h.write(le.AppendUint64(b, n))
 }
 
 // tensor writes the record of a tensor of bytes.
@@ -78,6 +85,7 @@ func (h *hostile) tensor(name string, offset uint64, dims ...uint64) {
 	h.write(le.AppendUint64(le.AppendUint32(b, uint32(gguf.I8)), offset))
 }
 
+// end closes the file, with so many bytes of data.
 func (h *hostile) end(data int64) {
 	if err := h.w.Flush(); err != nil {
 		h.t.Fatal(err)
@@ -90,8 +98,8 @@ func (h *hostile) end(data int64) {
 	}
 }
 
-// Whatever is in a file, ggufmap takes less than 256 MB of memory, in all modes. (The kernel's figure includes the memory of this process when
-// it started the command.)
+// With any file, ggufmap takes less than 256 MB of memory in all modes. (The kernel's figure
+// includes the memory of this process when it started the command.)
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("not with -short: it takes ten seconds")
@@ -131,7 +139,8 @@ func TestMemory(t *testing.T) {
 			const n = 500_000
 			h := newHostile(t, path, 0, n)
 			for i := range n {
-				h.write(append(binary.LittleEndian.AppendUint32(h.name(fmt.Sprintf("%05x", i)), uint32(gguf.ValueUint8)), 1))
+				key := h.name(fmt.Sprintf("%05x", i))
+				h.write(append(binary.LittleEndian.AppendUint32(key, uint32(gguf.ValueUint8)), 1))
 			}
 			h.end(0)
 		},
@@ -157,7 +166,8 @@ func TestMemory(t *testing.T) {
 			h.end(2e6)
 		},
 	}
-	// Each kind of file in the modes that take most memory or long for it; what they share is not run again.
+	// Each kind of file is run in the modes that take most memory or time for it. Modes that would
+	// do the same are left out.
 	runs := map[string][]string{
 		"string":     {"", "--metadata --format json", "--metadata --format parquet"},
 		"text":       {"--metadata --format parquet"},
@@ -179,16 +189,17 @@ func TestMemory(t *testing.T) {
 				t.Fatal(err)
 			}
 			used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
-			t.Logf("%-10s %-44s %4d MB %5.2f s  exit %d %.200s", name, mode, used/1e6, cmd.ProcessState.UserTime().Seconds(), cmd.ProcessState.ExitCode(), out)
+			t.Logf("%-10s %-44s %4d MB %5.2f s  exit %d %.200s", name, mode, used/1e6,
+				cmd.ProcessState.UserTime().Seconds(), cmd.ProcessState.ExitCode(), out)
 			if used >= limit {
-				t.Errorf("%s %s: %d MB", name, mode, used/1e6)
+				t.Errorf("%s %s: %d MB, want less than %d MB", name, mode, used/1e6, int64(limit/1e6))
 			}
 			tooLong := strings.Contains(string(out), "use --format csv or json")
 			if want := strings.Contains(mode, "parquet") && (name == "string" || name == "strings"); tooLong != want {
-				t.Errorf("%s %s: %s", name, mode, out)
+				t.Errorf("%s %s: %s; want the advice to use csv or json: %v", name, mode, out, want)
 			}
 			if code := cmd.ProcessState.ExitCode(); code != 0 && !tooLong && !strings.Contains(mode, "--check") {
-				t.Errorf("%s %s: exit %d: %s", name, mode, code, out)
+				t.Errorf("%s %s: exit %d, want 0: %s", name, mode, code, out)
 			}
 		}
 	}

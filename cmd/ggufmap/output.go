@@ -1,6 +1,6 @@
 package main
 
-// This file writes the table to a file: never over the model, and completely or not at all.
+// This file writes the table to a file, completely or not at all, and never over the model.
 
 import (
 	"fmt"
@@ -11,8 +11,9 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// writeOutput writes the file at path with write. It refuses to overwrite a file of the models. A regular file is replaced atomically and
-// keeps its mode; symbolic links are followed; anything else (a device, a pipe) is written directly.
+// writeOutput writes the file at path with write. It refuses to overwrite a file of the models. A
+// regular file is replaced atomically and keeps its mode. Symbolic links are followed. Anything
+// else (a device, a pipe) is written directly.
 func writeOutput(path string, inputs []string, models []*gguf.Model, write func(io.Writer) error) error {
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 		for _, m := range models {

@@ -1,6 +1,6 @@
 package main
 
-// This file finds whom to help: --auto, and --wait with a name.
+// This file finds processes to help: --auto, and --wait with a name.
 
 import (
 	"context"
@@ -18,16 +18,19 @@ import (
 	"tensorcast/prefetch/monitor"
 )
 
-// mostHelped is how many processes --auto helps at once unless --most says otherwise: each takes a process of prefetchd's.
-const mostHelped = 8
+// defaultMost is the default of --most. Each helped process takes a process of prefetchd.
+const defaultMost = 8
 
-func autoFlags(f *pflag.FlagSet, o *options) {
-	f.BoolVar(&o.auto, "auto", false, "help every process that computes with ggml, as they come and go, each by a prefetchd of its own; --budget is divided evenly among them")
-	f.StringArrayVar(&o.names, "name", nil, "with --auto, only processes with this `NAME` (llama-server); may be repeated")
-	f.IntVar(&o.most, "most", mostHelped, "with --auto, help `N` processes at once: others wait until one has ended")
+// addAutoFlags adds the flags of --auto.
+func addAutoFlags(f *pflag.FlagSet, o *options) {
+	f.BoolVar(&o.auto, "auto", false, "help every process that computes with ggml, as they come and go, "+
+		"each by a prefetchd of its own; --budget is divided evenly among them")
+	f.StringArrayVar(&o.names, "name", nil,
+		"with --auto, only processes with this `NAME` (llama-server); may be repeated")
+	f.IntVar(&o.most, "most", defaultMost, "with --auto, help `N` processes at once: others wait until one has ended")
 }
 
-// checkAuto says what is wrong with --auto and what is beside it.
+// checkAuto returns an error about wrong arguments with --auto.
 func (o *options) checkAuto(args []string) error {
 	switch {
 	case o.pid != 0 || o.exec:
@@ -40,7 +43,7 @@ func (o *options) checkAuto(args []string) error {
 		return cli.Usagef("--pattern is of one model: not with --auto")
 	case o.most < 1:
 		return cli.Usagef("--most is %d, want 1 or more", o.most)
-	case o.Budget > 0 && o.ask == "":
+	case o.Budget > 0 && o.runDir == "":
 		return cli.Usagef("--auto divides --budget by way of --run-dir, which is empty")
 	case slices.Contains(o.names, ""):
 		return cli.Usagef("--name is empty")
@@ -48,7 +51,7 @@ func (o *options) checkAuto(args []string) error {
 	return nil
 }
 
-// helpAll helps whom it finds until ctx ends.
+// helpAll helps all processes that it finds, until the command's context ends.
 func helpAll(cmd *cobra.Command, o options) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("needs root: sudo prefetchd --auto")
@@ -69,17 +72,18 @@ func helpAll(cmd *cobra.Command, o options) error {
 	if err != nil {
 		return err
 	}
-	if o.ask != "" {
-		if err := monitor.Sweep(o.ask); err != nil {
+	if o.runDir != "" {
+		if err := monitor.Sweep(o.runDir); err != nil {
 			log.Debug("sockets of killed prefetchds are left", "why", err)
 		}
 	}
 	passed := helperFlags(cmd.Flags(), &o)
 	return auto.Run(cmd.Context(), finder, auto.Options{
-		Most: o.most, Budget: o.Budget, Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Bare: o.log == logJSON, Log: log,
+		Most: o.most, Budget: o.Budget,
+		Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Bare: o.log == logJSON, Log: log,
 		Helper: func(c auto.Candidate, budget int64) []string {
 			args := append([]string{self, fmt.Sprint("--pid=", c.PID)}, passed...)
-			if c.Loaded { // it has ggml; what of it computes may come a moment later
+			if c.Loaded { // it has ggml, but the library that computes may be loaded a moment later
 				args = append(args, "--wait")
 			}
 			if budget > 0 {
@@ -88,19 +92,19 @@ func helpAll(cmd *cobra.Command, o options) error {
 			return args
 		},
 		Share: func(ctx context.Context, target int, bytes int64) error {
-			return monitor.SetBudget(ctx, o.ask, target, bytes)
+			return monitor.SetBudget(ctx, o.runDir, target, bytes)
 		},
 	})
 }
 
-// helperFlags are the flags that were given and that each helper is to have, too.
+// helperFlags returns the given flags that are passed on to each helper.
 func helperFlags(f *pflag.FlagSet, o *options) (args []string) {
 	f.Visit(func(f *pflag.Flag) {
 		value := f.Value.String()
 		switch f.Name {
 		case "auto", "name", "most", "budget", "wait":
 			return
-		case "leave": // as text, sizes are rounded
+		case "leave": // the text of a size would be rounded
 			value = fmt.Sprint(o.leave)
 		case "window":
 			value = fmt.Sprint(o.Window)
@@ -110,8 +114,8 @@ func helperFlags(f *pflag.FlagSet, o *options) (args []string) {
 	return args
 }
 
-// waitFor waits for a process by its name.
-func waitFor(cmd *cobra.Command, name string) (pid int, err error) {
+// waitForName waits for a process with a name.
+func waitForName(cmd *cobra.Command, name string) (pid int, err error) {
 	finder, err := auto.NewFinder(name)
 	if err != nil {
 		return 0, err

@@ -1,6 +1,7 @@
 package main
 
-// This file is the part of `prefetchd doctor` that measures what reading the model's file, touching it and paging it out cost.
+// This file is the part of `prefetchd doctor` that measures the costs of reading the model's file,
+// touching it and paging it out.
 
 import (
 	"cmp"
@@ -27,8 +28,9 @@ type fileCosts struct {
 	NotMeasured string       `json:"not_measured,omitempty"` // why there are none
 }
 
-// costsOf measures on a file for each device that holds files of the model: the one with the most that is not in memory. The error is ctx's.
-func costsOf(ctx context.Context, files []holding.File) ([]fileCosts, error) {
+// measureDevices measures the costs for each device that has files of the model. On each device it
+// uses the file with most bytes outside the page cache. The error is ctx's.
+func measureDevices(ctx context.Context, files []holding.File) ([]fileCosts, error) {
 	files = slices.DeleteFunc(slices.Clone(files), func(f holding.File) bool { return f.Changed })
 	slices.SortStableFunc(files, func(a, b holding.File) int {
 		return cmp.Compare(b.Size-max(b.Resident, 0), a.Size-max(a.Resident, 0))
@@ -53,7 +55,7 @@ func costsOf(ctx context.Context, files []holding.File) ([]fileCosts, error) {
 	return all, nil
 }
 
-// measureFile measures on the file that a user names.
+// measureFile measures the costs on a file that the user names.
 func measureFile(ctx context.Context, path string) (fileCosts, error) {
 	id, err := proc.FileOf(path)
 	if err != nil {
@@ -63,7 +65,7 @@ func measureFile(ctx context.Context, path string) (fileCosts, error) {
 	return fileCosts{Path: path, Costs: c}, err
 }
 
-// measure measures on a file whose pages are read from somewhere.
+// measure measures the costs on a file. It is an error if the file's pages are not read from a disk.
 func measure(ctx context.Context, at proc.Place) (*costs.Costs, error) {
 	f, err := at.Open()
 	if err != nil {
@@ -86,7 +88,7 @@ func measure(ctx context.Context, at proc.Place) (*costs.Costs, error) {
 	return c, err
 }
 
-// wayNames are for people.
+// wayNames are the ways' names in the table.
 var wayNames = map[costs.Way]string{
 	costs.WayPages:        "single pages",
 	costs.WayFolios:       "large folios",
@@ -100,15 +102,18 @@ func (c fileCosts) print(to io.Writer) error {
 		return tabular.Document{tabular.Lines{heading + ": not measured", "  " + c.NotMeasured}}.WriteText(to)
 	}
 	table := &tabular.Table{
-		Title:   heading + ", in microseconds of processor time per MiB",
-		Columns: slices.Concat(tabular.Left(""), tabular.Right("read", "touch", "page out", "sum", "faults per MiB", "read at", "in folios")),
+		Title: heading + ", in microseconds of processor time per MiB",
+		Columns: slices.Concat(tabular.Left(""),
+			tabular.Right("read", "touch", "page out", "sum", "faults per MiB", "read at", "in folios")),
 	}
 	rounds := 0
 	for _, w := range c.Costs.Ways {
 		rounds = max(rounds, w.Rounds)
 		table.Rows = append(table.Rows, []string{
-			"  " + wayNames[w.Way], fmt.Sprintf("%.0f", w.Read), fmt.Sprintf("%.0f", w.Touch), fmt.Sprintf("%.0f", w.PageOut), fmt.Sprintf("%.0f", w.Sum()),
-			fmt.Sprintf("%.1f", w.Faults), humanize.IBytes(uint64(w.Bandwidth)) + "/s", fmt.Sprintf("%.0f %%", 100*w.InFolios),
+			"  " + wayNames[w.Way], fmt.Sprintf("%.0f", w.Read), fmt.Sprintf("%.0f", w.Touch),
+			fmt.Sprintf("%.0f", w.PageOut), fmt.Sprintf("%.0f", w.Sum()),
+			fmt.Sprintf("%.1f", w.Faults), humanize.IBytes(uint64(w.Bandwidth)) + "/s",
+			fmt.Sprintf("%.0f %%", 100*w.InFolios),
 		})
 	}
 	notes := tabular.Lines{fmt.Sprintf("  medians; rounds: %d; read in each: %s", rounds, size(c.Costs.Ways[0].Bytes))}
@@ -118,7 +123,8 @@ func (c fileCosts) print(to io.Writer) error {
 		notes = append(notes, "  no large folios: "+c.Costs.NoFolios)
 	}
 	if c.Costs.Left > 0 {
-		notes = append(notes, fmt.Sprintf("  %s that were read stay in memory: another process uses them now", size(c.Costs.Left)))
+		notes = append(notes, fmt.Sprintf("  %s that were read stay in memory: another process uses them now",
+			size(c.Costs.Left)))
 	}
 	return tabular.Document{table, notes}.WriteText(to)
 }

@@ -1,6 +1,6 @@
 package main
 
-// This file is `prefetchd doctor`: it says beforehand whether prefetchd would help a process.
+// This file is `prefetchd doctor`. It says beforehand whether prefetchd would help a process.
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -32,17 +33,20 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor {--pid N [--costs] | --model FILE}",
 		Short: "Say whether prefetchd would help a process, and why not",
-		Long: `Say whether prefetchd would help a running llama.cpp: how it holds its model (mapped, copied, on a GPU), on what
-the model lies and who else uses it, how much room there is, and whether this process may do what prefetchd does.
+		Long: `Say whether prefetchd would help a running llama.cpp. The report has: how the process
+holds its model (mapped, copied, on a GPU), on which file system and disk the model is and which
+other processes use it, how much room there is, and whether this process may do what prefetchd does.
 Nothing is changed, and the process is not slowed down.
 
-With --costs it also measures, on the model's own file system, what a MiB costs in time of this machine's processors:
-to read it, to touch it as the process does, to page it out; by single pages, and by large folios where there are any,
-for a process that has not touched that part of the model before and for one that has. It reads a few hundred MiB that
-are not in memory, no more at once than memory has to spare, and drops them again: for some seconds the disk is
-busy. With --model it measures that on a file, for which no process is needed.
+With --costs it also measures the processor time that a MiB takes on the model's own file system: to
+read it, to touch it as the process does, and to page it out. It measures this with single pages,
+and with large folios where there are any, for a process that has touched that part of the model
+before and for one that has not. It reads a few hundred MiB that are not in memory, never more at
+once than there is free memory, and drops them again. The disk is busy for some seconds. With
+--model it measures on a file, without a process.
 
-Exit status: 0 if prefetchd would help (with --model: if it was measured), 1 if not, 2 for wrong usage.`,
+Exit status: 0 if prefetchd would help (with --model: if it was measured), 1 if not, 2 for wrong
+usage.`,
 		Example: `  sudo prefetchd doctor --pid $(pidof llama-server)
   sudo prefetchd doctor --pid $(pidof llama-server) --costs
   sudo prefetchd doctor --model model.gguf --json`,
@@ -51,7 +55,8 @@ Exit status: 0 if prefetchd would help (with --model: if it was measured), 1 if 
 				return cli.Usagef("unexpected argument %q: say which process to look at with --pid", args[0])
 			}
 			if model != "" && cmd.Flags().Changed("pid") {
-				return cli.Usagef("--model measures without a process: leave out --pid, or say --pid N --costs to measure on what the process maps")
+				return cli.Usagef("--model measures without a process: leave out --pid, " +
+					"or say --pid N --costs to measure on what the process maps")
 			}
 			if model == "" && pid <= 0 {
 				return cli.Usagef("say which process to look at: prefetchd doctor --pid N")
@@ -74,7 +79,7 @@ Exit status: 0 if prefetchd would help (with --model: if it was measured), 1 if 
 				return err
 			}
 			if costs {
-				if d.Costs, err = costsOf(cmd.Context(), d.Holding.Files); err != nil {
+				if d.Costs, err = measureDevices(cmd.Context(), d.Holding.Files); err != nil {
 					return err
 				}
 			}
@@ -90,14 +95,15 @@ Exit status: 0 if prefetchd would help (with --model: if it was measured), 1 if 
 		},
 	}
 	f := cmd.Flags()
-	f.IntVarP(&pid, "pid", "p", 0, "look at the running process `N`")
-	f.BoolVar(&costs, "costs", false, "measure what reading the model costs: reads some hundred MiB from the disk")
-	f.StringVar(&model, "model", "", "measure that on `FILE`, without a process")
+	f.IntVarP(&pid, "pid", "p", 0, "examine the running process `N`")
+	f.BoolVar(&costs, "costs", false, "also measure the costs of reading the model: reads some hundred MiB "+
+		"from the disk")
+	f.StringVar(&model, "model", "", "measure the costs on `FILE`, without a process")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
 }
 
-// diagnosis is what doctor reports.
+// diagnosis is the report of `prefetchd doctor`.
 type diagnosis struct {
 	Line    string           `json:"line"` // the verdict
 	OK      bool             `json:"ok"`   // prefetchd would help, and can
@@ -107,19 +113,19 @@ type diagnosis struct {
 	Room    *room.Room       `json:"room,omitempty"` // for pages of the model, those that are resident included
 	NoRoom  string           `json:"no_room,omitempty"`
 	Claimed bool             `json:"claimed"` // another prefetchd helps the process
-	Means   []means          `json:"means"`
+	Means   []requirement    `json:"means"`
 	Costs   []fileCosts      `json:"costs,omitempty"` // if asked for
 }
 
-// means is something that prefetchd uses.
-type means struct {
+// requirement is a feature of the system that prefetchd uses.
+type requirement struct {
 	Name   string `json:"name"`
 	OK     bool   `json:"ok"`
-	Needed bool   `json:"needed"`
-	Detail string `json:"detail,omitempty"` // why not, or what is used
+	Needed bool   `json:"needed"`           // prefetchd cannot work without it
+	Detail string `json:"detail,omitempty"` // why it is missing, and what is used instead
 }
 
-// diagnose finds out about a process. It returns an error if the process does not exist or cannot be looked at.
+// diagnose examines a process. It returns an error if the process does not exist or cannot be examined.
 func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	if err := proc.CheckMount(); err != nil {
 		return nil, err
@@ -130,7 +136,8 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
 	d = &diagnosis{Command: proc.CommandLine(pid)}
-	if d.Holding, err = holding.New(pid).Examine(ctx, holding.Options{Others: true}); errors.Is(err, fs.ErrPermission) {
+	d.Holding, err = holding.New(pid).Examine(ctx, holding.Options{Others: true})
+	if errors.Is(err, fs.ErrPermission) {
 		return nil, fmt.Errorf("%w: run this as root (sudo)", err)
 	} else if err != nil {
 		return nil, err
@@ -146,7 +153,7 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	}
 	d.Verdict = d.Holding.Judge(bytes, d.Claimed)
 	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps
-	if d.Means, err = tryMeans(target, d.Holding); err != nil {
+	if d.Means, err = tryRequirements(target); err != nil {
 		return nil, err
 	}
 	for _, m := range d.Means {
@@ -157,7 +164,8 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	return d, nil
 }
 
-// roomOf says how much of the model may be in the memory that the process has. An error says why that is not known.
+// roomOf returns how much of the model may be in the memory that the process has. The error says
+// why that is not known.
 func roomOf(pid int, h *holding.Holding) (free room.Room, err error) {
 	memory, err := room.NewProcessMemory(pid, room.MemoryOptions{})
 	if err != nil {
@@ -171,32 +179,33 @@ func roomOf(pid int, h *holding.Holding) (free room.Room, err error) {
 	return memory.Room(resident, 0)
 }
 
-// tryMeans tries what prefetchd needs, without effect on the process.
-func tryMeans(target *proc.Process, h *holding.Holding) ([]means, error) {
+// tryRequirements tries the features that prefetchd uses, without effect on the process.
+func tryRequirements(target *proc.Process) ([]requirement, error) {
 	report, err := ebpf.Examine(ebpf.ExamineOptions{PID: target.PID()})
 	if err != nil {
 		return nil, err
 	}
-	events := means{Name: "eBPF probes", Needed: true, OK: report.OK}
+	events := requirement{Name: "eBPF probes", Needed: true, OK: report.OK}
 	if !report.OK {
-		events.Detail = report.Modes[0].Reason + "; `tracer doctor --pid " + strconv.Itoa(target.PID()) + "` says more"
+		advice := "`tracer doctor --pid " + strconv.Itoa(target.PID()) + "` says more"
+		events.Detail = report.Modes[0].Reason + "; " + advice
 	}
-	pageOut := means{Name: "paging out of the process", Needed: true, OK: true}
-	if err := target.PageOut(0, 0); err != nil { // the kernel asks for the right to do so before it looks at the range
+	pageOut := requirement{Name: "paging out of the process", Needed: true, OK: true}
+	if err := target.PageOut(0, 0); err != nil { // the kernel checks the permission before the empty range
 		pageOut.OK, pageOut.Detail = false, err.Error()
 	}
-	ring := means{Name: "io_uring", OK: true}
+	ring := requirement{Name: "io_uring", OK: true}
 	if r, err := uring.New(1); err != nil {
 		ring.OK, ring.Detail = false, err.Error()+"; a few threads do its work"
 	} else if err := r.Close(); err != nil {
 		return nil, err
 	}
-	return []means{events, pageOut, ring}, nil
+	return []requirement{events, pageOut, ring}, nil
 }
 
 // print writes the report for people, the verdict first.
 func (d *diagnosis) print(to io.Writer) error {
-	fmt.Fprintf(to, "%s\n\n", d.Line) // not a cell of the table below
+	fmt.Fprintf(to, "%s\n\n", d.Line) // it is not a cell of the table below
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	h := d.Holding
 	fmt.Fprintf(w, "process %d %s\n", h.PID, visible.Line(strings.Join(d.Command, " ")))
@@ -212,8 +221,12 @@ func (d *diagnosis) print(to io.Writer) error {
 		bytes int64
 		where string
 	}{
-		{h.Weights.Mapped, "in the mapped file"}, {h.Weights.Copied, "copied to its own memory"}, {h.Weights.Device, "on a GPU"}, {h.Weights.Unknown, "of which that is not known"},
-		{h.PerToken, "read from the file by each token, at most"}, {h.Routed, "in routed experts, of which a token reads those that are chosen"},
+		{h.Weights.Mapped, "in the mapped file"},
+		{h.Weights.Copied, "copied to its own memory"},
+		{h.Weights.Device, "on a GPU"},
+		{h.Weights.Unknown, "of which that is not known"},
+		{h.PerToken, "read from the file by each token, at most"},
+		{h.Routed, "in routed experts, of which a token reads those that are chosen"},
 	} {
 		if part.bytes > 0 {
 			fmt.Fprintf(w, "  \t%s %s\n", size(part.bytes), part.where)
@@ -221,7 +234,7 @@ func (d *diagnosis) print(to io.Writer) error {
 	}
 	fmt.Fprintf(w, "  own memory\t%s, %s locked\n", size(h.Own), size(h.Locked))
 	if len(h.Devices)+len(h.Backends) > 0 {
-		fmt.Fprintf(w, "  GPU\t%s\n", visible.Line(strings.Join(append(append([]string{}, h.Devices...), h.Backends...), ", ")))
+		fmt.Fprintf(w, "  GPU\t%s\n", visible.Line(strings.Join(slices.Concat(h.Devices, h.Backends), ", ")))
 	}
 	others := make([]string, 0, len(h.Others))
 	for _, o := range h.Others {
@@ -239,7 +252,8 @@ func (d *diagnosis) print(to io.Writer) error {
 	case d.Room.Level == "host":
 		fmt.Fprintf(w, "  room\t%s, bounded by the host's memory (%s)\n", size(d.Room.Bytes), size(d.Room.Limit))
 	default:
-		fmt.Fprintf(w, "  room\t%s, bounded by the cgroup %s (%s)\n", size(d.Room.Bytes), visible.Line(d.Room.Level), size(d.Room.Limit))
+		fmt.Fprintf(w, "  room\t%s, bounded by the cgroup %s (%s)\n",
+			size(d.Room.Bytes), visible.Line(d.Room.Level), size(d.Room.Limit))
 	}
 	fmt.Fprintf(w, "\nthis process\n")
 	for _, m := range d.Means {
@@ -263,7 +277,7 @@ func (d *diagnosis) print(to io.Writer) error {
 	for _, f := range rest {
 		fmt.Fprintf(w, "  - %s\n", visible.Line(f.Text))
 	}
-	if err := w.Flush(); err != nil { // with the first error of those before
+	if err := w.Flush(); err != nil { // the first error of all writes
 		return err
 	}
 	for _, c := range d.Costs {
@@ -275,6 +289,7 @@ func (d *diagnosis) print(to io.Writer) error {
 	return nil
 }
 
+// printFile prints the line of a file of the model.
 func (d *diagnosis) printFile(w io.Writer, f holding.File) {
 	about := []string{size(f.Size)}
 	if f.Resident >= 0 {
@@ -295,4 +310,5 @@ func (d *diagnosis) printFile(w io.Writer, f holding.File) {
 	fmt.Fprintf(w, "  model\t%s: %s\n", visible.Line(f.Path), visible.Line(strings.Join(about, ", ")))
 }
 
+// size formats a number of bytes. Negative numbers are 0.
 func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }

@@ -19,16 +19,19 @@ import (
 	"tensorcast/prefetch/serve"
 )
 
-// passedOn are the signals that the command gets from prefetchd.
-var passedOn = []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2}
+// relayedSignals are the signals that prefetchd passes on to its command.
+var relayedSignals = []syscall.Signal{
+	syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2,
+}
 
-// As shells have it.
+// Exit statuses for a command that cannot be run, as shells use them.
 const (
 	statusNotRun   = 126
 	statusNotFound = 127
 )
 
-// runCommand starts a command and helps it. The error is a cli.Exit with the command's status where that is not 0.
+// runCommand starts a command and helps it. If the command's status is not 0, the error is a
+// cli.Exit with it.
 func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	ctx := cmd.Context()
 	if early := (*cli.Interrupted)(nil); errors.As(context.Cause(ctx), &early) {
@@ -42,7 +45,7 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if cli.IsTerminal(os.Stdout) { // what is told would be written across the command's text
+	if cli.IsTerminal(os.Stdout) { // the status would be mixed with the command's text
 		so.Tell = nil
 	}
 	var user *invoker.User
@@ -57,11 +60,11 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	}
 	defer func() { err = plan.finish(err) }()
 	if plan != nil {
-		so.Planned = plan.take
+		so.Planned = plan.setParts
 	}
 	command, err := user.Command(args)
 	if err != nil {
-		return &cli.Exit{Code: statusOf(err), Err: err}
+		return &cli.Exit{Code: startStatus(err), Err: err}
 	}
 	if o.fabric != "" {
 		d, e := o.handOver(command, user, live, so.Log)
@@ -73,16 +76,16 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 			so.Elsewhere, so.Prefetch.Experts.Routes = d.changes, d.experts
 			tell := so.Tell
 			so.Tell = func(s prefetch.Status) {
-				d.told(s)
+				d.noteStatus(s)
 				if tell != nil {
 					tell(s)
 				}
 			}
 		}
 	}
-	target, err := serve.Start(ctx, command, passedOn, so)
+	target, err := serve.Start(ctx, command, relayedSignals, so)
 	if failed := (*proc.StartError)(nil); errors.As(err, &failed) {
-		return &cli.Exit{Code: statusOf(err), Err: err}
+		return &cli.Exit{Code: startStatus(err), Err: err}
 	}
 	if err != nil {
 		return err
@@ -92,7 +95,8 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	if helpErr != nil && !target.Runs() {
 		return helpErr
 	}
-	if helpErr != nil { // its end may be far away
+	if helpErr != nil {
+		// Print the error now, because the end of the command may be far away.
 		fmt.Fprintf(live, "prefetchd: %s (the command goes on, without help)\n", cli.Message(o.advise(helpErr)))
 	}
 	status, err := target.Wait(ctx)
@@ -113,8 +117,8 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	return nil
 }
 
-// statusOf is that of a command that could not be executed.
-func statusOf(err error) int {
+// startStatus is the exit status for a command that could not be executed.
+func startStatus(err error) int {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ENOEXEC) {
 		return statusNotRun
 	}

@@ -1,6 +1,8 @@
 package main
 
-// This file has the device hold weights of a model (`prefetchd fabric --hold`), and starts such a device for a command (`prefetchd --exec --fabric`).
+// This file makes the device hold weights of a model (`prefetchd fabric --hold`). It also starts
+// such a device for a command (`prefetchd --exec --fabric`), and shrinks it when other programs
+// need memory.
 
 import (
 	"context"
@@ -34,7 +36,7 @@ import (
 	"tensorcast/prefetch/room"
 )
 
-// profileNames are those of fabric/plan, the default first.
+// profileNames returns the names of the profiles of fabric/plan, the default first.
 func profileNames() []string {
 	names := []string{"balanced"}
 	for _, p := range plan.Profiles() {
@@ -45,29 +47,32 @@ func profileNames() []string {
 	return names
 }
 
-// held is what a device is to hold.
-type held struct {
-	model, profile, decibels string
+// holdOptions say which weights a device holds, and in which form.
+type holdOptions struct {
+	model, profile, decibels string // the values of --hold, --profile and --error
 	room                     int64
 	finer, told              bool
 
-	file    *os.File // nil: nothing
+	file    *os.File // nil: it holds nothing
 	tensors []device.Tensor
 	form    device.Form
 }
 
-func (h *held) flags(cmd *cobra.Command) {
+// addFlags adds the flags.
+func (h *holdOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	h.profile = profileNames()[0]
 	f.StringVar(&h.model, "hold", "", "hold weights of this `GGUF` file for programs that have it mapped")
-	cli.EnumVar(cmd, &h.profile, "profile", "", profileNames(), "with --hold: how much error planes may have, see `lab fabricplan`")
+	cli.EnumVar(cmd, &h.profile, "profile", "", profileNames(),
+		"with --hold: how much error planes may have, see `lab fabricplan`")
 	f.StringVar(&h.decibels, "error", "", "with --hold: the least ratio of products to their error instead, `20dB`")
 	cli.SizeVar(f, &h.room, "room", "with --hold: `SIZE` of memory that planes and factors may take (all of the pool)")
 	f.BoolVar(&h.finer, "finer", false, "with --hold: a third plane for weights that need two, while there is room")
 	f.BoolVar(&h.told, "told", false, "with --hold: hold nothing until prefetchd says what")
 }
 
-func (h *held) open() (err error) {
+// open checks the options and opens the model.
+func (h *holdOptions) open() (err error) {
 	if h.form, err = handover.ParseForm(h.profile, h.decibels); err != nil {
 		return cli.Usage(err)
 	}
@@ -88,18 +93,20 @@ func (h *held) open() (err error) {
 	return nil
 }
 
-func (h *held) close() {
+func (h *holdOptions) close() {
 	if h.file != nil {
 		_ = h.file.Close() // nothing was written
 	}
 }
 
-// begin begins to read what is held. The returned function waits until that has ended, which it does with ctx, and returns its error.
-func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) {
+// startLoading starts to read the weights into the device. The returned function stops that, waits
+// for its end and returns its error.
+func (h *holdOptions) startLoading(ctx context.Context, d *device.Device) (wait func() error) {
 	if h.file == nil {
 		return func() error { return nil }
 	}
-	// Whoever else is in this cgroup matters more: without this process its clients compute themselves.
+	// If memory is short, the kernel should kill this process first: its clients can compute
+	// without it.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
 	if h.room > 0 {
 		d.Room(uint64(h.room))
@@ -109,23 +116,25 @@ func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) 
 	}
 	d.WillHold()
 	ctx, stop := context.WithCancel(ctx)
-	over := make(chan error, 1)
-	go func() { over <- d.Hold(ctx, h.file, h.tensors, h.form) }()
+	ended := make(chan error, 1)
+	go func() { ended <- d.Hold(ctx, h.file, h.tensors, h.form) }()
 	return func() error {
 		stop()
-		if err := <-over; !errors.Is(err, context.Canceled) {
+		if err := <-ended; !errors.Is(err, context.Canceled) {
 			return err
 		}
 		return nil
 	}
 }
 
-// backendName is that of the backend for ggml.
+// backendName is the file name of the device's backend for ggml.
 const backendName = "libggml-tfmbs.so"
 
-// leftOver is what the device does not take of the room for a model: what it takes besides planes, what the target takes that is no model, and what the rest of the model is streamed
-// through. Where the room was 556 MiB, 140 MiB were best, where it was 343, 150: with less, pages are taken before they are used, with more, more is streamed (docs/performance.md).
-// A small model is streamed in smaller pieces.
+// leftOver is how many bytes of the room for a model the device leaves to others: to its own memory
+// besides planes, to the target's memory besides the model, and to the window through which the
+// rest of the model is streamed. With a room of 556 MiB, 140 MiB were best; with 343 MiB, 150 MiB.
+// With less, pages are taken before they are used; with more, more is streamed
+// (docs/performance.md). A small model is streamed in smaller pieces, so it leaves less.
 func leftOver(room int64) int64 { return min(64<<20+room/4, 140<<20+room/128) }
 
 // handed is a device that holds weights for a command. close ends it.
@@ -135,38 +144,40 @@ type handed struct {
 	balance *handover.Balance
 	experts *handover.Experts
 	log     *slog.Logger
-	counter atomic.Uint64
-	rest    atomic.Int64 // bytes that a token reads besides what is held, as far as that is known
+	counter atomic.Uint64 // changes of what the device holds
+	rest    atomic.Int64  // bytes that a token reads besides what the device holds, as far as that is known
 	stop    context.CancelFunc
 	watch   sync.WaitGroup
 
 	profile string
 	out     io.Writer
-	short   device.Holding // when most tensors had more error than the profile has; for watch
+	short   device.Holding // when most tensors had more error than the profile allows; written by manageMemory
 }
 
-// changes counts how often what the device holds has changed since the command runs.
+// changes counts how often the device has changed what it holds since the command runs.
 func (h *handed) changes() uint64 { return h.counter.Load() }
 
-// told learns from what prefetchd does how much of the model is read beside what the device holds.
-func (h *handed) told(s prefetch.Status) {
+// noteStatus learns from prefetchd's status how much of the model a token reads besides what the
+// device holds.
+func (h *handed) noteStatus(s prefetch.Status) {
 	if s.PerToken > 0 {
 		h.rest.Store(s.PerToken)
 	}
 }
 
 const (
-	// memoryInterval is how often it is asked whether memory is short, which the kernel tells at little cost, and roomInterval how often how much there is.
+	// memoryInterval is how often manageMemory asks whether memory is short, which is cheap.
 	memoryInterval = 20 * time.Millisecond
-	roomInterval   = 500 * time.Millisecond
+	// roomInterval is how often it asks how much memory there is.
+	roomInterval = 500 * time.Millisecond
 )
 
-// keep has the device give way to others until ctx ends.
-func (h *handed) keep(ctx context.Context) {
+// manageMemory makes the device give memory back when others need it, until ctx ends.
+func (h *handed) manageMemory(ctx context.Context) {
 	tick := time.NewTicker(memoryInterval)
 	defer tick.Stop()
 	var asked time.Time
-	was, trunk, settled := int64(-1), -1, false
+	given, heldCount, settled := int64(-1), -1, false
 	for {
 		select {
 		case <-ctx.Done():
@@ -183,20 +194,20 @@ func (h *handed) keep(ctx context.Context) {
 			h.log.Info("the Fabric keeps its memory: nobody can tell how much is left", "err", err)
 			return
 		}
-		if bytes := h.balance.Next(time.Now(), room.Bytes, h.rest.Load()); bytes != was {
-			if was >= 0 {
+		if bytes := h.balance.Next(time.Now(), room.Bytes, h.rest.Load()); bytes != given {
+			if given >= 0 {
 				h.log.Info("the Fabric's memory changes", "to", bytes, "left", room.Bytes, "bounded by", room.Level)
 				if err := device.GiveRoom(ctx, h.device.Socket(), uint64(bytes)); err != nil {
 					h.log.Info("the Fabric is gone", "err", err)
 				}
 			}
-			was = bytes
+			given = bytes
 		}
 		s, err := h.device.Status(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err != nil: // the kernel took it; the command computes all from its file
+		case err != nil: // the kernel has killed it; the command computes everything from its file
 			h.log.Info("the Fabric is gone", "err", err)
 			h.counter.Add(1)
 			return
@@ -207,26 +218,30 @@ func (h *handed) keep(ctx context.Context) {
 			continue
 		}
 		switch now := h.experts.Held(s.Holding); {
-		case !settled: // no token was computed without it
-			settled, trunk = true, now
-		case now != trunk:
-			trunk = now
+		case !settled: // the first time is no change, because no token was computed before
+			settled, heldCount = true, now
+		case now != heldCount:
+			heldCount = now
 			h.counter.Add(1)
 		}
 	}
 }
 
+// close ends the device.
 func (h *handed) close() error {
 	h.stop()
 	h.watch.Wait()
 	if s := h.short; s.Below > 0 {
-		fmt.Fprintf(h.out, "prefetchd: memory was short: up to %d of %d tensors on the Fabric had two planes, with an error of up to %.1f dB, which is more than that of %s\n", s.Below, s.Tensors, s.Decibels, h.profile)
+		fmt.Fprintf(h.out, "prefetchd: memory was short: up to %d of %d tensors on the Fabric had two planes, "+
+			"with an error of up to %.1f dB, which is more than that of %s\n",
+			s.Below, s.Tensors, s.Decibels, h.profile)
 	}
 	return errors.Join(h.device.Close(), h.memory.Close())
 }
 
-// disk measures how many bytes per second the disk delivers of a file of so many bytes; 0: that is not known.
-func disk(path string, size int64, log *slog.Logger) float64 {
+// measureDisk measures how many bytes per second the disk delivers of a file of size bytes; 0 if
+// that cannot be measured.
+func measureDisk(path string, size int64, log *slog.Logger) float64 {
 	const piece = 2 << 20
 	var blocks []pages.Range
 	for at := int64(0); at+piece <= size; at += piece {
@@ -243,19 +258,23 @@ func disk(path string, size int64, log *slog.Logger) float64 {
 	return bandwidth
 }
 
-// handOver starts a device that holds weights of the model that a command's arguments name, and tells the command of it. The result is nil if the model fits in memory. It says on
-// standard error what it does.
-func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *slog.Logger) (_ *handed, err error) {
+// handOver starts a device that holds weights of the model that a command's arguments name, and
+// sets the command's environment so that it uses the device. The result is nil if the model fits in
+// memory. It reports on standard error what it does.
+func (o *options) handOver(
+	cmd *exec.Cmd, user *invoker.User, live *live, log *slog.Logger,
+) (_ *handed, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	backend := filepath.Join(filepath.Dir(self), backendName)
 	if _, err := os.Stat(backend); errors.Is(err, fs.ErrNotExist) {
-		backend = filepath.Join(filepath.Dir(self), "..", "lib", backendName) // as it is installed
+		backend = filepath.Join(filepath.Dir(self), "..", "lib", backendName) // as installed
 	}
 	if _, err := os.Stat(backend); err != nil {
-		return nil, fmt.Errorf("--fabric needs %s beside prefetchd, or in ../lib (make build, make install): %w", backendName, err)
+		return nil, fmt.Errorf("--fabric needs %s beside prefetchd, or in ../lib (make build, make install): %w",
+			backendName, err)
 	}
 	path := pages.FindNamedModel(cmd.Args)
 	if path == "" {
@@ -291,9 +310,11 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 		size += m.Tensors[i].Size
 	}
 	form.Finer = true
-	target := handover.Target{Model: size, Room: room.Bytes, LeftOver: leftOver(room.Bytes), CPUs: runtime.NumCPU()}
+	target := handover.Target{
+		Model: size, Room: room.Bytes, LeftOver: leftOver(room.Bytes), CPUs: runtime.NumCPU(),
+	}
 	if size > room.Bytes {
-		target.Disk = disk(path, size, log)
+		target.Disk = measureDisk(path, size, log)
 	}
 	take := handover.Make(units, form, target)
 	if take.Bytes == 0 {
@@ -301,7 +322,8 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 		if size > room.Bytes {
 			why = "planes with that error would save too little"
 		}
-		fmt.Fprintf(live, "prefetchd: nothing is handed to the Fabric: %s of weights, room for %s: %s\n", humanize.IBytes(uint64(size)), humanize.IBytes(uint64(max(room.Bytes, 0))), why)
+		fmt.Fprintf(live, "prefetchd: nothing is handed to the Fabric: %s of weights, room for %s: %s\n",
+			humanize.IBytes(uint64(size)), humanize.IBytes(uint64(max(room.Bytes, 0))), why)
 		return nil, nil
 	}
 	var credential *syscall.Credential
@@ -309,7 +331,8 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 		credential = user.Credential()
 	}
 	h.device, err = handover.Start(handover.Options{
-		Program: []string{self, "fabric"}, Credential: credential, Model: path, Profile: o.fabric, Error: o.fabricError, Plan: take, Stderr: live,
+		Program: []string{self, "fabric"}, Credential: credential,
+		Model: path, Profile: o.fabric, Error: o.fabricError, Plan: take, Stderr: live,
 	})
 	if err != nil {
 		return nil, err
@@ -319,6 +342,6 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	h.experts = handover.NewExperts(units)
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
-	h.watch.Go(func() { h.keep(ctx) }) // ended by close
+	h.watch.Go(func() { h.manageMemory(ctx) }) // close ends it
 	return h, nil
 }

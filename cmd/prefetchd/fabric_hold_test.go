@@ -13,20 +13,16 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/fabric/backend/backendtest"
 	"tensorcast/fabric/device"
-	"tensorcast/internal/cc"
 	"tensorcast/internal/testenv"
 )
 
 // handOver builds the backend beside prefetchd, and starts the rig's target with it.
 func (r *rig) handOver(flags ...string) *helper {
 	r.t.Helper()
-	backend, err := filepath.Abs("../../fabric/backend/tfmbs_backend.c")
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	err = cc.Compile(r.t.Context(), filepath.Join(filepath.Dir(prefetchd), backendName), "#include \""+backend+"\"\n", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-I../../fabric/backend", "-pthread", "-x", "c", "../../fabric/driver/tfmbs_device.c")
-	if err != nil {
+	path := filepath.Join(filepath.Dir(prefetchd), backendName)
+	if err := backendtest.Compile(r.t.Context(), "../..", path, backendtest.Backend); err != nil {
 		r.t.Skipf("the backend is not built: %v", err)
 	}
 	return r.exec(append([]string{"--as-root", "--always", "-v"}, flags...)...)

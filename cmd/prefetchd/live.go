@@ -1,6 +1,7 @@
 package main
 
-// This file shows what prefetchd is doing: on one line of a terminal that changes, elsewhere in one line per change.
+// This file shows what prefetchd is doing. On a terminal it updates one line; elsewhere it writes a
+// line per change.
 
 import (
 	"fmt"
@@ -16,16 +17,16 @@ import (
 	"tensorcast/prefetch"
 )
 
-// live shows the present status, and passes messages on.
+// live shows the current status, and passes messages on.
 type live struct {
-	to    io.Writer
-	line  *status.Line // nil if to is no terminal
-	log   *slog.Logger // nil: what is being done is told in words
-	phase prefetch.Activity
+	to       io.Writer
+	line     *status.Line // nil if to is no terminal
+	log      *slog.Logger // nil: what is being done is told in words
+	activity prefetch.Activity
 }
 
 func newLive(to io.Writer, log *slog.Logger) *live {
-	l := &live{to: to, log: log, phase: prefetch.Waiting}
+	l := &live{to: to, log: log, activity: prefetch.Waiting}
 	if log != nil {
 		return l
 	}
@@ -33,7 +34,7 @@ func newLive(to io.Writer, log *slog.Logger) *live {
 		l.line = status.NewLine(f, func() int {
 			width, _, err := term.GetSize(int(f.Fd()))
 			if err != nil {
-				return 0 // it is gone
+				return 0 // the terminal is gone
 			}
 			return width
 		})
@@ -46,19 +47,19 @@ func newLive(to io.Writer, log *slog.Logger) *live {
 func (l *live) tell(s prefetch.Status) {
 	text := visible.Line(s.String())
 	switch {
-	case s.Activity == prefetch.Helping && s.Now == 0: // what is kept is not settled
+	case s.Activity == prefetch.Helping && s.Now == 0: // it is not decided yet what is kept
 		if l.line != nil {
 			l.line.Show(text)
 		}
 		return
-	case l.line != nil && s.Activity != prefetch.Idle: // that stays, and is worth a line of its own
+	case l.line != nil && s.Activity != prefetch.Idle: // being idle lasts, so it gets a line of its own
 		l.line.Show(text)
-	case s.Activity != l.phase && l.log != nil:
+	case s.Activity != l.activity && l.log != nil:
 		l.log.Info(text, "status", s)
-	case s.Activity != l.phase:
+	case s.Activity != l.activity:
 		fmt.Fprintf(l.to, "prefetchd: %s\n", text)
 	}
-	l.phase = s.Activity
+	l.activity = s.Activity
 }
 
 func (l *live) Write(p []byte) (int, error) { return l.to.Write(p) }

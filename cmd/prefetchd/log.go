@@ -1,6 +1,6 @@
 package main
 
-// This file says how prefetchd tells what it does: in words, or with --log json as one JSON object for each line of standard error.
+// This file writes the log on standard error: as text, or with --log json as one JSON object per line.
 
 import (
 	"errors"
@@ -11,13 +11,13 @@ import (
 	"tensorcast/prefetch"
 )
 
-// The forms of the log.
+// The values of --log.
 const (
 	logText = "text"
 	logJSON = "json"
 )
 
-// logger writes what is at least of a level.
+// logger returns a logger for messages of at least a level.
 func (o *options) logger(to io.Writer, level slog.Level) *slog.Logger {
 	h := &slog.HandlerOptions{Level: level}
 	if o.log != logJSON {
@@ -30,17 +30,19 @@ func (o *options) logger(to io.Writer, level slog.Level) *slog.Logger {
 	return log
 }
 
-// events is where statuses and summaries are logged, whatever --verbose says; nil if they are told in words.
-func (o *options) events(to io.Writer) *slog.Logger {
+// statusLogger returns the logger for statuses and summaries, which does not depend on --verbose;
+// nil if they are printed as text.
+func (o *options) statusLogger(to io.Writer) *slog.Logger {
 	if o.log != logJSON {
 		return nil
 	}
 	return o.logger(to, slog.LevelInfo)
 }
 
-// logged logs a summary, and a failure of a command line that was right: its exit status is all that is left to say.
-func (o *options) logged(to io.Writer, s *prefetch.Summary, err error) error {
-	log := o.events(to)
+// logResult logs the result with --log json: a summary, or an error other than of the command line.
+// The returned error then has only the exit status. Without --log json it returns err.
+func (o *options) logResult(to io.Writer, s *prefetch.Summary, err error) error {
+	log := o.statusLogger(to)
 	if log == nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 // Command prefetchd keeps the right bytes of a model in memory for a running, unmodified llama.cpp.
 package main
 
+// This file has the command line, and helps one process.
+
 import (
 	"context"
 	"errors"
@@ -29,30 +31,36 @@ import (
 	"tensorcast/prefetch/serve"
 )
 
+// options are the values of the flags; see command for their meanings.
 type options struct {
-	pid         int
-	exec        bool
-	asRoot      bool
+	// Which process is helped.
+	pid    int
+	exec   bool
+	asRoot bool
+	wait   bool
+	auto   bool
+	names  []string
+	most   int
+
+	// How it is helped.
 	strategy    string
-	guesses     string
-	around      string // what is done about the target's own readahead
+	guesses     string // the value of --speculate
+	around      string // the value of --readahead
 	pattern     string
-	plan        string
 	learned     string
-	ask         string
-	dry         bool
 	noJoin      bool
-	wait        bool
-	auto        bool
-	names       []string
-	most        int
-	json        bool
-	log         string
-	verbose     bool
 	leave       int64
-	fabric      string // profile; empty: no
+	fabric      string // a profile; empty without --fabric
 	fabricError string
+	dry         bool
 	prefetch.Options
+
+	// What is reported.
+	plan    string
+	runDir  string
+	json    bool
+	log     string
+	verbose bool
 }
 
 func main() {
@@ -62,66 +70,86 @@ func main() {
 	os.Exit(code)
 }
 
-// command is the command line. unheard lets signals take their usual effect, instead of ending the context: with --exec they are the command's.
-func command(unheard func()) *cobra.Command {
-	o := options{strategy: plan.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0], log: logText}
+// command returns the command line. restoreSignals gives signals their usual effect again, instead of
+// ending the context. It is called with --exec, where signals are passed on to the command.
+func command(restoreSignals func()) *cobra.Command {
+	o := options{
+		strategy: plan.StrategyNames()[0],
+		guesses:  prefetch.SpeculationNames()[0],
+		around:   readahead.Choices()[0],
+		log:      logText,
+	}
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
-		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp.
-Learns from the warm-up or the first generated token what each token reads, keeps as much of it as fits in memory, and reads the
-rest ahead of its use (io_uring), paging out behind. Joins the target's memory cgroup, keeps to the least
-headroom of that cgroup, its ancestors and the host, and ends with the target, releasing everything.
+		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp. It
+learns from the warm-up or the first generated token what each token reads. It keeps as much of that
+in memory as fits, and reads the rest from disk ahead of its use (io_uring) and pages it out behind.
+It joins the target's memory cgroup, stays within the least headroom of that cgroup, its ancestors
+and the host, ends with the target and releases everything.
 
-Of a mixture of experts, what every token reads is kept first, and experts in what room is left. When a router has chosen,
-those of its experts that are missing are read at once, beside each other, and those that are likely to be chosen last
-give way. While the disk is idle, experts that the next layer is likely to choose are read before it has chosen, if tokens
-turn out to be faster for it: that is tried with tokens by turns (--speculate auto), and again now and then. With
---learned what it found out about the routers is kept for the next time.
-The target's own faults read around themselves what nobody asked for, up to twice the disk's readahead. While it is helped
-they read little, if prefetchd was there when it loaded its model: --readahead.
+For a mixture of experts, weights that every token reads are kept first, and experts in the
+remaining room. When a router has chosen, the missing ones of its experts are read at once and in
+parallel, and the experts that are least likely to be chosen give way. While the disk is idle,
+experts that the next layer is likely to choose are read before it has chosen. That is tried with
+some tokens and not with others, and is kept only if tokens are faster with it (--speculate auto).
+With --learned, knowledge about the routers is kept for the next time.
 
-What is kept is not locked: the kernel takes it when somebody needs memory, and prefetchd gives way for a while. With
---lock it cannot (experts are not locked): then the kernel may have to kill a process of the cgroup instead, the target
-among them.
+The target's own faults also read pages around themselves that nobody asked for, up to twice the
+disk's readahead. While the target is helped they read little, if prefetchd was there when the
+target loaded its model: see --readahead.
 
-Tokens with help are compared with tokens without, and help that does not win is given up. Where there is nothing to win
-(the model fits, its weights are not read from the file), it says why, sleeps, and looks again now and then.
+Pages that are kept are not locked: the kernel takes them when others need memory, and prefetchd
+gives way for a while. With --lock the kernel cannot take them (except experts, which are never
+locked). Then it may have to kill a process of the cgroup instead, even the target.
 
-While the target loads its model, that is read ahead of it at the disk's bandwidth, and what the first token reads stays. Which
-weights are read in which order is guessed from the file; what the target then reads is learned instead if it differs.
-With --pattern it is what analyze found out; the pattern of another model is refused. With --exec prefetchd starts the
-command itself, and reads the head of the file that its arguments name (*.gguf) while probes are set.
+Tokens with help are compared with tokens without, and help that does not win is given up. Where
+there is nothing to win (the model fits, or its weights are not read from the file), prefetchd says
+why, sleeps, and checks again from time to time.
 
-The command runs as the user who typed sudo, with that user's groups, HOME, PATH and environment; --as-root runs it as
-root. It keeps its standard streams, terminal and process group. SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are
-passed on to it, unless the terminal has sent them to both. It must become llama.cpp itself (a shell's exec may): what it
-starts is not helped.
+While the target loads its model, the model is read ahead of it at the disk's bandwidth, and what
+the first token reads stays in memory. The order in which weights are read is guessed from the file,
+and corrected if the target reads differently. With --pattern the order comes from analyze; the
+pattern of another model is refused. With --exec prefetchd starts the command itself, and reads the
+head of the model that its arguments name (*.gguf) while probes are set.
 
-With --keep-warm what a model needs that fits is read back when others took it from memory, as long as its process computes
-nothing: the first request after a quiet night does not wait for the disk. What is taken again soon is read back ever less often.
+The command runs as the user who typed sudo, with that user's groups, HOME, PATH and environment;
+--as-root runs it as root. It keeps its standard streams, terminal and process group. SIGINT,
+SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal has sent them
+to both. The command must become llama.cpp itself (with a shell, use exec): processes that it starts
+are not helped.
 
-With --fabric an emulated device in the command's memory holds part of the weights in fewer bytes, with a stated error (accurate:
-none; balanced: 23.5 dB; fast: 15 dB), and computes with them, so that less is read from disk for each token: the text changes.
-The device gives way to others, and the kernel ends it before the command.
+With --keep-warm, pages of a model that fits are read back when others took them from memory, while
+its process computes nothing. So the first request after a quiet night does not wait for the disk.
+Pages that are soon taken again are read back less and less often.
 
-With --dry-run it learns, or takes from --pattern, what a token reads, measures the room and the disk (reads below the
-page cache for a moment, beside those of the target), says what would be kept and how many tokens per second are
-expected (not of a mixture of experts, where that depends on what routers choose), and ends: nothing is kept. --plan writes that, or what is kept in the end, as CSV: file, offset_bytes,
-size_bytes, tensor_name, visits (times that a token reads it from disk if it is streamed), state (kept or streamed).
-Experts, which come and go, are not in it.
+With --fabric an emulated device in the command's memory holds part of the weights in fewer bytes,
+with a stated error (accurate: none; balanced: 23.5 dB; fast: 15 dB), and computes with them. So
+each token reads less from disk, but the text changes. The device gives memory back when others need
+it, and the kernel would kill it before the command.
 
-Needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, without --no-mmap.
-A process that holds no ggml is refused; --wait sleeps until it has loaded it. --wait NAME sleeps until a process of that
-name has. --auto goes on: it looks each second for new processes that map a library of ggml, or a *.gguf, and starts a
-prefetchd for each (--most at once), which has the flags that --auto has, and ends with its process.
+With --dry-run it learns what a token reads, or takes that from --pattern. It measures the room and
+the disk (with reads that bypass the page cache for a moment, beside those of the target), and
+prints what would be kept and the expected tokens per second. (For a mixture of experts there is no
+expectation, because it depends on what routers choose.) Then it ends: nothing is kept. --plan
+writes that, or what is kept at the end, as CSV: file, offset_bytes, size_bytes, tensor_name, visits
+(how often a token reads it from disk if it is streamed), state (kept or streamed). Experts are not
+in it, because they change all the time.
 
-In a container it needs what it needs on the host: eBPF (no user namespace of its own), /proc of its PID namespace, and
-the target's memory cgroup, or --budget. From the host it helps a target in a container.
+It needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, and
+without --no-mmap. A process without ggml is refused. --wait sleeps until the process has loaded
+ggml, --wait NAME until a process of that name has. --auto goes on: every second it looks for new
+processes that map a library of ggml, or a *.gguf, and starts a prefetchd for each (--most at once).
+That has the flags of --auto, and ends with its process.
 
-Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd was interrupted, 1 on failure, 2 for wrong usage. With --exec
-the command's own (128+n if signal n ended it), also if helping it failed; 127 if there is no such program, 126 if it
-cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
+In a container it needs the same as on the host: eBPF (no user namespace of its own), /proc of its
+PID namespace, and the target's memory cgroup, or --budget. From the host it can help a target in a
+container.
+
+Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd was interrupted, 1
+on failure, 2 for wrong usage. With --exec the status of the command (128+n if signal n ended it),
+also if helping it failed; 127 if there is no such program, 126 if it cannot be run, 1 if it was not
+started for another reason, 2 for wrong usage.`,
 		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   sudo prefetchd --pid $(pidof llama-server)
@@ -133,71 +161,88 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.auto {
-				return o.logged(cmd.ErrOrStderr(), nil, helpAll(cmd, o))
+				return o.logResult(cmd.ErrOrStderr(), nil, helpAll(cmd, o))
 			}
 			if o.pid == 0 && !o.exec {
 				var err error
-				if o.pid, err = waitFor(cmd, args[0]); err != nil {
-					return o.logged(cmd.ErrOrStderr(), nil, err)
+				if o.pid, err = waitForName(cmd, args[0]); err != nil {
+					return o.logResult(cmd.ErrOrStderr(), nil, err)
 				}
 			}
 			if o.exec {
-				unheard()
+				restoreSignals()
 				return o.advise(runCommand(cmd, o, args))
 			}
 			s, err := run(cmd, o)
-			return o.logged(cmd.ErrOrStderr(), s, o.advise(err))
+			return o.logResult(cmd.ErrOrStderr(), s, o.advise(err))
 		},
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.SetInterspersed(false)
 	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`")
-	f.BoolVar(&o.exec, "exec", false, "start the command that follows, and help it from the first touch of its model on")
+	f.BoolVar(&o.exec, "exec", false,
+		"start the command that follows, and help it from the first touch of its model on")
 	f.BoolVar(&o.asRoot, "as-root", false, "with --exec, run the command as root, not as the user who typed sudo")
-	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused. Without --pid: wait for a process with the name that follows")
-	autoFlags(f, &o)
+	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; without --wait, a process without ggml "+
+		"is refused. Without --pid: wait for a process with the name that follows")
+	addAutoFlags(f, &o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
-		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
+		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); "+
+			"both is auto's former name")
 	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
-		"read experts that are likely to be chosen next while the disk is idle: auto (where measured tokens are faster for it), off, on (do not measure)")
-	f.StringVar(&o.learned, "learned", "", "keep what is learned of a mixture's routing in `DIR`, and begin with it the next time")
-	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock), but for experts: the kernel cannot take it back, not even when it must kill a process instead")
-	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
-	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
-	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
-	f.BoolVar(&o.KeepWarm, "keep-warm", false, "read back what fits when others took it, as long as the target computes nothing: a server's next request finds it in memory")
-	cli.EnumVar(cmd, &o.fabric, "fabric", "", profileNames(), "with --exec: have an emulated device hold weights of the model in fewer bytes and with a stated error")
+		"read experts that are likely to be chosen next while the disk is idle: "+
+			"auto (if measured tokens are faster with it), off, on (without measuring)")
+	f.StringVar(&o.learned, "learned", "",
+		"keep what is learned about a mixture's routing in `DIR`, and begin with it the next time")
+	f.BoolVar(&o.Lock, "lock", false, "lock kept pages (mlock), except experts: "+
+		"the kernel cannot take them, even if it must kill a process instead")
+	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); "+
+		"the limits of cgroups and host apply as well")
+	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs "+
+		"(default: chosen, and more while they wait for memory)")
+	cli.SizeVar(f, &o.Window, "window",
+		"`SIZE` of the pages that are read ahead and not yet paged out (default: chosen)")
+	f.BoolVar(&o.KeepWarm, "keep-warm", false, "read back pages of a model that fits when others took them, "+
+		"while the target computes nothing: a server's next request finds them in memory")
+	cli.EnumVar(cmd, &o.fabric, "fabric", "", profileNames(),
+		"with --exec: let an emulated device hold weights of the model in fewer bytes and with a stated error")
 	f.Lookup("fabric").NoOptDefVal = profileNames()[0]
-	f.StringVar(&o.fabricError, "error", "", "with --fabric: the least ratio of products to their error instead of a profile's, `20dB`")
-	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins: to study a strategy")
-	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
-	f.StringVar(&o.ask, "run-dir", monitor.Dir, "where prefetchd status finds this one; empty: nowhere")
-	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --exec on standard error: standard output is the command's)")
-	cli.EnumVar(cmd, &o.log, "log", "", []string{logText, logJSON}, "what is told on standard error: text, or json (an object for each line: time, level, msg, target, and status or summary); not with --exec")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
-	readaheadFlags(cmd, &o)
-	planFlags(f, &o)
-	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newFabricCommand(), guardianCommand())
+	f.StringVar(&o.fabricError, "error", "",
+		"with --fabric: the least ratio of products to their error instead of a profile's, `20dB`")
+	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins, to study a strategy")
+	f.BoolVar(&o.noJoin, "no-join", false,
+		"stay in the own cgroup: then pages read ahead are not charged to that of the target")
+	f.StringVar(&o.runDir, "run-dir", monitor.Dir,
+		"directory of the socket by which prefetchd status finds this one; empty: no socket")
+	f.BoolVar(&o.json, "json", false,
+		"print the summary as JSON (with --exec on standard error, because standard output is the command's)")
+	cli.EnumVar(cmd, &o.log, "log", "", []string{logText, logJSON}, "format of standard error: text, or json "+
+		"(an object for each line: time, level, msg, target, and status or summary); not with --exec")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more details")
+	addReadaheadFlags(cmd, &o)
+	addPlanFlags(f, &o)
+	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newFabricCommand(), newGuardianCommand())
 	objects := ebpf.Objects()
 	maps.Copy(objects, readahead.Objects())
 	cli.Objects(cmd, objects)
 	return cmd
 }
 
-// advise adds to an error which flag of prefetchd helps.
+// advise adds advice to an error: which flag of prefetchd helps.
 func (o *options) advise(err error) error {
 	switch {
 	case errors.Is(err, event.ErrNoGGML) && !o.wait && !o.exec:
 		return fmt.Errorf("%w If it loads it later, add --wait", err)
 	case errors.Is(err, cgroup.ErrHidden):
-		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, or say with --budget how much of the model to keep in memory", err)
+		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, "+
+			"or say with --budget how much of the model to keep in memory", err)
 	}
 	return err
 }
 
-// check says in one line what is wrong with the arguments.
+// check returns an error of one line about wrong arguments.
 func (o *options) check(args []string) error {
 	switch {
 	case o.auto:
@@ -213,7 +258,8 @@ func (o *options) check(args []string) error {
 	case o.exec && o.wait:
 		return cli.Usagef("--wait is for --pid: a command is waited for anyway")
 	case o.exec && o.log == logJSON:
-		return cli.Usagef("with --exec standard error is the command's, too: --log json is for --pid, --wait and --auto")
+		return cli.Usagef("with --exec standard error is the command's, too: " +
+			"--log json is for --pid, --wait and --auto")
 	case o.exec && o.dry:
 		return cli.Usagef("--dry-run is for --pid: start the command without prefetchd")
 	case o.exec && o.plan == toStdout:
@@ -227,14 +273,15 @@ func (o *options) check(args []string) error {
 	case o.wait && o.pid == 0 && len(args) == 1 && args[0] != "":
 		return nil
 	case len(args) > 0:
-		return cli.Usagef("unexpected argument %q: say which process to help with --pid, or start a command with --exec", args[0])
+		return cli.Usagef("unexpected argument %q: say which process to help with --pid, "+
+			"or start a command with --exec", args[0])
 	case o.pid <= 0:
 		return cli.Usagef("say which process to help: prefetchd --pid N, or start it: prefetchd --exec -- command")
 	}
 	return nil
 }
 
-// prepare checks what does not depend on the target, and says how it is helped.
+// prepare checks everything that does not depend on the target, and returns the options for helping it.
 func (o *options) prepare(live *live) (serve.Options, error) {
 	var err error
 	if o.Strategy, err = plan.ParseStrategy(o.strategy); err != nil {
@@ -256,16 +303,19 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	}
 	log := o.logger(live, level)
 	if o.Lock {
-		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
+		log.Warn("the kernel cannot take locked pages: if another program in the target's cgroup needs more memory " +
+			"at once than is left, it may kill the target")
 	}
 	return serve.Options{
-		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Readahead: readahead.Choice(o.around), Guardian: guardian(), Learned: o.learned, Ask: o.ask, Prefetch: o.Options, Tell: live.tell, Log: log,
+		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave,
+		Readahead: readahead.Choice(o.around), Guardian: guardianArgs(), Learned: o.learned, Ask: o.runDir,
+		Prefetch: o.Options, Tell: live.tell, Log: log,
 	}, nil
 }
 
-// run helps a process. The summary is not nil where there is something to tell of.
+// run helps a process. With --log json, the summary is not nil if there is one to log.
 func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
-	live := newLive(cmd.ErrOrStderr(), o.events(cmd.ErrOrStderr()))
+	live := newLive(cmd.ErrOrStderr(), o.statusLogger(cmd.ErrOrStderr()))
 	defer live.close()
 	so, err := o.prepare(live)
 	if err != nil {
@@ -276,7 +326,7 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 		return nil, err
 	}
 	if plan != nil {
-		so.Planned = plan.take
+		so.Planned = plan.setParts
 	}
 	s, err := serve.Run(cmd.Context(), so)
 	live.close()
@@ -295,7 +345,7 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 	return &s, report(cmd.OutOrStdout(), cmd.ErrOrStderr(), o, s)
 }
 
-// readPattern reads a stored cycle; nil if there is no path.
+// readPattern reads a stored cycle; nil without a path.
 func readPattern(path string) (*pattern.Cycle, error) {
 	if path == "" {
 		return nil, nil
@@ -321,7 +371,7 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 		return cli.WriteJSON(asJSON, s)
 	}
 	if s.Idle != "" && s.Tokens == 0 {
-		return nil // that was told
+		return nil // that was reported before
 	}
 	if s.PerToken == 0 {
 		_, err := fmt.Fprintln(asText, "prefetchd: the target generated no token: nothing was learned")
@@ -329,7 +379,7 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	}
 	streamed := s.Streamed
 	if s.Experts != nil {
-		streamed -= s.Experts.Read // a line of its own tells of them
+		streamed -= s.Experts.Read // experts have a line of their own
 	}
 	perToken := int64(0)
 	if s.Tokens > 0 {
@@ -340,8 +390,10 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 		expected = fmt.Sprintf(" (%.2f expected)", s.Expected)
 	}
 	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
-	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
-		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
+	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, "+
+		"%s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
+		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned),
+		bytes(perToken), bytes(streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
 	if err == nil && s.Experts != nil {
 		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", aboutExperts(s.Experts, s.Tokens))
 	}
@@ -352,8 +404,10 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 		return err
 	}
 	b := s.Beyond
-	_, err = fmt.Fprintf(asText, "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
-		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Own), bytes(b.Unused), bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
+	_, err = fmt.Fprintf(asText, "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, "+
+		"prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
+		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Own), bytes(b.Unused),
+		bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
 	return err
 }
 
@@ -364,10 +418,13 @@ func aboutExperts(x *mixture.Summary, tokens int) string {
 	if x.Chosen == 0 || tokens == 0 {
 		return about
 	}
-	about += fmt.Sprintf("; of %d that were chosen %.1f %% were in memory, for the others %s read per token (%s in all); %s of others, which misses had brought, paged out",
-		x.Chosen, 100*float64(x.Chosen-x.Missed)/float64(x.Chosen), bytes(x.Read/int64(tokens)), bytes(x.Read), bytes(x.Strays))
+	about += fmt.Sprintf("; of %d that were chosen %.1f %% were in memory, "+
+		"for the others %s read per token (%s in all); %s of others, which misses had brought, paged out",
+		x.Chosen, 100*float64(x.Chosen-x.Missed)/float64(x.Chosen),
+		bytes(x.Read/int64(tokens)), bytes(x.Read), bytes(x.Strays))
 	if s := x.Speculation; s != nil {
-		about += fmt.Sprintf("; read before they were chosen (%s): %s per token (%s in all, %s of it for experts that then were)",
+		about += fmt.Sprintf("; read before they were chosen (%s): "+
+			"%s per token (%s in all, %s of it for experts that then were)",
 			s.State, bytes(s.Read/int64(tokens)), bytes(s.Read), bytes(s.Used))
 	}
 	return about

@@ -1,6 +1,6 @@
 package main
 
-// This file tells what is, or would be, kept: --plan and --dry-run.
+// This file writes which parts of the model are kept, or would be: --plan and --dry-run.
 
 import (
 	"fmt"
@@ -16,23 +16,25 @@ import (
 	"tensorcast/prefetch"
 )
 
-// toStdout, as the name of a file, is standard output.
+// toStdout is the file name that stands for standard output.
 const toStdout = "-"
 
-// planFlags are the flags of this file.
-func planFlags(f *pflag.FlagSet, o *options) {
-	f.StringVar(&o.plan, "plan", "", "write what is kept and what is streamed in the end to `FILE` as CSV (-: standard output)")
-	f.BoolVar(&o.dry, "dry-run", false, "learn what a token reads, tell what would be kept and the expected tokens per second, and end: nothing is kept")
+// addPlanFlags adds --plan and --dry-run.
+func addPlanFlags(f *pflag.FlagSet, o *options) {
+	f.StringVar(&o.plan, "plan", "",
+		"at the end, write which parts are kept and which are streamed to `FILE` as CSV (-: standard output)")
+	f.BoolVar(&o.dry, "dry-run", false, "learn what a token reads, print what would be kept and the expected tokens "+
+		"per second, and end: nothing is kept")
 }
 
-// planFile is the file that --plan names. It appears whole, in the end, or not at all.
+// planFile is the file of --plan. It appears completely at the end, or not at all.
 type planFile struct {
 	to    io.Writer
-	file  *outfile.File // nil if there is none, or it is standard output
+	file  *outfile.File // nil for standard output
 	parts []prefetch.Part
 }
 
-// openPlan begins the file; nil if none is wanted.
+// openPlan begins the file; nil without --plan.
 func openPlan(o *options, stdout io.Writer) (*planFile, error) {
 	switch {
 	case o.plan == "":
@@ -52,17 +54,17 @@ func openPlan(o *options, stdout io.Writer) (*planFile, error) {
 	return &planFile{to: f, file: f}, nil
 }
 
-// take notes the plan.
-func (p *planFile) take(parts []prefetch.Part) {
+// setParts sets the content of the file.
+func (p *planFile) setParts(parts []prefetch.Part) {
 	p.parts = parts
 }
 
-// finish writes the plan, unless err says that there is none.
+// finish writes the plan, unless there was an error.
 func (p *planFile) finish(err error) error {
 	if p == nil {
 		return err
 	}
-	defer p.file.Discard() // nothing, once it is there
+	defer p.file.Discard() // has no effect once it was committed
 	if err == nil {
 		err = prefetch.WriteParts(p.to, p.parts)
 	}
@@ -75,7 +77,7 @@ func (p *planFile) finish(err error) error {
 	return nil
 }
 
-// reportDry tells what a dry run has found out, on standard output unless the plan goes there.
+// reportDry prints the results of a dry run, on standard output unless the plan goes there.
 func reportDry(cmd *cobra.Command, o *options, s prefetch.Summary) error {
 	stdout := cmd.OutOrStdout()
 	if o.plan == toStdout {
@@ -89,7 +91,8 @@ func reportDry(cmd *cobra.Command, o *options, s prefetch.Summary) error {
 	expected := "the disk could not be measured: no expectation"
 	experts := ""
 	if s.Experts != nil {
-		experts = fmt.Sprintf("; of %s of experts %s would be kept", size(s.Experts.All), size(min(s.Experts.Room, s.Experts.All)))
+		experts = fmt.Sprintf("; of %s of experts %s would be kept",
+			size(s.Experts.All), size(min(s.Experts.Room, s.Experts.All)))
 	}
 	switch {
 	case s.Experts != nil && s.Disk > 0:
@@ -97,9 +100,12 @@ func reportDry(cmd *cobra.Command, o *options, s prefetch.Summary) error {
 	case s.Expected > 0 && s.Stored:
 		expected = fmt.Sprintf("%.2f tok/s expected", s.Expected)
 	case s.Expected > 0:
-		expected = fmt.Sprintf("%.2f tok/s expected by the disk alone (how long computing takes is in a pattern: --pattern FILE)", s.Expected)
+		expected = fmt.Sprintf("%.2f tok/s expected by the disk alone "+
+			"(how long computing takes is in a pattern: --pattern FILE)", s.Expected)
 	}
-	_, err := fmt.Fprintf(stdout, "of %s that each token reads %s would be kept and %s streamed%s, in room for %s (%s) with a window of %s; the disk delivers %s/s; %s\n",
-		size(s.PerToken), size(s.Pinned), size(s.PerToken-s.Pinned), experts, size(s.Room), s.Level, size(s.Window), size(int64(s.Disk)), expected)
+	_, err := fmt.Fprintf(stdout, "of %s that each token reads %s would be kept and %s streamed%s, "+
+		"in room for %s (%s) with a window of %s; the disk delivers %s/s; %s\n",
+		size(s.PerToken), size(s.Pinned), size(s.PerToken-s.Pinned), experts,
+		size(s.Room), s.Level, size(s.Window), size(int64(s.Disk)), expected)
 	return err
 }

@@ -1,6 +1,7 @@
 package main
 
-// This file is about what the target's own faults read around themselves: the flag, the guardian that undoes what was done about it, and what is told of it.
+// This file is about fault-around reads: the pages that the target's own faults read around
+// themselves. It has the flag, the guardian that undoes the changes, and the line of the summary.
 
 import (
 	"github.com/spf13/cobra"
@@ -9,22 +10,26 @@ import (
 	"tensorcast/prefetch/readahead"
 )
 
-// readaheadFlags are the flags of this file.
-func readaheadFlags(cmd *cobra.Command, o *options) {
+// addReadaheadFlags adds --readahead.
+func addReadaheadFlags(cmd *cobra.Command, o *options) {
 	cli.EnumVar(cmd, &o.around, "readahead", "", readahead.Choices(),
-		"what the target's own faults read around themselves: auto (fd, if that is more than 512 KiB), leave (as it is), fd (made small through the file with which it loads the model, which takes "+
-			"--exec or --wait; the disk's own readahead is small for some ten microseconds), inject (one thread of it is stopped and made to advise MADV_RANDOM: x86-64, no debugger, no seccomp; if "+
-			"prefetchd's guardian is killed in that moment, it crashes); undone in the end, also if prefetchd is killed")
+		"how much the target's own faults read around themselves: auto (fd, if that is more than 512 KiB), "+
+			"leave (no change), fd (little, set through the open file with which the target loads its model; it takes "+
+			"--exec or --wait, and the disk's own readahead is small for some ten microseconds), "+
+			"inject (little, by stopping one thread of the target and making it advise MADV_RANDOM; only on x86-64, "+
+			"without debugger and seccomp; if prefetchd's guardian is killed at that moment, the target crashes); "+
+			"undone at the end, also if prefetchd is killed")
 }
 
 // guardianName is the subcommand that starts the guardian.
 const guardianName = "guardian"
 
-// guardian is the command that starts it: this program, also if another one has its name by now.
-func guardian() []string { return []string{"/proc/self/exe", guardianName} }
+// guardianArgs is the command that starts the guardian. It is this program, even if another file
+// has its name by now.
+func guardianArgs() []string { return []string{"/proc/self/exe", guardianName} }
 
-// guardianCommand is not for people.
-func guardianCommand() *cobra.Command {
+// newGuardianCommand returns the guardian's command, which is hidden because only prefetchd starts it.
+func newGuardianCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: guardianName, Short: "Undo what was done to a target, when prefetchd has ended", Hidden: true,
 		Args: func(_ *cobra.Command, args []string) error {

@@ -1,6 +1,6 @@
 package main
 
-// This file is `prefetchd status`: what the prefetchds of this machine are doing.
+// This file is `prefetchd status`. It shows what the prefetchds of this machine are doing.
 
 import (
 	"fmt"
@@ -20,12 +20,14 @@ func newStatusCommand() *cobra.Command {
 	var asJSON, metrics bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say what running prefetchds do",
-		Long: `Say what running prefetchds do: a line for each, or with --json all that is known, as an array. With --metrics the same for
-Prometheus (its text format), to be scraped as a file, or by way of the socket of each prefetchd:
+		Short: "Show what running prefetchds do",
+		Long: `Show what running prefetchds do: one line for each, with the phase of its control loop and since
+when; or with --json everything that is known, as an array. With --metrics it prints the text format
+of Prometheus, to be scraped as a file. Each prefetchd also serves its metrics on its socket:
 curl --unix-socket /run/prefetchd/TARGET.sock http://prefetchd/metrics (and /status for JSON).
 
-Exit status: 0, also if none runs; 1 if one cannot be asked, or with --pid if none helps that process; 2 for wrong usage.`,
+Exit status: 0, also if none runs; 1 if one cannot be asked, or with --pid if none helps that
+process; 2 for wrong usage.`,
 		Example: `  sudo prefetchd status
   sudo prefetchd status --json --pid $(pidof llama-server)
   sudo prefetchd status --metrics > /var/lib/node_exporter/prefetchd.prom`,
@@ -36,7 +38,7 @@ Exit status: 0, also if none runs; 1 if one cannot be asked, or with --pid if no
 			}
 			all, err := monitor.List(cmd.Context(), dir)
 			if cmd.Flags().Changed("pid") {
-				all = of(all, pid)
+				all = selectTarget(all, pid)
 				if err == nil && len(all) == 0 {
 					return fmt.Errorf("no prefetchd helps process %d", pid)
 				}
@@ -49,15 +51,15 @@ Exit status: 0, also if none runs; 1 if one cannot be asked, or with --pid if no
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.IntVarP(&pid, "pid", "p", 0, "only of the one that helps process `N`")
-	f.StringVar(&dir, "run-dir", monitor.Dir, "where they are looked for")
+	f.IntVarP(&pid, "pid", "p", 0, "show only the one that helps process `N`")
+	f.StringVar(&dir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVar(&metrics, "metrics", false, "print Prometheus's text format")
 	return cmd
 }
 
-// of keeps the report on one target.
-func of(all []monitor.Report, target int) []monitor.Report {
+// selectTarget returns only the report on one target.
+func selectTarget(all []monitor.Report, target int) []monitor.Report {
 	for i := range all {
 		if all[i].Target == target {
 			return all[i : i+1]
@@ -66,11 +68,12 @@ func of(all []monitor.Report, target int) []monitor.Report {
 	return nil
 }
 
+// writeStatus prints reports in the requested format.
 func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error {
 	switch {
 	case asJSON:
 		if all == nil {
-			all = []monitor.Report{} // not null
+			all = []monitor.Report{} // in JSON [] instead of null
 		}
 		return cli.WriteJSON(w, all)
 	case metrics:
@@ -80,7 +83,11 @@ func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error 
 		return err
 	}
 	for _, r := range all {
-		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, time.Since(r.Began).Round(time.Second), r.Status)
+		since := func(at time.Time) time.Duration { return time.Since(at).Round(time.Second) }
+		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, since(r.Began), r.Status)
+		if phase := r.Status.LoopPhase; phase != "" { // an older prefetchd does not report it
+			line += fmt.Sprintf(" (phase %s since %v)", phase, since(r.Status.Since))
+		}
 		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
 			return err
 		}

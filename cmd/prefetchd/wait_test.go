@@ -147,7 +147,7 @@ func TestStatus(t *testing.T) {
 	h := waiting(t, target.Process.Pid, "--wait", "--run-dir", dir)
 	h.waitSettled(t)
 	pid := fmt.Sprint(target.Process.Pid)
-	if out, err := status(); err != nil || !strings.HasPrefix(out, pid+" sleep, for ") || !strings.HasSuffix(out, ": learning: waiting for the target to decode\n") {
+	if out, err := status(); err != nil || !strings.HasPrefix(out, pid+" sleep, for ") || !strings.Contains(out, ": learning: waiting for the target to decode (phase learn since ") {
 		t.Errorf("%v: %s", err, out)
 	}
 	out, err := status("--json", "--pid", pid)

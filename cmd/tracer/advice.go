@@ -1,6 +1,6 @@
 package main
 
-// This file knows which of tracer's flags help against which error.
+// This file adds to errors which of tracer's flags help against them.
 
 import (
 	"errors"
@@ -11,12 +11,12 @@ import (
 	"tensorcast/trace"
 )
 
-// advise adds to an error which flags of tracer help.
+// advise adds advice to an error: which flags of tracer help.
 func (o *options) advise(err error) error {
 	for _, a := range []struct {
 		when   error
 		advice string
-		hidden bool
+		hidden bool // the advice does not apply to this command line
 	}{
 		{when: event.ErrOldGGML, advice: ": trace its graphs with --detail graph"},
 		{when: event.ErrUserNamespace, advice: "; or use --preload", hidden: o.pid != 0},

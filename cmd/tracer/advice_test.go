@@ -1,5 +1,7 @@
 package main
 
+// This file tests which advice is added to which error.
+
 import (
 	"errors"
 	"fmt"
@@ -13,7 +15,8 @@ import (
 	"tensorcast/trace"
 )
 
-// Errors that a flag helps against name it once they come to the user, and not before: other programs have other flags.
+// The errors of libraries name no flags, because other programs have other flags. tracer adds the
+// flags that help.
 func TestAdvice(t *testing.T) {
 	flag := regexp.MustCompile(`(^|\s)--?[a-z]+`)
 	for err, want := range map[error]string{
@@ -33,23 +36,24 @@ func TestAdvice(t *testing.T) {
 		proc.ErrForeignProc:     "",
 	} {
 		if found := flag.FindString(err.Error()); found != "" {
-			t.Errorf("the library's error names a flag: %v", err)
+			t.Errorf("the library's error %v names the flag %s, want none", err, found)
 		}
 		var o options
 		wrapped := fmt.Errorf("process 7: %w", err)
 		got := o.advise(wrapped)
-		if !errors.Is(got, err) || !strings.HasPrefix(got.Error(), wrapped.Error()) || !strings.Contains(got.Error(), want) {
-			t.Errorf("%v: the advice is %q, want %q", err, got, want)
+		if !errors.Is(got, err) || !strings.HasPrefix(got.Error(), wrapped.Error()) ||
+			!strings.Contains(got.Error(), want) {
+			t.Errorf("%v: with advice %q, want %q", err, got, want)
 		}
 		if want == "" && got != wrapped {
-			t.Errorf("%v: advice %q", err, got)
+			t.Errorf("%v: with advice %q, want no advice", err, got)
 		}
 	}
 	following := options{follow: true}
 	if got := following.advise(event.ErrNoGGML); strings.Contains(got.Error(), "--follow") {
-		t.Errorf("advice to do what is done: %v", got)
+		t.Errorf("with --follow: %v, want no advice to add --follow", got)
 	}
 	if err := following.advise(nil); err != nil {
-		t.Errorf("advice without an error: %v", err)
+		t.Errorf("advise(nil) = %v, want nil", err)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
-// These tests are about the command that tracer starts: as whom it runs, how it begins and ends.
+// The tests of this file are about the command that tracer starts: as which user it runs, how it
+// begins and ends.
 
 import (
 	"bytes"
@@ -29,8 +30,8 @@ import (
 // nobody is an account that every Linux has.
 const nobody = 65534
 
-// owned makes a directory of nobody's that everyone can reach.
-func owned(t *testing.T) string {
+// nobodysDir creates a directory that belongs to nobody and that everybody can reach.
+func nobodysDir(t *testing.T) string {
 	t.Helper()
 	dir := testenv.PublicDir(t)
 	if err := os.Chown(dir, nobody, nobody); err != nil {
@@ -53,8 +54,8 @@ func publicModel(t *testing.T) string {
 	return path
 }
 
-// sudo returns a command that starts tracer as sudo does for nobody: from a process named sudo that was started with the user's
-// environment, in which variables are replaced.
+// sudo returns a command that starts tracer as sudo would for the user nobody. It starts a process
+// named sudo with the user's environment. That process replaces variables and starts tracer.
 func sudo(t *testing.T, userPath string, args ...string) *exec.Cmd {
 	t.Helper()
 	sh, err := exec.LookPath("sh")
@@ -66,7 +67,8 @@ func sudo(t *testing.T, userPath string, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	const script = `unset LD_LIBRARY_PATH
-export SUDO_UID=65534 SUDO_GID=65534 SUDO_USER=nobody SUDO_COMMAND=tracer PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root USER=root LOGNAME=root SHELL=/bin/sh MAIL=/var/mail/root
+export SUDO_UID=65534 SUDO_GID=65534 SUDO_USER=nobody SUDO_COMMAND=tracer PATH=/usr/sbin:/usr/bin:/sbin:/bin
+export HOME=/root USER=root LOGNAME=root SHELL=/bin/sh MAIL=/var/mail/root
 "$@"
 exit $?`
 	cmd := exec.Command(link, append([]string{"-c", script, "sudo", tracerBinary}, args...)...)
@@ -87,7 +89,7 @@ func ownership(t *testing.T, path string) (uid, gid uint32) {
 func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.Public(t, llamatest.ForTest(t))
-	// It is started by a script, so that its libraries are found while it runs: it goes on for a while.
+	// A script starts it, so its libraries are found only while it runs. That is why it repeats often.
 	o := llama.Options{Model: publicModel(t), Prompt: "me", Tokens: 4, Threads: 1, NoRepack: true, Repeat: 300}
 	bin := testenv.PublicDir(t)
 	script := "#!/bin/sh\nid -u; id -G; env\necho end\nexec \"$@\"\n"
@@ -95,7 +97,7 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	userPath := bin + ":/usr/bin:/bin"
-	home := owned(t)
+	home := nobodysDir(t)
 	run := func(t *testing.T, flags ...string) (string, map[string]string) {
 		t.Helper()
 		args := append(append(flags, "--", "own-llama"), in.Command(t.Context(), o).Args...)
@@ -122,7 +124,10 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 	if want := "65534\n65534\n"; ids != want {
 		t.Errorf("user and groups are %q, want %q", ids, want)
 	}
-	for name, want := range map[string]string{"PATH": userPath, "HOME": "/nonexistent", "USER": "nobody", "LOGNAME": "nobody", "LD_LIBRARY_PATH": "/user/lib", "TERM": "dumb"} {
+	for name, want := range map[string]string{
+		"PATH": userPath, "HOME": "/nonexistent", "USER": "nobody", "LOGNAME": "nobody",
+		"LD_LIBRARY_PATH": "/user/lib", "TERM": "dumb",
+	} {
 		if env[name] != want {
 			t.Errorf("%s is %q, want %q", name, env[name], want)
 		}
@@ -137,21 +142,21 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 		}
 		files++
 		if uid, gid := ownership(t, path); uid != nobody || gid != nobody {
-			t.Errorf("%s belongs to %d:%d", path, uid, gid)
+			t.Errorf("%s belongs to %d:%d, want %d:%d", path, uid, gid, nobody, nobody)
 		}
 		return nil
 	})
 	if err != nil || files < 5 {
-		t.Errorf("%d files were written (%v)", files, err)
+		t.Errorf("%d files were written (%v), want at least 5", files, err)
 	}
 	if c, rows := readCapture(t, filepath.Join(home, "capture")); !c.Meta.Complete || len(rows) == 0 {
-		t.Errorf("the capture has %d rows: %+v", len(rows), c.Meta)
+		t.Errorf("the capture has %d rows, want a complete one with rows: %+v", len(rows), c.Meta)
 	}
 
 	csv := filepath.Join(home, "reads.csv")
 	run(t, "--csv", "-o", csv)
 	if uid, gid := ownership(t, csv); uid != nobody || gid != nobody {
-		t.Errorf("%s belongs to %d:%d", csv, uid, gid)
+		t.Errorf("%s belongs to %d:%d, want %d:%d", csv, uid, gid, nobody, nobody)
 	}
 	for _, path := range []string{csv, filepath.Join(home, "capture")} {
 		if err := os.RemoveAll(path); err != nil {
@@ -159,20 +164,20 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 		}
 	}
 
-	// As root the command is looked up in root's PATH, so it is given by its own.
+	// As root the command would be searched in root's PATH, so it is given with its path.
 	args := append([]string{"--as-root", "--", filepath.Join(bin, "own-llama")}, in.Command(t.Context(), o).Args...)
 	cmd := sudo(t, userPath, args...)
 	cmd.Dir = home
 	r := finish(t, cmd)
 	if r.status != 0 || !strings.HasPrefix(r.stdout, "0\n") {
-		t.Errorf("--as-root: status %d, %q\n%s", r.status, r.stdout, r.stderr)
+		t.Errorf("--as-root: status %d, %q, want 0 and user id 0 first\n%s", r.status, r.stdout, r.stderr)
 	}
 	if uid, _ := ownership(t, filepath.Join(home, "capture", trace.MetaFile)); uid != nobody {
-		t.Errorf("--as-root: the capture belongs to %d", uid)
+		t.Errorf("--as-root: the capture belongs to %d, want %d", uid, nobody)
 	}
 }
 
-// Nothing is written where the invoking user could not write, nor through links that lead there.
+// tracer writes only where the invoking user could write, also through links.
 func TestOutputKeepsToTheUser(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.Public(t, llamatest.ForTest(t))
@@ -187,13 +192,16 @@ func TestOutputKeepsToTheUser(t *testing.T) {
 		flags  func(dir string) []string
 		status int
 	}{
-		"a directory of root's": {flags: func(string) []string { return []string{"-o", filepath.Join(roots, "capture")} }, status: 1},
+		"a directory of root's": {
+			flags:  func(string) []string { return []string{"-o", filepath.Join(roots, "capture")} },
+			status: 1,
+		},
 		"a link to a directory": {
 			plant:  func(t *testing.T, dir string) { symlink(t, roots, filepath.Join(dir, "capture")) },
 			flags:  func(dir string) []string { return []string{"-o", filepath.Join(dir, "capture")} },
 			status: 1,
 		},
-		"links in the place of tables": { // are an earlier capture, and replaced as one
+		"links in the place of tables": { // they are replaced like the files of an earlier capture
 			plant: func(t *testing.T, dir string) {
 				for _, name := range []string{trace.AccessFile, trace.MetaFile, trace.MetaFile + ".tmp"} {
 					symlink(t, precious, filepath.Join(dir, name))
@@ -210,31 +218,33 @@ func TestOutputKeepsToTheUser(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			dir := owned(t)
+			dir := nobodysDir(t)
 			if tc.plant != nil {
 				tc.plant(t, dir)
 			}
-			r := finish(t, sudo(t, os.Getenv("PATH"), append(append(tc.flags(dir), "--"), in.Command(t.Context(), o).Args...)...))
+			args := append(append(tc.flags(dir), "--"), in.Command(t.Context(), o).Args...)
+			r := finish(t, sudo(t, os.Getenv("PATH"), args...))
 			if r.status != tc.status {
 				t.Errorf("status %d, want %d\n%s", r.status, tc.status, r.stderr)
 			}
 			if tc.status == 0 {
 				if c, rows := readCapture(t, dir); !c.Meta.Complete || len(rows) == 0 {
-					t.Errorf("the capture has %d rows: %+v", len(rows), c.Meta)
+					t.Errorf("the capture has %d rows, want a complete one with rows: %+v", len(rows), c.Meta)
 				}
 			} else if line := oneError(t, r); !strings.Contains(line, "permission denied") {
-				t.Errorf("the error is %q", line)
+				t.Errorf("the error is %q, want permission denied", line)
 			}
 			if data, err := os.ReadFile(precious); err != nil || string(data) != "precious" {
-				t.Errorf("root's file holds %q (%v)", data, err)
+				t.Errorf("root's file has %q (%v), want precious", data, err)
 			}
 			if entries, err := os.ReadDir(roots); err != nil || len(entries) != 0 {
-				t.Errorf("root's directory holds %v (%v)", entries, err)
+				t.Errorf("root's directory has %v (%v), want nothing", entries, err)
 			}
 		})
 	}
 }
 
+// symlink creates a link that belongs to nobody.
 func symlink(t *testing.T, to, path string) {
 	t.Helper()
 	if err := os.Symlink(to, path); err != nil {
@@ -245,7 +255,7 @@ func symlink(t *testing.T, to, path string) {
 	}
 }
 
-// What needs no decode: the command is run to its end, and its status is what counts if it failed.
+// A command that is no llama.cpp runs to its end. If it fails, tracer's status is its status.
 func TestCommandThatIsNoLlama(t *testing.T) {
 	testenv.NeedRoot(t)
 	cases := map[string]struct {
@@ -269,13 +279,13 @@ func TestCommandThatIsNoLlama(t *testing.T) {
 				t.Errorf("status %d, output %q; want %d, %q", r.status, r.stdout, tc.status, tc.stdout)
 			}
 			if line := oneError(t, r); !strings.Contains(line, "found no ggml") {
-				t.Errorf("the error is %q", line)
+				t.Errorf("the error is %q, want found no ggml", line)
 			}
 		})
 	}
 }
 
-// Signals to tracer reach the command, once each.
+// Each signal to tracer reaches the command once.
 func TestSignalsArePassedOn(t *testing.T) {
 	testenv.NeedRoot(t)
 	log := filepath.Join(t.TempDir(), "log")
@@ -288,17 +298,19 @@ while :; do sleep 0.05; done`
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }) // what a failure leaves
-	said := func() []string {
+	t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }) // in case the test fails
+	readLog := func() []string {
 		data, err := os.ReadFile(log)
 		if err != nil {
 			return nil
 		}
 		return strings.Fields(string(data))
 	}
-	testenv.WaitFor(t, "the command to begin", func() bool { return len(said()) == 1 })
-	want := []string{said()[0]}
-	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2} {
+	testenv.WaitFor(t, "the command to begin", func() bool { return len(readLog()) == 1 })
+	want := []string{readLog()[0]}
+	for _, s := range []syscall.Signal{
+		syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2,
+	} {
 		if signal.Ignored(s) {
 			continue // under nohup a shell cannot trap SIGHUP
 		}
@@ -306,7 +318,7 @@ while :; do sleep 0.05; done`
 			t.Fatal(err)
 		}
 		want = append(want, strings.TrimPrefix(unix.SignalName(s), "SIG"))
-		testenv.WaitFor(t, "the command to get "+s.String(), func() bool { return len(said()) == len(want) })
+		testenv.WaitFor(t, "the command to get "+s.String(), func() bool { return len(readLog()) == len(want) })
 	}
 	pid, err := strconv.Atoi(want[0])
 	if err != nil {
@@ -316,8 +328,9 @@ while :; do sleep 0.05; done`
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	if got, want := fmt.Sprint(said()), fmt.Sprint(append(want, "end")); got != want || cmd.ProcessState.ExitCode() != 7 {
-		t.Errorf("status %d, the command got %s, want 7, %s", cmd.ProcessState.ExitCode(), got, want)
+	status, got := cmd.ProcessState.ExitCode(), fmt.Sprint(readLog())
+	if want := fmt.Sprint(append(want, "end")); got != want || status != 7 {
+		t.Errorf("status %d, the command got %s; want 7, %s", status, got, want)
 	}
 }
 
@@ -339,13 +352,17 @@ func children(pid int) []int {
 	return found
 }
 
-// However early the command is killed, tracer ends, with its status or with one line that says why.
+// If the command is killed early, tracer ends with its status, or with one line that says why.
 func TestCommandKilledWhileAttaching(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "early", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "early", Tokens: 100, Threads: 1, NoRepack: true,
+		Repeat: 1 << 20,
+	}
 	for i := range 6 {
-		cmd := exec.Command(tracerBinary, append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--"}, in.Command(t.Context(), o).Args...)...)
+		flags := []string{"-o", filepath.Join(t.TempDir(), "capture"), "--"}
+		cmd := exec.Command(tracerBinary, append(flags, in.Command(t.Context(), o).Args...)...)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		if err := cmd.Start(); err != nil {
@@ -354,8 +371,9 @@ func TestCommandKilledWhileAttaching(t *testing.T) {
 		var pid int
 		testenv.WaitFor(t, "the command to start", func() bool {
 			for _, pid = range children(cmd.Process.Pid) {
-				// Go's runtime starts a child of its own, once, to try pidfds.
-				if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && filepath.Base(exe) == "llamarun" {
+				// Go's runtime once starts a child of its own, to try pidfds.
+				exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+				if err == nil && filepath.Base(exe) == "llamarun" {
 					return true
 				}
 			}
@@ -367,27 +385,33 @@ func TestCommandKilledWhileAttaching(t *testing.T) {
 		}
 		_ = cmd.Wait()
 		r := result{stderr: stderr.String(), status: cmd.ProcessState.ExitCode()}
+		hasSummary := strings.Contains(r.stderr, "decodes")
 		switch errs := errorLines(r); {
-		case r.status == 128+int(syscall.SIGKILL) && (len(errs) == 1 || len(errs) == 0 && strings.Contains(r.stderr, "decodes")): // without a line, with a summary
+		case r.status == 128+int(syscall.SIGKILL) && (len(errs) == 1 || len(errs) == 0 && hasSummary):
 		case r.status == cli.Failure && len(errs) == 1:
 		default:
-			t.Errorf("round %d: status %d, want the command's, or %d with one line that says why\n%s", i, r.status, cli.Failure, r.stderr)
+			t.Errorf("round %d: status %d, want the command's, or %d with one line that says why\n%s",
+				i, r.status, cli.Failure, r.stderr)
 		}
 	}
 }
 
-// However early a running target ends, tracer ends, with 0 or with one line that says why.
+// If a running target ends early, tracer ends with 0, or with one line that says why.
 func TestTargetEndsWhileAttaching(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "early", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "early", Tokens: 100, Threads: 1, NoRepack: true,
+		Repeat: 1 << 20,
+	}
 	for i := range 6 {
 		target := in.Command(t.Context(), o)
 		if err := target.Start(); err != nil {
 			t.Fatal(err)
 		}
 		testenv.WaitMapped(t, target.Process.Pid, o.Model)
-		cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--pid", fmt.Sprint(target.Process.Pid))
+		cmd := exec.Command(tracerBinary,
+			"-o", filepath.Join(t.TempDir(), "capture"), "--pid", fmt.Sprint(target.Process.Pid))
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		if err := cmd.Start(); err != nil {
@@ -404,7 +428,8 @@ func TestTargetEndsWhileAttaching(t *testing.T) {
 		case r.status == 0 && len(errs) == 0 && strings.Contains(r.stderr, "decodes"): // with a summary
 		case r.status == cli.Failure && len(errs) == 1:
 		default:
-			t.Errorf("round %d: status %d, want 0 with a summary, or %d with one line that says why\n%s", i, r.status, cli.Failure, r.stderr)
+			t.Errorf("round %d: status %d, want 0 with a summary, or %d with one line that says why\n%s",
+				i, r.status, cli.Failure, r.stderr)
 		}
 	}
 }

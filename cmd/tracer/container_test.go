@@ -1,6 +1,6 @@
 package main
 
-// These tests run tracer and its target in containers, which have process ids of their own.
+// The tests of this file run tracer and its target in containers, which have process ids of their own.
 
 import (
 	"fmt"
@@ -27,8 +27,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// dropped drops a file from the page cache.
-func dropped(t *testing.T, path string) {
+// dropCache drops a file from the page cache.
+func dropCache(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -40,7 +40,7 @@ func dropped(t *testing.T, path string) {
 	}
 }
 
-// threads are the threads that a capture's ops ran in.
+// threads returns the threads in which a capture's ops ran.
 func threads(rows []tables.Access) (found []int32) {
 	for _, a := range rows {
 		if !slices.Contains(found, a.Thread) {
@@ -50,8 +50,8 @@ func threads(rows []tables.Access) (found []int32) {
 	return found
 }
 
-// pagedIn is how many bytes processes brought in from disk.
-func pagedIn(t *testing.T, c *trace.Capture) map[int32]int64 {
+// countPageIns returns how many bytes each process read from disk.
+func countPageIns(t *testing.T, c *trace.Capture) map[int32]int64 {
 	t.Helper()
 	by := map[int32]int64{}
 	for p, err := range c.PageIns() {
@@ -63,12 +63,13 @@ func pagedIn(t *testing.T, c *trace.Capture) map[int32]int64 {
 	return by
 }
 
-// filteredTest is the variable that makes the tests' program run another one, its arguments, under a seccomp filter that refuses bpf, as Docker's does.
+// filteredTest is an environment variable. If it is set, the test program runs its arguments as a
+// command under a seccomp filter that refuses bpf, as Docker's does.
 const filteredTest = "TENSORCAST_TEST_FILTERED"
 
-// runFiltered does so. It does not return.
+// runFiltered runs a command under the filter. It does not return.
 func runFiltered(args []string) {
-	runtime.LockOSThread() // the filter is this thread's, and that of the program that it becomes
+	runtime.LockOSThread() // the filter applies to this thread, and to the program that it becomes
 	refused := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the system call
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 0, Jf: 1, K: unix.SYS_BPF},
@@ -84,18 +85,22 @@ func runFiltered(args []string) {
 	os.Exit(1)
 }
 
-// In a container tracer sees what it sees on the host, and calls processes and threads what they are called there.
+// In a container tracer sees the same as on the host. It identifies processes and threads by their
+// ids in the container.
 func TestInContainer(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, moeModel), Prompt: "the quick brown fox", Tokens: 6, Threads: 1, NoRepack: true}
+	o := llama.Options{
+		Model: llamatest.Model(t, moeModel), Prompt: "the quick brown fox", Tokens: 6, Threads: 1, NoRepack: true,
+	}
 	for _, detail := range []string{tables.DetailOp, tables.DetailGraph, tables.DetailOpIO} {
 		t.Run(detail, func(t *testing.T) {
-			dropped(t, o.Model)
+			dropCache(t, o.Model)
 			outside, want := traced(t, in, o, "--detail", detail)
-			dropped(t, o.Model)
+			dropCache(t, o.Model)
 			dir := filepath.Join(t.TempDir(), "capture")
-			args := append([]string{tracerBinary, "-o", dir, "--strict", "--detail", detail, "--"}, in.Command(t.Context(), o).Args...)
+			args := []string{tracerBinary, "-o", dir, "--strict", "--detail", detail, "--"}
+			args = append(args, in.Command(t.Context(), o).Args...)
 			r := finish(t, testenv.Container{}.Command(args...))
 			if r.status != 0 {
 				t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
@@ -107,36 +112,44 @@ func TestInContainer(t *testing.T) {
 			inside, got := readCapture(t, dir)
 			compare(t, sequence(inside, got), sequence(outside, want))
 			a, b := inside.Meta.Counters, outside.Meta.Counters
-			if a.Hits != b.Hits || a.NoWeight != b.NoWeight || a.OpsSent != b.OpsSent || inside.Meta.Tokens != o.Tokens {
-				t.Errorf("counters %+v, outside %+v", a, b)
+			if a.Hits != b.Hits || a.NoWeight != b.NoWeight || a.OpsSent != b.OpsSent ||
+				inside.Meta.Tokens != o.Tokens {
+				t.Errorf("counters %+v, tokens %d; on the host %+v, %d", a, inside.Meta.Tokens, b, o.Tokens)
 			}
 			// The target computes in its first thread.
-			if pid := int32(result.PID); inside.Meta.PID != result.PID || !slices.Equal(threads(got), []int32{pid}) || pid > 1000 {
-				t.Errorf("process %d, threads %d; it calls itself %d", inside.Meta.PID, threads(got), pid)
+			pid := int32(result.PID)
+			if inside.Meta.PID != result.PID || !slices.Equal(threads(got), []int32{pid}) || pid > 1000 {
+				t.Errorf("process %d, threads %d; want the target's own id %d", inside.Meta.PID, threads(got), pid)
 			}
 			if detail != tables.DetailOpIO {
 				return
 			}
-			// tracer reads the file, too: who brings in which page differs a little.
-			if in, out := pagedIn(t, inside)[int32(result.PID)], pagedIn(t, outside)[int32(outside.Meta.PID)]; in < out*9/10 || out < in*9/10 || in == 0 {
-				t.Errorf("%d bytes came from disk, outside %d", in, out)
+			// tracer also reads the file, so the numbers differ a little.
+			in := countPageIns(t, inside)[pid]
+			out := countPageIns(t, outside)[int32(outside.Meta.PID)]
+			if in < out*9/10 || out < in*9/10 || in == 0 {
+				t.Errorf("%d bytes were read from disk, on the host %d", in, out)
 			}
 		})
 	}
 }
 
-// A target in a container within tracer's own: its processes have other ids there than here.
+// The target runs in a container within tracer's container. Its processes have other ids there than
+// in tracer's.
 func TestDeeperContainer(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	unshare, err := exec.LookPath("unshare") // util-linux, as setpriv: every Debian has it
+	unshare, err := exec.LookPath("unshare") // from util-linux, which every Debian has
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "the quick brown fox", Tokens: 6, Threads: 1, NoRepack: true}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "the quick brown fox", Tokens: 6, Threads: 1, NoRepack: true,
+	}
 	outside, want := traced(t, in, o)
 	dir := filepath.Join(t.TempDir(), "capture")
-	args := append([]string{tracerBinary, "-o", dir, "--strict", "--follow", "--", unshare, "--fork", "--pid"}, in.Command(t.Context(), o).Args...)
+	args := []string{tracerBinary, "-o", dir, "--strict", "--follow", "--", unshare, "--fork", "--pid"}
+	args = append(args, in.Command(t.Context(), o).Args...)
 	r := finish(t, testenv.Container{}.Command(args...))
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
@@ -147,31 +160,34 @@ func TestDeeperContainer(t *testing.T) {
 	}
 	captures, err := os.ReadDir(dir)
 	if err != nil || len(captures) != 1 {
-		t.Fatalf("captures %v, %v", captures, err)
+		t.Fatalf("captures %v, %v; want one", captures, err)
 	}
 	pid, err := strconv.Atoi(captures[0].Name())
 	if err != nil || pid == result.PID || result.PID != 1 || pid > 1000 {
-		t.Errorf("process %d, which calls itself %d; %v", pid, result.PID, err)
+		t.Errorf("process %d, its own id is %d, %v; want another id than its own, which is 1", pid, result.PID, err)
 	}
 	inside, got := readCapture(t, filepath.Join(dir, captures[0].Name()))
 	compare(t, sequence(inside, got), sequence(outside, want))
 	if !slices.Equal(threads(got), []int32{int32(pid)}) {
-		t.Errorf("threads %d of process %d", threads(got), pid)
+		t.Errorf("threads %d, want only %d", threads(got), pid)
 	}
 }
 
-// The target is in a container that shows its model to nobody else; tracer is not.
+// The target is in a container in which alone its model is visible. tracer is outside.
 func TestContainerFromOutside(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "the quick brown fox", Tokens: 6, Threads: 1, NoRepack: true}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "the quick brown fox", Tokens: 6, Threads: 1, NoRepack: true,
+	}
 	c, want := traced(t, in, o)
-	perGeneration := len(want) - len(steps(want, 0)) // without the warm-up
+	perGeneration := len(want) - len(rowsOfStep(want, 0)) // without the warm-up
 	hidden := filepath.Join(t.TempDir(), "hidden")
 	if err := os.Mkdir(hidden, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	container := testenv.Container{First: fmt.Sprintf("mount -t tmpfs tmpfs %s; cp %s %s/m.gguf", hidden, o.Model, hidden)}
+	first := fmt.Sprintf("mount -t tmpfs tmpfs %s; cp %s %s/m.gguf", hidden, o.Model, hidden)
+	container := testenv.Container{First: first}
 	o.Model, o.Repeat = filepath.Join(hidden, "m.gguf"), 1<<20
 	target := container.Command(in.Command(t.Context(), o).Args...)
 	if err := target.Start(); err != nil {
@@ -185,7 +201,7 @@ func TestContainerFromOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = tracer.Process.Kill(); _ = tracer.Wait() })
-	testenv.WaitFor(t, "some generations", func() bool { return wholeRows(dir) > 3*perGeneration })
+	testenv.WaitFor(t, "some generations", func() bool { return countRows(dir) > 3*perGeneration })
 	if err := tracer.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -193,36 +209,45 @@ func TestContainerFromOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, rows := readCapture(t, dir)
-	if got.Meta.PID != target.Process.Pid || len(got.Structure) != len(c.Structure) || !slices.Equal(threads(rows), []int32{int32(got.Meta.PID)}) {
-		t.Errorf("process %d, threads %d, %d tensors", got.Meta.PID, threads(rows), len(got.Structure))
+	if got.Meta.PID != target.Process.Pid || len(got.Structure) != len(c.Structure) ||
+		!slices.Equal(threads(rows), []int32{int32(got.Meta.PID)}) {
+		t.Errorf("process %d, threads %d, %d tensors; want process and thread %d, %d tensors",
+			got.Meta.PID, threads(rows), len(got.Structure), target.Process.Pid, len(c.Structure))
 	}
 }
 
-// steps are the rows of a step.
-func steps(rows []tables.Access, step int32) []tables.Access {
+// rowsOfStep returns the rows of a step.
+func rowsOfStep(rows []tables.Access, step int32) []tables.Access {
 	return slices.DeleteFunc(slices.Clone(rows), func(a tables.Access) bool { return a.Step != step })
 }
 
-// Where tracer cannot work it says so at once, in one line.
+// In a container where tracer cannot work, it says so at once, in one line.
 func TestUselessContainer(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	driver := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "x", Tokens: 1000, Threads: 1, NoRepack: true, Repeat: 1 << 20}).Args // a command that tracer must not wait for
+	// The command goes on for long. tracer must not wait for it.
+	driver := in.Command(t.Context(), llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "x", Tokens: 1000, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+	}).Args
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
 		container testenv.Container
-		through   []string // runs tracer
-		says      string
+		through   []string // the command that runs tracer
+		want      string   // part of the error
 	}{
 		"user namespace": {testenv.Container{User: true}, nil, "user namespace"},
 		"no proc":        {testenv.Container{NoProc: true}, nil, "mount proc"},
 		"no types":       {testenv.Container{First: "mount -t tmpfs tmpfs /sys/kernel/btf"}, nil, "/sys/kernel/btf"},
 		"empty proc":     {testenv.Container{NoProc: true, First: "mount -t tmpfs tmpfs /proc"}, nil, "mount proc"},
-		"capabilities":   {testenv.Container{}, []string{"setpriv", "--bounding-set", "-sys_admin,-bpf", "--inh-caps", "-sys_admin,-bpf"}, "CAP_BPF"},
-		"seccomp":        {testenv.Container{First: "export " + filteredTest + "=1"}, []string{self}, "seccomp"},
+		"capabilities": {
+			testenv.Container{},
+			[]string{"setpriv", "--bounding-set", "-sys_admin,-bpf", "--inh-caps", "-sys_admin,-bpf"},
+			"CAP_BPF",
+		},
+		"seccomp": {testenv.Container{First: "export " + filteredTest + "=1"}, []string{self}, "seccomp"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "capture")
@@ -230,19 +255,23 @@ func TestUselessContainer(t *testing.T) {
 			stop := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 			defer stop.Stop()
 			r := finish(t, cmd)
-			if r.status != cli.Failure || !strings.HasPrefix(r.stderr, "tracer: ") || !strings.Contains(r.stderr, tc.says) || strings.Count(r.stderr, "\n") != 1 {
-				t.Errorf("status %d: %s", r.status, r.stderr)
+			if r.status != cli.Failure || !strings.HasPrefix(r.stderr, "tracer: ") ||
+				!strings.Contains(r.stderr, tc.want) || strings.Count(r.stderr, "\n") != 1 {
+				t.Errorf("status %d: %s, want %d and one line with %q", r.status, r.stderr, cli.Failure, tc.want)
 			}
 			if _, err := os.Stat(dir); err == nil {
 				t.Error("a capture was written")
 			}
 			r = finish(t, tc.container.Command(append(tc.through, tracerBinary, "doctor")...))
-			if r.status != cli.Failure || !strings.Contains(r.stdout+r.stderr, tc.says) || strings.Count(r.stderr, "\n") > 1 {
-				t.Errorf("doctor: status %d: %s%s", r.status, r.stdout, r.stderr)
+			if r.status != cli.Failure || !strings.Contains(r.stdout+r.stderr, tc.want) ||
+				strings.Count(r.stderr, "\n") > 1 {
+				t.Errorf("doctor: status %d: %s%s, want %d and %q", r.status, r.stdout, r.stderr, cli.Failure, tc.want)
 			}
 		})
 	}
-	if r := finish(t, testenv.Container{}.Command(tracerBinary, "doctor")); r.status != cli.OK || !strings.Contains(r.stdout, "PID namespace") {
-		t.Errorf("doctor in a container: status %d: %s%s", r.status, r.stdout, r.stderr)
+	r := finish(t, testenv.Container{}.Command(tracerBinary, "doctor"))
+	if r.status != cli.OK || !strings.Contains(r.stdout, "PID namespace") {
+		t.Errorf("doctor in a container: status %d: %s%s, want 0 and a word of the PID namespace",
+			r.status, r.stdout, r.stderr)
 	}
 }

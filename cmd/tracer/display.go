@@ -1,6 +1,6 @@
 package main
 
-// This file decides whether there is a status line, and what it says.
+// This file shows the status line, where one can be seen.
 
 import (
 	"fmt"
@@ -19,14 +19,15 @@ import (
 type display struct {
 	line  *status.Line
 	meter status.Meter
-	shown time.Time
-	steps int // when it was shown
+	shown time.Time // when the line was shown last
+	steps int       // steps at that time
 }
 
-// displayInterval is less than that of the ticks, which may come a little early.
+// displayInterval is a little less than the second between two ticks, which may come early.
 const displayInterval = 900 * time.Millisecond
 
-// newDisplay returns nil where a line would not be seen, or would be written across the text of the command or ours.
+// newDisplay returns nil where a line would not be seen, or would be mixed with the output of the
+// command or of tracer.
 func newDisplay(o options) *display {
 	if !cli.IsTerminal(os.Stderr) || o.stdoutUsed() && cli.IsTerminal(os.Stdout) {
 		return nil
@@ -40,7 +41,8 @@ func newDisplay(o options) *display {
 	})}
 }
 
-// Show renews the line, once a second. Before the first decode llama.cpp itself writes to the terminal: it is left alone.
+// Show updates the line once a second. Before the first decode it shows nothing, because llama.cpp
+// itself writes to the terminal then.
 func (d *display) Show(s trace.Status) {
 	now := time.Now()
 	if d == nil || now.Sub(d.shown) < displayInterval || s.Steps == 0 {
@@ -48,7 +50,7 @@ func (d *display) Show(s trace.Status) {
 	}
 	d.shown = now
 	phase := s.Phase.String()
-	if !s.Running && s.Steps == d.steps { // else it is only between two decodes
+	if !s.Running && s.Steps == d.steps { // with a new step it is only between two decodes
 		phase = "waiting"
 	}
 	d.steps = s.Steps
@@ -59,7 +61,7 @@ func (d *display) Show(s trace.Status) {
 	d.line.Show(status.Text(phase, sample, d.meter.Add(sample)))
 }
 
-// Log is where messages go.
+// Log is the writer for messages.
 func (d *display) Log() io.Writer {
 	if d == nil {
 		return cli.Safe(os.Stderr)
@@ -67,7 +69,7 @@ func (d *display) Log() io.Writer {
 	return d.line
 }
 
-// Close clears the line, for good.
+// Close removes the line.
 func (d *display) Close() {
 	if d != nil {
 		d.line.Close()

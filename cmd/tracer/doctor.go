@@ -1,6 +1,7 @@
 package main
 
-// This file is `tracer doctor`: it prints what ebpf.Examine finds out, and whether a process reads its weights from a file at all.
+// This file is `tracer doctor`. It prints what ebpf.Examine finds out, and whether a process reads
+// its weights from a file at all.
 
 import (
 	"context"
@@ -26,13 +27,14 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [--pid N | -- command [argument...]]",
 		Short: "Say whether tracing would work, and what to do where it would not",
-		Long: `Say whether tracing would work: what the kernel offers (found out by trying), what this process may do, what the
-target is made of, which probes would be set where and at what cost. Nothing is traced, and the command is not started.
+		Long: `Say whether tracing would work. The report has: what the kernel offers (found out by trying), what this
+process may do, the files of the target, and which probes would be set where and at what cost. Nothing is traced,
+and the command is not started.
 
-Works without root, and says what root would add.
+It works without root, and says what root would add.
 
-With --pid it also says whether the process reads its weights from the model's file: those that llama.cpp copied when it
-loaded them (repacked, --no-mmap), or that are on a GPU, cannot be traced.
+With --pid it also says whether the process reads its weights from the model's file. Weights that llama.cpp copied when
+it loaded them (repacked, --no-mmap), or that are on a GPU, cannot be traced.
 
 Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wrong usage.`,
 		Example: `  tracer doctor                                   # this machine
@@ -45,21 +47,22 @@ Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wron
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return diagnose(cmd.Context(), cmd.OutOrStdout(), ebpf.ExamineOptions{PID: int(pid), Command: args, Env: os.Environ()}, asJSON)
+			opts := ebpf.ExamineOptions{PID: int(pid), Command: args, Env: os.Environ()}
+			return diagnose(cmd.Context(), cmd.OutOrStdout(), opts, asJSON)
 		},
 	}
 	f := cmd.Flags()
-	f.VarP(&pid, "pid", "p", "look at the running process `N`")
+	f.VarP(&pid, "pid", "p", "examine the running process `N`")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	f.SetInterspersed(false)
 	return cmd
 }
 
-// report is what doctor reports.
+// report is the report of `tracer doctor`.
 type report struct {
 	*ebpf.Report
 	Holding *holding.Holding  `json:"holding,omitempty"` // how a running process holds its model
-	Weights []holding.Finding `json:"weights,omitempty"` // what of it cannot be traced
+	Weights []holding.Finding `json:"weights,omitempty"` // weights that cannot be traced
 }
 
 // diagnose prints a report, and returns an error if tracer would not work.
@@ -69,7 +72,7 @@ func diagnose(ctx context.Context, stdout io.Writer, opts ebpf.ExamineOptions, a
 		return err
 	}
 	r := &report{Report: found}
-	if err := r.weights(ctx, opts.PID); err != nil {
+	if err := r.addWeights(ctx, opts.PID); err != nil {
 		return err
 	}
 	if asJSON {
@@ -83,13 +86,14 @@ func diagnose(ctx context.Context, stdout io.Writer, opts ebpf.ExamineOptions, a
 	return err
 }
 
-// weights adds which of a process's weights are copies or on a GPU: a read of these cannot be told from the address, and of a process that reads no others nothing is traced.
-func (r *report) weights(ctx context.Context, pid int) error {
+// addWeights adds which weights of a process are copies or on a GPU. Their addresses do not tell
+// which weight is read. If a process reads no other weights, nothing is traced.
+func (r *report) addWeights(ctx context.Context, pid int) error {
 	if pid == 0 {
 		return nil
 	}
 	h, err := holding.New(pid).Examine(ctx, holding.Options{})
-	if errors.Is(err, fs.ErrPermission) { // which the report says
+	if errors.Is(err, fs.ErrPermission) { // the report says so
 		return nil
 	}
 	if err != nil {
@@ -98,7 +102,7 @@ func (r *report) weights(ctx context.Context, pid int) error {
 	r.Holding = h
 	for _, f := range h.WhereWeights() {
 		if f.Reason != holding.Copied && f.Reason != holding.OnDevice {
-			continue // the rest is no reason not to trace
+			continue // other reasons do not prevent tracing
 		}
 		r.Weights = append(r.Weights, f)
 		r.Advice = append(r.Advice, f.Text)
@@ -111,9 +115,9 @@ func (r *report) weights(ctx context.Context, pid int) error {
 func printReport(to io.Writer, r *report) error {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "kernel %s\n", r.Kernel)
-	findings(w, r.Features)
+	printFindings(w, r.Features)
 	fmt.Fprintf(w, "\nthis process\n")
-	findings(w, r.Capabilities)
+	printFindings(w, r.Capabilities)
 	for _, s := range r.Settings {
 		if s.Matters {
 			fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Value, s.Name, s.Meaning)
@@ -145,10 +149,10 @@ func printReport(to io.Writer, r *report) error {
 			fmt.Fprintf(w, "  - %s\n", visible.Line(line))
 		}
 	}
-	return w.Flush() // with the first error of those before
+	return w.Flush() // returns the first error of all writes
 }
 
-func findings(w io.Writer, list []ebpf.Finding) {
+func printFindings(w io.Writer, list []ebpf.Finding) {
 	for _, f := range list {
 		note := f.Use
 		if f.Detail != "" {
@@ -190,7 +194,8 @@ func printTarget(w io.Writer, t *ebpf.Target) {
 		}
 		fmt.Fprintln(w)
 		for _, p := range f.Probes {
-			fmt.Fprintf(w, "    %s\t%s+%d\tat %#x, %s per hit\n", p.Role, visible.Line(p.Symbol), p.Skip, p.Offset+p.Skip, p.Cost)
+			fmt.Fprintf(w, "    %s\t%s+%d\tat %#x, %s per hit\n",
+				p.Role, visible.Line(p.Symbol), p.Skip, p.Offset+p.Skip, p.Cost)
 		}
 	}
 	if t.Layout != nil {

@@ -1,5 +1,7 @@
 package main
 
+// This file tests `tracer doctor`.
+
 import (
 	"bytes"
 	"encoding/json"
@@ -42,7 +44,12 @@ func TestDoctor(t *testing.T) {
 	}{
 		"prebuilt": {
 			[]string{"--", in.Driver}, status,
-			[]string{"kernel ", "uprobe_multi", "CAP_BPF", "--detail op+io", "libggml-base.so: ggml ", "ggml_cpu_extra_compute_forward+4", "push, 0.55 µs per hit", "layout: type 0, ne 16", "(code of ", "--preload"}, "",
+			[]string{
+				"kernel ", "uprobe_multi", "CAP_BPF", "--detail op+io", "libggml-base.so: ggml ",
+				"ggml_cpu_extra_compute_forward+4", "push, 0.55 µs per hit", "layout: type 0, ne 16", "(code of ",
+				"--preload",
+			},
+			"",
 		},
 		"nothing":    {[]string{"--", "true"}, cli.Failure, []string{"found no ggml", "what to do", "--pid"}, ""},
 		"no command": {[]string{"/no/such/llama-cli"}, cli.Failure, nil, "/no/such/llama-cli"},
@@ -58,8 +65,9 @@ func TestDoctor(t *testing.T) {
 					t.Errorf("no %q in\n%s", part, stdout.String())
 				}
 			}
-			if !strings.Contains(stderr.String(), tc.stderr) || tc.stderr == "" && stderr.Len() > 0 || strings.Count(stderr.String(), "\n") > 1 {
-				t.Errorf("standard error: %s", stderr.String())
+			if !strings.Contains(stderr.String(), tc.stderr) || tc.stderr == "" && stderr.Len() > 0 ||
+				strings.Count(stderr.String(), "\n") > 1 {
+				t.Errorf("standard error: %s, want one line with %q", stderr.String(), tc.stderr)
 			}
 			if name != "prebuilt" {
 				return
@@ -73,7 +81,7 @@ func TestDoctor(t *testing.T) {
 				Modes []struct{ Name string }
 			}
 			if err := json.Unmarshal(stdout.Bytes(), &r); err != nil || r.OK != (tc.status == 0) || len(r.Modes) < 3 {
-				t.Errorf("%+v, %v", r, err)
+				t.Errorf("JSON: %+v, %v; want ok %v and at least 3 modes", r, err, tc.status == 0)
 			}
 		})
 	}
@@ -82,27 +90,35 @@ func TestDoctor(t *testing.T) {
 func TestDoctorArguments(t *testing.T) {
 	for _, args := range [][]string{{"--pid", "0"}, {"--pid", "x"}, {"--pid", "1", "--", "true"}, {"--nope"}} {
 		var stdout, stderr bytes.Buffer
-		if got := doctor(t, &stdout, &stderr, args...); got != cli.BadUsage || stdout.Len() > 0 || strings.Count(stderr.String(), "\n") != 1 {
-			t.Errorf("%q: status %d, %q, %q", args, got, stdout.String(), stderr.String())
+		got := doctor(t, &stdout, &stderr, args...)
+		if got != cli.BadUsage || stdout.Len() > 0 || strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%q: status %d, %q, %q; want %d, nothing, one line",
+				args, got, stdout.String(), stderr.String(), cli.BadUsage)
 		}
 	}
 }
 
-// Of a running process it is told whether its weights can be seen at all, and what to do if not.
+// For a running process, doctor says whether its weights can be seen at all, and what to do if not.
 func TestDoctorWeights(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	// Norms and embeddings are not repacked: they must not be much beside the rest.
-	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 4096, Heads: 4, KVHeads: 2, Type: gguf.Q4_0, Seed: 1})
+	// Norms and embeddings are not repacked, so they must be small compared with the rest.
+	model := llamatest.Model(t, synth.Config{
+		Layers: 2, Embd: 256, FF: 4096, Heads: 4, KVHeads: 2, Type: gguf.Q4_0, Seed: 1,
+	})
 	for name, tc := range map[string]struct {
 		options llama.Options
 		status  int
 		stdout  []string
 		advised bool
 	}{
-		"mapped":     {llama.Options{NoRepack: true}, cli.OK, []string{"weights: mapped"}, false},
-		"repacked":   {llama.Options{}, cli.Failure, []string{"weights: copied", "start llama.cpp with --no-repack"}, true},
-		"not mapped": {llama.Options{LoadMode: "none"}, cli.Failure, []string{"weights: copied", "without --no-mmap"}, true},
+		"mapped": {llama.Options{NoRepack: true}, cli.OK, []string{"weights: mapped"}, false},
+		"repacked": {
+			llama.Options{}, cli.Failure, []string{"weights: copied", "start llama.cpp with --no-repack"}, true,
+		},
+		"not mapped": {
+			llama.Options{LoadMode: "none"}, cli.Failure, []string{"weights: copied", "without --no-mmap"}, true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := tc.options
@@ -120,8 +136,9 @@ func TestDoctorWeights(t *testing.T) {
 				t.Fatal(err)
 			}
 			var stdout, stderr bytes.Buffer
-			if got := doctor(t, &stdout, &stderr, "--pid", fmt.Sprint(target.Process.Pid)); got != tc.status || stderr.Len() > 0 {
-				t.Errorf("status %d: %s", got, stderr.String())
+			got := doctor(t, &stdout, &stderr, "--pid", fmt.Sprint(target.Process.Pid))
+			if got != tc.status || stderr.Len() > 0 {
+				t.Errorf("status %d, stderr %s; want %d, nothing", got, stderr.String(), tc.status)
 			}
 			for _, part := range tc.stdout {
 				if !strings.Contains(stdout.String(), part) {
@@ -129,7 +146,7 @@ func TestDoctorWeights(t *testing.T) {
 				}
 			}
 			if advised := strings.Contains(stdout.String(), "what to do"); advised != tc.advised {
-				t.Errorf("advice:\n%s", stdout.String())
+				t.Errorf("has advice: %v, want %v:\n%s", advised, tc.advised, stdout.String())
 			}
 		})
 	}

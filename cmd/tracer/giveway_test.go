@@ -1,5 +1,7 @@
 package main
 
+// This file tests that tracer's threads give way to the target.
+
 import (
 	"fmt"
 	"os"
@@ -16,8 +18,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// policies are those of the threads of a process, in /proc's order.
-func policies(t *testing.T, pid int) (found []uint32) {
+// threadPolicies returns the scheduling policies of a process's threads, in the order of /proc.
+func threadPolicies(t *testing.T, pid int) (found []uint32) {
 	t.Helper()
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
@@ -28,7 +30,7 @@ func policies(t *testing.T, pid int) (found []uint32) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if attr, err := unix.SchedGetAttr(tid, 0); err == nil { // it has not ended
+		if attr, err := unix.SchedGetAttr(tid, 0); err == nil { // otherwise it has ended
 			found = append(found, attr.Policy)
 		}
 	}
@@ -38,21 +40,25 @@ func policies(t *testing.T, pid int) (found []uint32) {
 	return found
 }
 
-// Once the target decodes, all threads of tracer give way; the target, which is its child, has the processor as without it.
+// Once the target decodes, all threads of tracer give way. The policy of the target, which is its
+// child, does not change.
 func TestGivesWay(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "w", Tokens: 100, Threads: 2, NoRepack: true, Repeat: 1 << 20}
-	cmd := exec.Command(tracerBinary, append([]string{"-o", filepath.Join(t.TempDir(), "c"), "--"}, in.Command(t.Context(), o).Args...)...)
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "w", Tokens: 100, Threads: 2, NoRepack: true, Repeat: 1 << 20,
+	}
+	flags := []string{"-o", filepath.Join(t.TempDir(), "c"), "--"}
+	cmd := exec.Command(tracerBinary, append(flags, in.Command(t.Context(), o).Args...)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // which it passes on
-		_ = cmd.Wait()                          // the target's status
+		_ = cmd.Process.Signal(syscall.SIGTERM) // tracer passes it on to the target
+		_ = cmd.Wait()                          // its status is that of the target
 	})
 	testenv.WaitFor(t, "all threads to give way", func() bool {
-		for _, p := range policies(t, cmd.Process.Pid) {
+		for _, p := range threadPolicies(t, cmd.Process.Pid) {
 			if p != unix.SCHED_BATCH {
 				return false
 			}
@@ -64,9 +70,9 @@ func TestGivesWay(t *testing.T) {
 		t.Errorf("children %v, want the target", targets)
 	}
 	for _, pid := range targets {
-		for _, p := range policies(t, pid) {
+		for _, p := range threadPolicies(t, pid) {
 			if p != unix.SCHED_NORMAL {
-				t.Errorf("a thread of the target has policy %d", p)
+				t.Errorf("a thread of the target has policy %d, want %d", p, unix.SCHED_NORMAL)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
-// These tests trace a target that lies: whatever it says, tracer ends, is brief, and takes little.
+// The tests of this file trace a target that sends wrong data. Whatever it sends, tracer ends,
+// prints little and takes little memory.
 
 import (
 	"bytes"
@@ -26,37 +27,61 @@ import (
 	"tensorcast/trace"
 )
 
-// long is for how long a scenario goes on.
-const long = 150 * time.Millisecond
+// scenarioTime is how long a scenario goes on.
+const scenarioTime = 150 * time.Millisecond
 
 var allLies = flag.Bool("lies", false, "let the lying target run every scenario in every detail")
 
-// details are the ways to look at a target.
+// details are the ways to trace a target.
 var details = []struct {
 	name  string
 	flags []string
 }{
-	{"op", nil}, {"graph", []string{"--detail", "graph"}}, {"op+io", []string{"--detail", "op+io"}}, {"buffers", []string{"--buffers"}}, {"follow", []string{"--follow"}},
+	{"op", nil},
+	{"graph", []string{"--detail", "graph"}},
+	{"op+io", []string{"--detail", "op+io"}},
+	{"buffers", []string{"--buffers"}},
+	{"follow", []string{"--follow"}},
 	{"preload", []string{"--preload"}},
 }
 
-// contradictions are scenarios in which the target contradicts its model's file, and what of that tracer tells.
+// contradictions are scenarios in which the target contradicts its model's file. The values are
+// parts of tracer's error.
 var contradictions = map[string]string{
-	"huge_ne": `"output.weight"`, "huge_nb": `"output.weight"`, "large_ne": `"output.weight"`, "negative_ne": `"output.weight"`, "negative_nb": `"output.weight"`, "wrap": "which ends after",
-	"bad_type": "type(9999)", "other_type": "type F32", "odd_address": "byte 12345", "metadata": "byte 0", "end_of_file": "no tensor", "other_offset": "blk.0.attn_q.weight",
-	"overlap": "which ends after 138992 bytes", "other_name": "it has token_embd.weight at byte", "unterminated_name": "no name", "escape_name": `\x1b[2J`, "invalid_name": `\xff\xfe`,
-	"empty_name": `""`, "huge_op": "5000", "negative_op": "4294967295",
+	"huge_ne":           `"output.weight"`,
+	"huge_nb":           `"output.weight"`,
+	"large_ne":          `"output.weight"`,
+	"negative_ne":       `"output.weight"`,
+	"negative_nb":       `"output.weight"`,
+	"wrap":              "which ends after",
+	"bad_type":          "type(9999)",
+	"other_type":        "type F32",
+	"odd_address":       "byte 12345",
+	"metadata":          "byte 0",
+	"end_of_file":       "no tensor",
+	"other_offset":      "blk.0.attn_q.weight",
+	"overlap":           "which ends after 138992 bytes",
+	"other_name":        "it has token_embd.weight at byte",
+	"unterminated_name": "no name",
+	"escape_name":       `\x1b[2J`,
+	"invalid_name":      `\xff\xfe`,
+	"empty_name":        `""`,
+	"huge_op":           "5000",
+	"negative_op":       "4294967295",
 }
 
-// opContradictions are told where ops are observed, and not only graphs.
+// opContradictions are scenarios that are noticed where ops are traced, and not only graphs.
 var opContradictions = map[string]string{"huge_experts": "slice 1073741824", "huge_rows": "slice 2147483647"}
 
 func TestLies(t *testing.T) {
 	testenv.NeedRoot(t)
 	f := capturetest.New(t)
-	few := map[string]string{ // of each kind one, in turn
-		"control": "op graph op+io buffers follow preload", "huge_ne": "op preload", "other_offset": "graph", "other_name": "op+io", "escape_name": "op", "huge_rows": "op", "negative_experts": "op",
-		"unmapped_nodes": "graph", "long_graph": "graph", "flood_nodes": "op+io", "flood_files": "op", "flood_ids": "graph", "unended_threads": "op", "huge_tokens": "op", "truncated": "op", "unmap": "op",
+	// Without -lies, one scenario of each kind is run, with these details.
+	few := map[string]string{
+		"control": "op graph op+io buffers follow preload", "huge_ne": "op preload", "other_offset": "graph",
+		"other_name": "op+io", "escape_name": "op", "huge_rows": "op", "negative_experts": "op",
+		"unmapped_nodes": "graph", "long_graph": "graph", "flood_nodes": "op+io", "flood_files": "op",
+		"flood_ids": "graph", "unended_threads": "op", "huge_tokens": "op", "truncated": "op", "unmap": "op",
 		"forks": "follow", "wild_sources": "buffers",
 	}
 	for _, scenario := range f.Scenarios(t) {
@@ -67,31 +92,33 @@ func TestLies(t *testing.T) {
 			t.Run(scenario+" "+d.name, func(t *testing.T) {
 				m, out := capturetest.NewModel(t), filepath.Join(t.TempDir(), "capture")
 				args := append(append([]string{"-o", out}, d.flags...), "--")
-				o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, append(args, f.Args(m, scenario, long)...)...), nil)
+				args = append(args, f.Args(m, scenario, scenarioTime)...)
+				o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, args...), nil)
 				t.Log(o.String())
 				o.Check(t)
-				evidence := contradictions[scenario]
+				want := contradictions[scenario]
 				switch {
-				case evidence == "" && d.name != "graph" && d.name != "preload":
-					evidence = opContradictions[scenario]
-				case scenario == "unterminated_name" && d.name == "preload": // the library cuts it
-					evidence = ""
+				case want == "" && d.name != "graph" && d.name != "preload":
+					want = opContradictions[scenario]
+				case scenario == "unterminated_name" && d.name == "preload": // the library cuts the name
+					want = ""
 				}
 				switch {
-				case evidence != "" && (o.Status != cli.Failure || !strings.Contains(o.Stderr, evidence) || !strings.Contains(o.Stderr, "layout")):
-					t.Errorf("status %d, and no word of %s:\n%s", o.Status, evidence, o.Stderr)
+				case want != "" && (o.Status != cli.Failure || !strings.Contains(o.Stderr, want) ||
+					!strings.Contains(o.Stderr, "layout")):
+					t.Errorf("status %d, want %d and an error with %q:\n%s", o.Status, cli.Failure, want, o.Stderr)
 				case scenario == "control" && o.Status != 0:
-					t.Errorf("status %d:\n%s", o.Status, o.Stderr)
+					t.Errorf("status %d, want 0:\n%s", o.Status, o.Stderr)
 				}
 				if d.name != "follow" {
-					plausible(t, out, scenario == "control")
+					checkPlausible(t, out, scenario == "control")
 				}
 			})
 		}
 	}
 }
 
-// Libraries beside the program that are damaged, and that it does not load, are no reason not to trace.
+// Damaged libraries beside the program, which it does not load, do not prevent tracing.
 func TestDamagedLibraries(t *testing.T) {
 	testenv.NeedRoot(t)
 	f := capturetest.New(t)
@@ -103,8 +130,8 @@ func TestDamagedLibraries(t *testing.T) {
 	for i := range 40 {
 		bad := slices.Clone(good)
 		switch {
-		case i == 0: // its names are in a section that is not there
-			binary.LittleEndian.PutUint32(bad[tableLink(t, good):], 1<<20)
+		case i == 0: // the names are in a section that does not exist
+			binary.LittleEndian.PutUint32(bad[findNameLink(t, good):], 1<<20)
 		case i == 1:
 			bad = nil
 		case i < 10:
@@ -118,23 +145,25 @@ func TestDamagedLibraries(t *testing.T) {
 				bad[r.IntN(len(bad))] = byte(r.IntN(256))
 			}
 		}
-		if err := os.WriteFile(filepath.Join(f.Dir, fmt.Sprintf("libggml-damaged-%d.so", i)), bad, 0o755); err != nil {
+		name := fmt.Sprintf("libggml-damaged-%d.so", i)
+		if err := os.WriteFile(filepath.Join(f.Dir, name), bad, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	out := filepath.Join(t.TempDir(), "capture")
-	args := append([]string{"-o", out, "--"}, f.Args(capturetest.NewModel(t), "control", long)...)
+	args := append([]string{"-o", out, "--"}, f.Args(capturetest.NewModel(t), "control", scenarioTime)...)
 	o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, args...), nil)
 	t.Log(o.String())
 	o.Check(t)
 	if o.Status != 0 || strings.Count(o.Stderr, "cannot be read") != 1 {
-		t.Errorf("status %d:\n%s", o.Status, o.Stderr)
+		t.Errorf("status %d, want 0 and one warning:\n%s", o.Status, o.Stderr)
 	}
-	plausible(t, out, true)
+	checkPlausible(t, out, true)
 }
 
-// tableLink is where a library says in which section the names of its symbols are.
-func tableLink(t *testing.T, library []byte) uint64 {
+// findNameLink returns the offset at which a library says in which section the names of its symbols
+// are.
+func findNameLink(t *testing.T, library []byte) uint64 {
 	t.Helper()
 	f, err := elf.NewFile(bytes.NewReader(library))
 	if err != nil {
@@ -144,8 +173,9 @@ func tableLink(t *testing.T, library []byte) uint64 {
 	return binary.LittleEndian.Uint64(library[40:]) + uint64(i)*64 + 40 // e_shoff, sh_link
 }
 
-// plausible reads a capture of the fake target's model: no row has more than a tensor, or what is negative.
-func plausible(t *testing.T, dir string, whole bool) {
+// checkPlausible reads a capture of the fake target's model. No row may exceed its tensor, and no
+// number may be negative.
+func checkPlausible(t *testing.T, dir string, whole bool) {
 	t.Helper()
 	c, err := trace.Open(dir)
 	if err != nil && !whole && errors.Is(err, trace.ErrNoCapture) {
@@ -160,12 +190,13 @@ func plausible(t *testing.T, dir string, whole bool) {
 			t.Fatal(err)
 		}
 		row := &c.Structure[a.Tensor]
-		if a.Bytes < 0 || a.Bytes > row.Size || a.Offset < row.Offset || a.Offset+a.Bytes > row.Offset+row.Size || a.Duration < -1 {
-			t.Fatalf("%+v of %+v", a, row)
+		if a.Bytes < 0 || a.Bytes > row.Size || a.Offset < row.Offset ||
+			a.Offset+a.Bytes > row.Offset+row.Size || a.Duration < -1 {
+			t.Fatalf("%+v is not within its tensor %+v", a, row)
 		}
 		for _, e := range a.Experts {
 			if e < 0 || e >= capturetest.Experts {
-				t.Fatalf("expert %d", e)
+				t.Fatalf("expert %d, want 0 to %d", e, capturetest.Experts-1)
 			}
 		}
 		rows++
@@ -173,17 +204,19 @@ func plausible(t *testing.T, dir string, whole bool) {
 	}
 	for r, err := range c.Routes() {
 		if err != nil || r.Expert < 0 || r.Expert >= capturetest.Experts || r.Slot < 0 || r.Position < 0 {
-			t.Fatalf("%+v, %v", r, err)
+			t.Fatalf("route %+v, %v; want an existing expert, and no negative number", r, err)
 		}
 	}
 	for s, err := range c.Steps() {
-		if err != nil || s.Tokens < -1 || s.Tokens > 1<<24 || len(s.TokenIDs) > 1<<21 || slices.ContainsFunc(s.TokenIDs, func(id int32) bool { return id < 0 }) {
-			t.Fatalf("a step of %d tokens, %v", s.Tokens, err)
+		isNegative := func(id int32) bool { return id < 0 }
+		if err != nil || s.Tokens < -1 || s.Tokens > 1<<24 || len(s.TokenIDs) > 1<<21 ||
+			slices.ContainsFunc(s.TokenIDs, isNegative) {
+			t.Fatalf("a step of %d tokens with %d ids, %v", s.Tokens, len(s.TokenIDs), err)
 		}
 	}
 	for b, err := range c.Buffers() {
 		if err != nil || b.Bytes < 0 || b.Bytes >= 1<<46 {
-			t.Fatalf("%+v, %v", b, err)
+			t.Fatalf("buffer %+v, %v; want 0 to 2^46 bytes", b, err)
 		}
 	}
 	if whole && (rows == 0 || len(names) != len(c.Structure)) {
@@ -191,7 +224,7 @@ func plausible(t *testing.T, dir string, whole bool) {
 	}
 }
 
-// Asked to end, tracer does, whatever the target is at. An attached one removes its probes first.
+// When tracer is told to end, it does so whatever the target is doing. It removes its probes first.
 func TestLiarIsLeft(t *testing.T) {
 	testenv.NeedRoot(t)
 	f := capturetest.New(t)
@@ -214,8 +247,10 @@ func TestLiarIsLeft(t *testing.T) {
 				}()
 				var asked time.Time
 				begun := time.Now()
-				flags := []string{"-o", filepath.Join(t.TempDir(), "capture"), "--detail", []string{"op", "graph", "op+io"}[len(scenario)%3], "--pid"}
-				o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, append(flags, strconv.Itoa(target.Process.Pid))...), func(pid int, _ string) bool {
+				detail := []string{"op", "graph", "op+io"}[len(scenario)%3]
+				cmd := exec.CommandContext(t.Context(), tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"),
+					"--detail", detail, "--pid", strconv.Itoa(target.Process.Pid))
+				o := capturetest.Run(t, cmd, func(pid int, _ string) bool {
 					if time.Since(begun) < time.Second {
 						return false
 					}
@@ -225,10 +260,10 @@ func TestLiarIsLeft(t *testing.T) {
 					}
 					return true
 				})
-				if asked.IsZero() { // it contradicted itself before
+				if asked.IsZero() { // the target contradicted its model before
 					t.Logf("%s\n%s", o.String(), o.Stderr)
 				} else if later := time.Since(asked); later > 10*time.Second {
-					t.Errorf("it ended %v later", later)
+					t.Errorf("tracer ended %v after the signal, want at most 10s", later)
 				} else {
 					t.Logf("ended after %v; %s", later.Round(time.Millisecond), o.String())
 				}

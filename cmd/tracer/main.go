@@ -16,40 +16,43 @@ import (
 )
 
 func main() {
-	// Events make garbage that is gone at once; to look for it seldom costs the target less of its cores than some memory.
+	// Events are short-lived garbage. Collecting it seldom takes some memory, but less time on the
+	// target's cores.
 	debug.SetGCPercent(400)
-	debug.SetMemoryLimit(256 << 20) // from here on it is looked for often: a target may send anything, and wants its memory
+	// Above this limit it is collected often, because a target may send any amount of events, and
+	// needs its memory.
+	debug.SetMemoryLimit(256 << 20)
 	os.Exit(cli.Run(context.Background(), newCommand(run), os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// newCommand is the command line of run, which returns the exit status of what was traced.
+// newCommand returns the command line. run is called with the options; it returns the exit status
+// of the traced command.
 func newCommand(run func(ctx context.Context, o options, args []string) (status int, err error)) *cobra.Command {
 	o := options{detail: tables.DetailOp}
 	root := &cobra.Command{
 		Use:   "tracer [flags] -- command [argument...]",
 		Short: "Watch which tensors an unmodified llama.cpp reads",
 		Long: `Watch which tensors an unmodified llama.cpp reads, token by token, through eBPF uprobes.
-Writes a capture directory: access.arrows (what each op reads), steps.arrows (decodes), route.arrows (experts chosen),
-structure.arrows (the model), pagein.arrows (--detail op+io: what came from disk), buffers.arrows (--buffers), hidden.arrows
-(--hidden), capture.json.
+It writes a capture directory: access.arrows (reads of each op), steps.arrows (decodes), route.arrows (chosen experts),
+structure.arrows (the model), pagein.arrows (--detail op+io: reads from disk), buffers.arrows (--buffers),
+hidden.arrows (--hidden), capture.json.
 
-Needs root, or CAP_BPF and CAP_PERFMON; or --preload. The model must be read through a file mapping: start llama.cpp
+It needs root, or CAP_BPF and CAP_PERFMON, or --preload. The model must be read through a file mapping: start llama.cpp
 with --no-repack, and without --no-mmap.
 
-A capture holds the ids of the tokens, which are the prompt and the answer: only its owner can read it. --no-token-ids
-leaves them out. The directory must be one that nobody else can write to; one tracer writes to it at a time. A CSV file
-appears when the trace is whole.
+A capture has the ids of the tokens, which are the prompt and the answer, so only its owner can read it. --no-token-ids
+leaves them out. Nobody else may be able to write to the directory, and one tracer writes to it at a time. A CSV file
+appears only when the trace is complete.
 
-The command runs as the user who typed sudo, with that user's groups, HOME, PATH and environment, and what is written
-belongs to that user; --as-root runs the command as root. It keeps its standard streams, terminal and process
-group. SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal
-has sent them to both.
+The command runs as the user who typed sudo, with that user's groups, HOME, PATH and environment. Output files belong to
+that user. --as-root runs the command as root. The command keeps its standard streams, terminal and process group.
+SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal has sent them to both.
 
-On a terminal, a line tells what the target is doing, tokens and events per second, and losses: with --pid, and for a
-command whose standard output goes elsewhere (else the line would be written across the text).
+On a terminal, a status line shows what the target is doing, tokens and events per second, and losses. It appears with
+--pid, and for a command whose standard output goes elsewhere (otherwise the line would be mixed with the text).
 
-Exit status: the command's own (128+n if signal n ended it), or 1 if tracing failed, 2 for wrong usage;
-with --pid 0. With --strict 1 also if any event was lost or could not be read whole.`,
+Exit status: that of the command (128+n if signal n ended it), 1 if tracing failed, 2 for wrong usage; with --pid 0.
+With --strict also 1 if any event was lost or could not be read completely.`,
 		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   sudo tracer --pid $(pidof llama-server) -o /tmp/capture     # ends with Ctrl-C, or with the server
   sudo tracer --detail op+io --rotate 1GiB --keep 4 --pid $(pidof llama-server)
@@ -67,25 +70,38 @@ with --pid 0. With --strict 1 also if any event was lost or could not be read wh
 	f := root.Flags()
 	f.SortFlags = false
 	f.VarP(&o.pid, "pid", "p", "trace the running process `N`")
-	f.StringVarP(&o.out, "output", "o", "capture", "capture `directory`, an earlier capture in it is replaced; with --csv a file (capture.csv), or - for\nstandard output (--pid only, and the default there)")
-	cli.EnumVar(root, &o.detail, "detail", "", detailNames, "how closely to look: graph (the sequence of ops, without times and chosen experts), op, or op+io (also each read\nfrom disk, and how long ops waited for the disk)")
-	f.BoolVar(&o.buffers, "buffers", false, "record KV cache and activations, too")
-	f.IntVar(&o.hidden, "hidden", 0, "record what the routers of a mixture of experts, and attention, read: every `N`th token (--hidden alone: every token; of a\nprompt at most 64). Who knows a model can tell the tokens from it")
+	f.StringVarP(&o.out, "output", "o", "capture", "capture `directory`, an earlier capture in it is replaced; "+
+		"with --csv a file (capture.csv), or - for\nstandard output (--pid only, and the default there)")
+	cli.EnumVar(root, &o.detail, "detail", "", detailNames, "how much to record: graph (the sequence of ops, "+
+		"without times and chosen experts), op, or op+io (also each read\nfrom disk, "+
+		"and how long ops waited for the disk)")
+	f.BoolVar(&o.buffers, "buffers", false, "record reads of the KV cache and activations, too")
+	f.IntVar(&o.hidden, "hidden", 0, "record the inputs of attention, and of the routers of a mixture of experts, "+
+		"of every `N`th token (--hidden alone: of every token;\nof a prompt at most 64). "+
+		"Somebody who has the model can recover the tokens from them")
 	f.Lookup("hidden").NoOptDefVal = "1"
-	f.BoolVar(&o.noTokenIDs, "no-token-ids", false, "leave out what tells the tokens: their ids, which rows of their embeddings were read, the command's arguments")
-	f.BoolVar(&o.follow, "follow", false, "trace processes that the target starts, too: one capture for each that decodes, in directory/PID")
+	f.BoolVar(&o.noTokenIDs, "no-token-ids", false, "leave out everything that reveals the tokens: "+
+		"their ids, which rows of their embeddings were read, the command's arguments")
+	f.BoolVar(&o.follow, "follow", false,
+		"trace processes that the target starts, too: one capture for each that decodes, in directory/PID")
 	f.Var(&o.rotate, "rotate", "begin new table files every `SIZE` (1GiB) or DURATION (10m)")
 	f.IntVar(&o.keep, "keep", 0, "with --rotate, keep the newest `N` of them (0: all)")
-	f.BoolVar(&o.parquet, "parquet", false, "write each table as Parquet, too, when the trace is over (`analyze --export` does so later)")
-	f.BoolVar(&o.csv, "csv", false, "write CSV (timestamp,token,tensor_name,data_ptr,bytes_accessed) and no capture directory")
+	f.BoolVar(&o.parquet, "parquet", false,
+		"write each table as Parquet, too, when the trace is over (`analyze --export` does so later)")
+	f.BoolVar(&o.csv, "csv", false,
+		"write CSV (timestamp,token,tensor_name,data_ptr,bytes_accessed) and no capture directory")
 	f.BoolVar(&o.asRoot, "as-root", false, "run the command as root, not as the user who typed sudo")
-	f.BoolVar(&o.preload, "preload", false, "without root and probes, by a C library in the target's LD_PRELOAD (needs cc): graphs, no times and no chosen experts")
+	f.BoolVar(&o.preload, "preload", false, "trace without root and probes, by a C library in the target's LD_PRELOAD "+
+		"(needs cc): graphs, without times and chosen experts")
 	f.Uint32Var(&o.ringKiB, "buffer", 8192, "size of the event buffer in `KiB`, a power of two")
-	f.BoolVar(&o.noProbe, "no-probe", false, "do not measure what the model's disk reads (0.3 s when the command has ended, once in a week)")
-	f.BoolVar(&o.strict, "strict", false, "fail if any event was lost or could not be read whole")
-	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --follow one line for each process) on standard output, or on standard error\nwhere standard output is the command's or has the CSV")
-	f.BoolVar(&o.perf, "perf-events", false, "attach through perf events, as on kernels before 6.6 (slower to attach and detach)")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "say which probes are set")
+	f.BoolVar(&o.noProbe, "no-probe", false,
+		"do not measure the bandwidth of the model's disk (0.3 s after the command's end, once a week)")
+	f.BoolVar(&o.strict, "strict", false, "fail if any event was lost or could not be read completely")
+	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --follow one line for each process) "+
+		"on standard output, or on standard error\nwhere standard output is the command's or has the CSV")
+	f.BoolVar(&o.perf, "perf-events", false,
+		"attach through perf events, as on kernels before 6.6 (slower to attach and detach)")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "log which probes are set")
 	f.SetInterspersed(false)
 	root.AddCommand(newDoctorCommand())
 	cli.Objects(root, ebpf.Objects())

@@ -1,6 +1,7 @@
 package main
 
-// These tests run the built command as a user would: on the real llama.cpp, through the real kernel.
+// The tests of this file run the built command as a user would, with the real llama.cpp and the
+// real kernel.
 
 import (
 	"bytes"
@@ -46,15 +47,18 @@ func TestMain(m *testing.M) {
 
 var (
 	denseModel = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
-	moeModel   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2}
+	moeModel   = synth.Config{
+		Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2,
+	}
 )
 
+// with returns a changed copy of a configuration.
 func with(c synth.Config, change func(*synth.Config)) synth.Config {
 	change(&c)
 	return c
 }
 
-// result of one run of the command
+// result is the result of one run of the command.
 type result struct {
 	stdout, stderr string
 	status         int
@@ -107,8 +111,8 @@ func readCapture(t *testing.T, dir string) (*trace.Capture, []tables.Access) {
 	return c, rows
 }
 
-// wholeRows counts the access rows of a capture that is still being written, 0 if there is none yet.
-func wholeRows(dir string) int {
+// countRows counts the access rows of a capture that is still being written; 0 if there is none yet.
+func countRows(dir string) int {
 	c, err := trace.Open(dir)
 	if err != nil {
 		return 0
@@ -123,7 +127,7 @@ func wholeRows(dir string) int {
 	return n
 }
 
-// read is what an op did to a weight, as the tracer and the ground truth both tell it.
+// read is an op's read of a weight, as far as both the tracer and the ground truth record it.
 type read struct {
 	Step    int
 	Op      string
@@ -136,8 +140,8 @@ type read struct {
 
 func (r read) String() string { return fmt.Sprintf("%+v", struct{ read }{r}.read) }
 
-// lastOp: a fused op reads its weight in the last of the ops that it joins; the scheduler's callback, which the ground
-// truth hangs on, sees the nodes unjoined.
+// lastOp returns the last of the ops of a fused op, which is the one that reads the weight. The
+// ground truth comes from the scheduler's callback, which sees the ops one by one.
 func lastOp(op string) string { return op[strings.LastIndex(op, "+")+1:] }
 
 func TestSequenceEqualsGroundTruth(t *testing.T) {
@@ -149,9 +153,11 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 		warmup  string
 		threads int
 	}{
-		"dense":                       {model: denseModel},
-		"dense perf events":           {model: denseModel, flags: []string{"--perf-events"}},
-		"dense tied F16":              {model: with(denseModel, func(c *synth.Config) { c.Tied, c.Type = true, gguf.F16 })},
+		"dense":             {model: denseModel},
+		"dense perf events": {model: denseModel, flags: []string{"--perf-events"}},
+		"dense tied F16": {
+			model: with(denseModel, func(c *synth.Config) { c.Tied, c.Type = true, gguf.F16 }),
+		},
 		"dense Q4_K":                  {model: with(denseModel, func(c *synth.Config) { c.Type = gguf.Q4_K })},
 		"moe":                         {model: moeModel},
 		"moe Q4_0":                    {model: with(moeModel, func(c *synth.Config) { c.Type = gguf.Q4_0 })},
@@ -163,7 +169,8 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			o := llama.Options{
-				Model: llamatest.Model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6, Threads: max(tc.threads, 1), NoRepack: true, Warmup: tc.warmup,
+				Model: llamatest.Model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6,
+				Threads: max(tc.threads, 1), NoRepack: true, Warmup: tc.warmup,
 				Ops: filepath.Join(t.TempDir(), "ops.jsonl"),
 			}
 			c, rows := traced(t, in, o, tc.flags...)
@@ -173,9 +180,12 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 			}
 			var got, want []read
 			for _, a := range rows {
-				got = append(got, read{int(a.Step), lastOp(a.Op), c.Structure[a.Tensor].Name, a.DataPtr, a.Bytes, a.Experts, a.Phase == tables.PhaseWarmup})
-				if s := c.Structure[a.Tensor]; a.Offset < s.Offset || a.Offset+a.Bytes > s.Offset+s.Size {
-					t.Errorf("row reads [%d, +%d), outside %s at [%d, +%d)", a.Offset, a.Bytes, s.Name, s.Offset, s.Size)
+				s := c.Structure[a.Tensor]
+				isWarmup := a.Phase == tables.PhaseWarmup
+				got = append(got, read{int(a.Step), lastOp(a.Op), s.Name, a.DataPtr, a.Bytes, a.Experts, isWarmup})
+				if a.Offset < s.Offset || a.Offset+a.Bytes > s.Offset+s.Size {
+					t.Errorf("row reads [%d, +%d), outside %s at [%d, +%d)",
+						a.Offset, a.Bytes, s.Name, s.Offset, s.Size)
 				}
 			}
 			for _, op := range ops {
@@ -183,17 +193,20 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 			}
 			compare(t, got, want)
 			if c.Meta.Tokens != o.Tokens || !c.Meta.Complete {
-				t.Errorf("capture has %d tokens, complete %v; want %d, true", c.Meta.Tokens, c.Meta.Complete, o.Tokens)
+				t.Errorf("capture has %d tokens, complete %v; want %d, true",
+					c.Meta.Tokens, c.Meta.Complete, o.Tokens)
 			}
 			k := c.Meta.Counters
-			if sum := k.OtherThreads + k.NoWeight + k.OpsSent + k.OpsLost + k.Unfinished + k.Faults; sum != k.Hits || k.Faults+k.Unresolved+k.Clipped != 0 {
-				t.Errorf("hits are not all accounted for: %+v", k)
+			sum := k.OtherThreads + k.NoWeight + k.OpsSent + k.OpsLost + k.Unfinished + k.Faults
+			if sum != k.Hits || k.Faults+k.Unresolved+k.Clipped != 0 {
+				t.Errorf("%d hits are accounted for, want %d and no faults: %+v", sum, k.Hits, k)
 			}
 			if k.Received != uint64(len(rows)) {
 				t.Errorf("received %d events, wrote %d rows", k.Received, len(rows))
 			}
 
-			// The callback that the ground truth needs must not be what makes them agree.
+			// Once more without the callback of the ground truth, which changes how graphs are
+			// computed.
 			o.Ops = ""
 			c2, plain := traced(t, in, o, tc.flags...)
 			compare(t, sequence(c2, plain), sequence(c, rows))
@@ -202,11 +215,14 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 	}
 }
 
-// sequence leaves out what differs from process to process, and how ops were joined: the callback cuts graphs.
+// sequence returns the reads without values that differ from process to process. It also leaves out
+// how ops were fused, because the callback of the ground truth prevents that.
 func sequence(c *trace.Capture, rows []tables.Access) []read {
 	var out []read
 	for _, a := range rows {
-		out = append(out, read{Step: int(a.Step), Op: lastOp(a.Op), Tensor: c.Structure[a.Tensor].Name, Bytes: a.Bytes, Experts: a.Experts})
+		out = append(out, read{
+			Step: int(a.Step), Op: lastOp(a.Op), Tensor: c.Structure[a.Tensor].Name, Bytes: a.Bytes, Experts: a.Experts,
+		})
 	}
 	return out
 }
@@ -226,72 +242,80 @@ func compare(t *testing.T, got, want []read) {
 	}
 }
 
-// checkRoutes compares the last token of each step with the driver's dump, which has none of a model without experts.
+// checkRoutes compares the routes of the last token of each step with the driver's dump. For a
+// model without experts there are none.
 func checkRoutes(t *testing.T, c *trace.Capture, ops []llama.Op, experts bool) {
 	t.Helper()
-	type place struct{ step, layer int32 }
-	got, last := map[place][]int32{}, map[place]int32{}
+	type key struct{ step, layer int32 }
+	got, last := map[key][]int32{}, map[key]int32{}
 	for r, err := range c.Routes() {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := place{r.Step, r.Layer}
+		k := key{r.Step, r.Layer}
 		if r.Slot == 0 {
-			got[p], last[p] = nil, r.Position
+			got[k], last[k] = nil, r.Position
 		}
-		if r.Position != last[p] || int(r.Slot) != len(got[p]) {
+		if r.Position != last[k] || int(r.Slot) != len(got[k]) {
 			t.Fatalf("route %+v is out of order", r)
 		}
-		got[p] = append(got[p], r.Expert)
+		got[k] = append(got[k], r.Expert)
 	}
-	want := map[place][]int32{}
+	want := map[key][]int32{}
 	layers := map[string]int32{}
 	for _, s := range c.Structure {
 		layers[s.Name] = s.Layer
 	}
 	for _, op := range ops {
 		if op.LastExperts != nil && !op.Warmup {
-			p := place{int32(op.Decode), layers[op.Tensor]}
-			want[p] = op.LastExperts
-			if end := int32(op.NTokens - 1); last[p] != end { // also in the last layer, which computes only the token whose output is wanted
-				t.Errorf("step %d, layer %d: last routed position %d, want %d", p.step, p.layer, last[p], end)
+			k := key{int32(op.Decode), layers[op.Tensor]}
+			want[k] = op.LastExperts
+			// This also holds in the last layer, which computes only the token whose output is needed.
+			if end := int32(op.NTokens - 1); last[k] != end {
+				t.Errorf("step %d, layer %d: last routed position %d, want %d", k.step, k.layer, last[k], end)
 			}
 		}
 	}
 	if (len(want) > 0) != experts {
-		t.Errorf("the ground truth has %d routes", len(want))
+		t.Errorf("the ground truth has %d routes, want some: %v", len(want), experts)
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("routes of the last tokens:\n%v, want\n%v", got, want)
 	}
 }
 
-// A wrapper that execs llama.cpp, and libraries that are loaded from another directory, are found while they load: then
-// the first events of a target may be missed, so this one goes on for a while.
+// With a wrapper that executes llama.cpp, libraries are found only while they are loaded. Then the
+// first events may be missed, so this target repeats often.
 func TestLateLibraries(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "late", Tokens: 4, NoRepack: true, Threads: 1, Repeat: 1000}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "late", Tokens: 4, NoRepack: true, Threads: 1, Repeat: 1000,
+	}
 	dir := filepath.Join(t.TempDir(), "capture")
-	r := runTracer(t, append([]string{"-o", dir, "--", "sh", "-c", `exec "$0" "$@"`}, in.Command(t.Context(), o).Args...)...)
+	args := []string{"-o", dir, "--", "sh", "-c", `exec "$0" "$@"`}
+	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 	}
 	c, rows := readCapture(t, dir)
 	if c.Meta.Tokens == 0 || len(rows) == 0 {
-		t.Errorf("traced %d tokens, %d rows", c.Meta.Tokens, len(rows))
+		t.Errorf("traced %d tokens, %d rows; want some", c.Meta.Tokens, len(rows))
 	}
 }
 
-// A run of a fraction of a second is captured, also where no argument of the command names the model: the target's memory map does, as
-// long as the target is there.
+// A run of a fraction of a second is captured even if no argument of the command names the model.
+// The model is found in the target's memory map while the target runs.
 func TestShortRun(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "short", Tokens: 200, NoRepack: true, Threads: 1}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "short", Tokens: 200, NoRepack: true, Threads: 1,
+	}
 	dir := filepath.Join(t.TempDir(), "capture")
 	script := filepath.Join(t.TempDir(), "run.sh")
-	if err := os.WriteFile(script, fmt.Appendf(nil, "exec '%s'\n", strings.Join(in.Command(t.Context(), o).Args, "' '")), 0o600); err != nil {
+	text := fmt.Appendf(nil, "exec '%s'\n", strings.Join(in.Command(t.Context(), o).Args, "' '"))
+	if err := os.WriteFile(script, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r := runTracer(t, "-o", dir, "--", "sh", script)
@@ -299,12 +323,13 @@ func TestShortRun(t *testing.T) {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 	}
 	if c, rows := readCapture(t, dir); c.Meta.Tokens == 0 || len(rows) == 0 {
-		t.Errorf("traced %d tokens, %d rows:\n%s", c.Meta.Tokens, len(rows), r.stderr)
+		t.Errorf("traced %d tokens, %d rows; want some:\n%s", c.Meta.Tokens, len(rows), r.stderr)
 	}
 }
 
-// TestOldGGML has a real llama.cpp whose ggml has no function that each op passes, as forks have: the name of its own is changed in the library,
-// which finds one under the new name in a library that is preloaded. Graphs are traced; of ops tracer says that they cannot be.
+// A ggml without a function that each op calls, such as that of some forks, can be traced only by
+// graphs. tracer says so. The test changes the name of that function in a real ggml, and preloads a
+// library that has a function of the new name.
 func TestOldGGML(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.Public(t, llamatest.ForTest(t))
@@ -320,43 +345,52 @@ func TestOldGGML(t *testing.T) {
 		if n := bytes.Count(data, []byte("\x00ggml_cpu_extra_compute_forward\x00")); n == 0 {
 			t.Skipf("%s has no name to change", lib)
 		}
-		data = bytes.ReplaceAll(data, []byte("\x00ggml_cpu_extra_compute_forward\x00"), []byte("\x00fork_cpu_extra_compute_forward\x00"))
+		data = bytes.ReplaceAll(data,
+			[]byte("\x00ggml_cpu_extra_compute_forward\x00"), []byte("\x00fork_cpu_extra_compute_forward\x00"))
 		if err := errors.Join(os.Remove(lib), os.WriteFile(lib, data, 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	source, preload := filepath.Join(in.Dir, "fork.c"), filepath.Join(in.Dir, "fork.so")
-	if err := os.WriteFile(source, []byte("int fork_cpu_extra_compute_forward(void *p, void *op) { return 0; }\n"), 0o644); err != nil {
+	text := []byte("int fork_cpu_extra_compute_forward(void *p, void *op) { return 0; }\n")
+	if err := os.WriteFile(source, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", preload, source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Setenv("LD_PRELOAD", preload)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "an old one", Tokens: 50, Threads: 1, NoRepack: true}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "an old one", Tokens: 50, Threads: 1, NoRepack: true,
+	}
 	command := in.Command(t.Context(), o).Args
 	for _, wrapped := range [][]string{nil, {"sh", "-c", `exec "$@"`, "sh"}} {
 		dir := filepath.Join(t.TempDir(), "capture")
 		r := runTracer(t, slices.Concat([]string{"-o", dir, "--"}, wrapped, command)...)
-		if said := oneError(t, r); !strings.Contains(said, "no ggml_cpu_extra_compute_forward") || !strings.Contains(said, "--detail graph") || r.status != 1 || !strings.Contains(r.stdout, `"text"`) {
-			t.Errorf("%q: ops: status %d, %q, the command said %q", wrapped, r.status, r.stderr, r.stdout)
+		line := oneError(t, r)
+		if !strings.Contains(line, "no ggml_cpu_extra_compute_forward") || !strings.Contains(line, "--detail graph") ||
+			r.status != 1 || !strings.Contains(r.stdout, `"text"`) {
+			t.Errorf("%q: status %d, %q, the command printed %q; want 1, advice to trace graphs, the command's output",
+				wrapped, r.status, r.stderr, r.stdout)
 		}
 	}
 	_, rows := traced(t, in, o, "--detail", "graph")
 	if len(rows) == 0 {
-		t.Error("no rows of graphs")
+		t.Error("--detail graph: no rows, want some")
 	}
 }
 
 func TestAttachToRunning(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, moeModel), Prompt: "attach", Tokens: 200, Threads: 1, NoRepack: true, Repeat: 2}
+	o := llama.Options{
+		Model: llamatest.Model(t, moeModel), Prompt: "attach", Tokens: 200, Threads: 1, NoRepack: true, Repeat: 2,
+	}
 	plain, err := in.Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A target that goes on until it is told to stop: long enough to attach to, however slow the machine.
+	// The target goes on until it is told to stop, so that there is time to attach on a slow machine.
 	o.Repeat = 1 << 20
 	target := in.Command(t.Context(), o)
 	if err := target.Start(); err != nil {
@@ -386,12 +420,12 @@ func TestAttachToRunning(t *testing.T) {
 	}
 	c, rows := readCapture(t, dir)
 	if !c.Meta.Complete || c.Meta.Tokens < 2 || c.Meta.PID != target.Process.Pid {
-		t.Errorf("capture: %+v", c.Meta)
+		t.Errorf("the capture is %+v, want a complete one of process %d", c.Meta, target.Process.Pid)
 	}
 	if c.Meta.Command[0] != in.Driver {
 		t.Errorf("command %q, want %q", c.Meta.Command, in.Driver)
 	}
-	// Whole generation steps all read the same tensors.
+	// All complete generation steps read the same tensors.
 	steps := map[int32][]int32{}
 	for _, a := range rows {
 		if a.Phase == tables.PhaseGeneration {
@@ -402,9 +436,9 @@ func TestAttachToRunning(t *testing.T) {
 	for s := range steps {
 		last = max(last, s)
 	}
-	delete(steps, last) // under way when the tracer left
+	delete(steps, last) // it may be incomplete
 	if len(steps) < 2 {
-		t.Errorf("%d whole generation steps: nothing to compare", len(steps))
+		t.Errorf("%d complete generation steps, want at least 2 to compare", len(steps))
 	}
 	var first []int32
 	for s, tensors := range steps {
@@ -420,16 +454,19 @@ func TestAttachToRunning(t *testing.T) {
 	}
 }
 
-// Traced or not, the target says the same.
+// The target's output is the same with and without tracer.
 func TestTargetIsUnharmed(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, moeModel), Prompt: "unharmed", Tokens: 24, Threads: 1, NoRepack: true}
+	o := llama.Options{
+		Model: llamatest.Model(t, moeModel), Prompt: "unharmed", Tokens: 24, Threads: 1, NoRepack: true,
+	}
 	plain, err := in.Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := runTracer(t, append([]string{"-o", filepath.Join(t.TempDir(), "c"), "--"}, in.Command(t.Context(), o).Args...)...)
+	flags := []string{"-o", filepath.Join(t.TempDir(), "c"), "--"}
+	r := runTracer(t, append(flags, in.Command(t.Context(), o).Args...)...)
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 	}
@@ -438,42 +475,49 @@ func TestTargetIsUnharmed(t *testing.T) {
 		t.Fatalf("the target's standard output is not its own: %v\n%s", err, r.stdout)
 	}
 	if got.Text != plain.Text || plain.Text == "" {
-		t.Errorf("text traced %q, plain %q", got.Text, plain.Text)
+		t.Errorf("text with tracer %q, without %q; want the same", got.Text, plain.Text)
 	}
-	if !strings.Contains(r.stderr, "received") || !strings.Contains(r.stderr, "lost") || !strings.Contains(r.stderr, "filtered") {
-		t.Errorf("the summary does not count events: %s", r.stderr)
+	for _, want := range []string{"received", "lost", "filtered"} {
+		if !strings.Contains(r.stderr, want) {
+			t.Errorf("the summary has no number of events %s: %s", want, r.stderr)
+		}
 	}
 }
 
-// A buffer that is too small loses events, and every one of them is counted.
+// A buffer that is too small loses events. All of them are counted.
 func TestLossIsCounted(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: strings.Repeat("x", 40), Tokens: 200, Threads: 1, NoRepack: true}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: strings.Repeat("x", 40), Tokens: 200, Threads: 1, NoRepack: true,
+	}
 	dir := filepath.Join(t.TempDir(), "capture")
 	args := append([]string{"-o", dir, "--buffer", "4", "--strict", "--"}, in.Command(t.Context(), o).Args...)
 	r := runTracer(t, args...)
 	c, rows := readCapture(t, dir)
 	k := c.Meta.Counters
 	if k.OpsLost == 0 {
-		t.Fatalf("a buffer of 4 KiB lost nothing: %+v", k)
+		t.Fatalf("a buffer of 4 KiB lost nothing, want losses: %+v", k)
 	}
 	if r.status != 1 || !strings.Contains(r.stderr, "--buffer") {
-		t.Errorf("--strict: status %d, %q", r.status, r.stderr)
+		t.Errorf("--strict: status %d, %q; want 1 and advice on --buffer", r.status, r.stderr)
 	}
-	if k.Hits != k.OtherThreads+k.NoWeight+k.OpsSent+k.OpsLost+k.Unfinished+k.Faults || k.Received != k.OpsSent {
-		t.Errorf("hits are not all accounted for: %+v", k)
+	sum := k.OtherThreads + k.NoWeight + k.OpsSent + k.OpsLost + k.Unfinished + k.Faults
+	if k.Hits != sum || k.Received != k.OpsSent {
+		t.Errorf("%d hits are accounted for, want %d: %+v", sum, k.Hits, k)
 	}
 	if int64(len(rows)) != c.Meta.Rows {
-		t.Errorf("%d rows, capture.json says %d", len(rows), c.Meta.Rows)
+		t.Errorf("%d rows, want %d as in capture.json", len(rows), c.Meta.Rows)
 	}
 }
 
-// The status is the command's own, also when a signal ends it; a signal to tracer is passed on.
+// tracer's status is that of the command, also if a signal ends it. A signal to tracer is passed on.
 func TestStatusOfTheCommand(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+	}
 	dir := filepath.Join(t.TempDir(), "capture")
 	cmd := exec.Command(tracerBinary, append([]string{"-o", dir, "--"}, in.Command(t.Context(), o).Args...)...)
 	var stderr bytes.Buffer
@@ -493,34 +537,37 @@ func TestStatusOfTheCommand(t *testing.T) {
 		t.Errorf("status %d, want %d\n%s", got, 128+int(syscall.SIGTERM), stderr.String())
 	}
 	if c, rows := readCapture(t, dir); !c.Meta.Complete || len(rows) == 0 {
-		t.Errorf("the capture is not whole: %+v", c.Meta)
+		t.Errorf("the capture has %d rows, want a complete one with rows: %+v", len(rows), c.Meta)
 	}
 
-	r := runTracer(t, append([]string{"-o", filepath.Join(t.TempDir(), "c"), "--"}, in.Driver, "-m", "/no/such/model.gguf", "-p", "x")...)
+	r := runTracer(t,
+		"-o", filepath.Join(t.TempDir(), "c"), "--", in.Driver, "-m", "/no/such/model.gguf", "-p", "x")
 	if r.status != 1 || !strings.Contains(r.stderr, "/no/such/model.gguf") {
-		t.Errorf("status %d: %s", r.status, r.stderr)
+		t.Errorf("status %d: %s; want 1 and an error that names the model", r.status, r.stderr)
 	}
 }
 
-// Killed, the tracer leaves whole batches and the target running.
+// If the tracer is killed, complete batches stay, and the target goes on.
 func TestTracerKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+	}
 	dir := filepath.Join(t.TempDir(), "capture")
 	cmd := exec.Command(tracerBinary, append([]string{"-o", dir, "--"}, in.Command(t.Context(), o).Args...)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// A size is not enough: a kill in the middle of the first batch rightly leaves none.
-	testenv.WaitFor(t, "a whole batch to be written", func() bool { return wholeRows(dir) > 0 })
+	// Waiting for a size is not enough, because a kill in the middle of the first batch leaves no rows.
+	testenv.WaitFor(t, "a whole batch to be written", func() bool { return countRows(dir) > 0 })
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
 	c, rows := readCapture(t, dir)
 	if c.Meta.Complete || len(rows) == 0 {
-		t.Errorf("complete %v, %d rows", c.Meta.Complete, len(rows))
+		t.Errorf("complete %v, %d rows; want false, some", c.Meta.Complete, len(rows))
 	}
 	target, err := os.FindProcess(c.Meta.PID)
 	if err != nil {
@@ -531,11 +578,12 @@ func TestTracerKilled(t *testing.T) {
 	testenv.WaitFor(t, "the target to go on", func() bool { return processorTime(t, c.Meta.PID) > before })
 }
 
+// processorTime is the time that a process has computed in user mode, in ticks.
 func processorTime(t *testing.T, pid int) int {
 	t.Helper()
 	p, err := procfs.NewProc(pid)
 	if err != nil {
-		t.Fatalf("the target is gone: %v", err)
+		t.Fatalf("the target has ended: %v", err)
 	}
 	s, err := p.Stat()
 	if err != nil {
@@ -544,7 +592,7 @@ func processorTime(t *testing.T, pid int) int {
 	return int(s.UTime)
 }
 
-// errorLines are the lines of standard error that are no summary.
+// errorLines returns the lines of standard error that do not belong to the summary.
 func errorLines(r result) (errs []string) {
 	for line := range strings.Lines(r.stderr) {
 		if !strings.HasPrefix(line, "  ") && !strings.Contains(line, "(detail ") {
@@ -554,15 +602,15 @@ func errorLines(r result) (errs []string) {
 	return errs
 }
 
-// oneError returns the one line of standard error that is no summary.
+// oneError returns the only line of standard error that does not belong to the summary.
 func oneError(t *testing.T, r result) string {
 	t.Helper()
 	errs := errorLines(r)
 	if len(errs) != 1 {
-		t.Fatalf("want one line of error, got:\n%s", r.stderr)
+		t.Fatalf("%d lines of error, want 1:\n%s", len(errs), r.stderr)
 	}
 	if !strings.HasPrefix(errs[0], "tracer: ") {
-		t.Errorf("the line does not say who speaks: %q", errs[0])
+		t.Errorf("the line is %q, want tracer: at its beginning", errs[0])
 	}
 	return errs[0]
 }
@@ -587,38 +635,62 @@ func TestBadInput(t *testing.T) {
 		in := llamatest.ForTest(t)
 		return append([]string{"--"}, in.Command(t.Context(), o).Args...)
 	}
-	if err := os.Chmod(model, 0o755); err != nil { // to be tried as a program
+	if err := os.Chmod(model, 0o755); err != nil { // one case executes it as a program
 		t.Fatal(err)
 	}
 	cases := map[string]struct {
 		args     func(t *testing.T) []string
 		status   int
-		says     []string
-		nobody   bool // run without root
-		rootless bool // the case needs no root
+		want     []string // parts of the error
+		nobody   bool     // run without root
+		rootless bool     // the case needs no root
 	}{
-		"no such command":  {args: fixed("--", "/no/such/llama-cli"), status: 1, says: []string{"/no/such/llama-cli", "no such file"}, rootless: true},
-		"not in PATH":      {args: fixed("--", "no-such-llama-cli"), status: 1, says: []string{"no-such-llama-cli", "no such command in PATH"}, rootless: true},
-		"not executable":   {args: fixed("--", filepath.Join(other, "thesis.tex")), status: 1, says: []string{"thesis.tex", "permission denied"}, rootless: true},
-		"a directory":      {args: fixed("--", other), status: 1, says: []string{other, "permission denied"}, rootless: true},
-		"no program":       {args: fixed("--", model), status: 1, says: []string{model, "exec format error"}, rootless: true},
-		"CSV in no place":  {args: fixed("--csv", "-o", "/no/such/place.csv", "--", "true"), status: 1, says: []string{"/no/such/place.csv"}},
-		"no such process":  {args: fixed("--pid", fmt.Sprint(gone.Process.Pid)), status: 1, says: []string{"no such process"}},
-		"no permission":    {args: fixed("--", "true"), status: 1, says: []string{"root", "CAP_BPF"}, nobody: true},
-		"no ggml, command": {args: fixed("--", "true"), status: 1, says: []string{"found no ggml"}},
-		"no graph, preload": {
-			args: fixed("--preload", "--", "true"), status: 1, says: []string{"ggml_graph_compute", "without --preload"}, rootless: true,
+		"no such command": {
+			args: fixed("--", "/no/such/llama-cli"), status: 1,
+			want: []string{"/no/such/llama-cli", "no such file"}, rootless: true,
 		},
-		"no ggml, pid": {args: fixed("--pid", fmt.Sprint(sleeper.Process.Pid)), status: 1, says: []string{"found no ggml"}},
+		"not in PATH": {
+			args: fixed("--", "no-such-llama-cli"), status: 1,
+			want: []string{"no-such-llama-cli", "no such command in PATH"}, rootless: true,
+		},
+		"not executable": {
+			args: fixed("--", filepath.Join(other, "thesis.tex")), status: 1,
+			want: []string{"thesis.tex", "permission denied"}, rootless: true,
+		},
+		"a directory": {
+			args: fixed("--", other), status: 1, want: []string{other, "permission denied"}, rootless: true,
+		},
+		"no program": {
+			args: fixed("--", model), status: 1, want: []string{model, "exec format error"}, rootless: true,
+		},
+		"CSV in no place": {
+			args: fixed("--csv", "-o", "/no/such/place.csv", "--", "true"), status: 1,
+			want: []string{"/no/such/place.csv"},
+		},
+		"no such process": {
+			args: fixed("--pid", fmt.Sprint(gone.Process.Pid)), status: 1, want: []string{"no such process"},
+		},
+		"no permission":    {args: fixed("--", "true"), status: 1, want: []string{"root", "CAP_BPF"}, nobody: true},
+		"no ggml, command": {args: fixed("--", "true"), status: 1, want: []string{"found no ggml"}},
+		"no graph, preload": {
+			args: fixed("--preload", "--", "true"), status: 1,
+			want: []string{"ggml_graph_compute", "without --preload"}, rootless: true,
+		},
+		"no ggml, pid": {
+			args: fixed("--pid", fmt.Sprint(sleeper.Process.Pid)), status: 1, want: []string{"found no ggml"},
+		},
 		"repacked": {args: func(t *testing.T) []string {
 			return driver(t, llama.Options{Model: q4, Prompt: "r", Tokens: 2, Threads: 1})
-		}, status: 1, says: []string{"outside the model file's mapping", "--no-repack"}},
+		}, status: 1, want: []string{"outside the model file's mapping", "--no-repack"}},
 		"not mapped": {args: func(t *testing.T) []string {
-			return driver(t, llama.Options{Model: model, Prompt: "r", Tokens: 2, Threads: 1, LoadMode: "none", NoRepack: true})
-		}, status: 1, says: []string{"outside the model file's mapping", "--load-mode"}},
+			return driver(t, llama.Options{
+				Model: model, Prompt: "r", Tokens: 2, Threads: 1, LoadMode: "none", NoRepack: true,
+			})
+		}, status: 1, want: []string{"outside the model file's mapping", "--load-mode"}},
 		"capture directory in use": {args: func(t *testing.T) []string {
-			return append([]string{"-o", other}, driver(t, llama.Options{Model: model, Prompt: "r", Tokens: 2, Threads: 1, NoRepack: true})...)
-		}, status: 1, says: []string{"thesis.tex", "-o"}},
+			o := llama.Options{Model: model, Prompt: "r", Tokens: 2, Threads: 1, NoRepack: true}
+			return append([]string{"-o", other}, driver(t, o)...)
+		}, status: 1, want: []string{"thesis.tex", "-o"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -638,31 +710,37 @@ func TestBadInput(t *testing.T) {
 				t.Errorf("status %d, want %d", r.status, tc.status)
 			}
 			line := oneError(t, r)
-			for _, s := range tc.says {
-				if !strings.Contains(line, s) {
-					t.Errorf("%q does not say %q", line, s)
+			for _, want := range tc.want {
+				if !strings.Contains(line, want) {
+					t.Errorf("the line is %q, want %q in it", line, want)
 				}
 			}
 		})
 	}
 	if _, err := os.Stat(filepath.Join(other, "thesis.tex")); err != nil {
-		t.Error("the user's file is gone")
+		t.Error("the user's file was removed")
 	}
 }
 
+// fixed returns a function that returns arguments.
 func fixed(args ...string) func(*testing.T) []string {
 	return func(*testing.T) []string { return args }
 }
 
-// A kernel that does not describe its types cannot run the programs: one line says so, and what to do instead.
+// A kernel without a description of its types cannot run the probes' programs. One line says so,
+// and what to do instead.
 func TestNoBTF(t *testing.T) {
 	testenv.NeedRoot(t)
 	if _, err := os.Stat("/sys/kernel/btf"); err != nil {
 		t.Skipf("nothing to hide: %v", err)
 	}
-	// In a mount namespace of its own the kernel's description is hidden.
-	r := finish(t, exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs none /sys/kernel/btf && exec "$0" "$@"`, tracerBinary, "-o", t.TempDir(), "--", "true"))
-	if r.status != cli.Failure || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "CONFIG_DEBUG_INFO_BTF") || !strings.Contains(r.stderr, "--preload") {
-		t.Errorf("status %d: %s", r.status, r.stderr)
+	// A mount namespace hides the kernel's description.
+	const script = `mount -t tmpfs none /sys/kernel/btf && exec "$0" "$@"`
+	r := finish(t, exec.Command("unshare", "--mount", "sh", "-c", script,
+		tracerBinary, "-o", t.TempDir(), "--", "true"))
+	if r.status != cli.Failure || strings.Count(r.stderr, "\n") != 1 ||
+		!strings.Contains(r.stderr, "CONFIG_DEBUG_INFO_BTF") || !strings.Contains(r.stderr, "--preload") {
+		t.Errorf("status %d: %s; want %d and one line on CONFIG_DEBUG_INFO_BTF and --preload",
+			r.status, r.stderr, cli.Failure)
 	}
 }

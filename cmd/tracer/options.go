@@ -1,6 +1,6 @@
 package main
 
-// This file checks what the user asks for.
+// This file has the options, and checks them.
 
 import (
 	"errors"
@@ -17,33 +17,41 @@ import (
 	"tensorcast/trace/tables"
 )
 
+// options are the values of the flags; see newCommand for their meanings.
 type options struct {
+	// The target and how it is traced.
 	pid     processID
-	out     string
-	detail  string // one of detailNames
-	buffers bool
-	hidden  int // every how many tokens; 0: not
 	follow  bool
-	rotate  rotation
-	keep    int
-	csv     bool
 	asRoot  bool
 	preload bool
+	perf    bool
 	ringKiB uint32
+
+	// The events that are recorded.
+	detail     string // one of detailNames
+	buffers    bool
+	hidden     int // record the inputs of every hidden-th token; 0: of none
+	noTokenIDs bool
+
+	// The output.
+	out     string
+	csv     bool
+	parquet bool
+	rotate  rotation
+	keep    int
+	noProbe bool
+
+	// Messages and the exit status.
 	strict  bool
 	json    bool
-	perf    bool
 	verbose bool
-
-	noTokenIDs bool
-	noProbe    bool
-	parquet    bool
 }
 
-// toStdout is the output that stands for standard output.
+// toStdout is the value of -o that stands for standard output.
 const toStdout = "-"
 
-// check says in one line what is wrong with flags or arguments. It fills in what depends on other flags.
+// check returns an error of one line about wrong flags or arguments. It fills in defaults that
+// depend on other flags.
 func (o *options) check(flags *pflag.FlagSet, args []string) error {
 	if o.csv && !flags.Changed("output") {
 		if o.out = "capture.csv"; o.pid != 0 {
@@ -102,7 +110,7 @@ func (o *options) check(flags *pflag.FlagSet, args []string) error {
 	return nil
 }
 
-// stdoutUsed says whether standard output belongs to something else than the summary.
+// stdoutUsed reports whether standard output is used for something other than the summary.
 func (o *options) stdoutUsed() bool { return o.pid == 0 || o.out == toStdout }
 
 func isNumber(s string) bool {
@@ -115,7 +123,7 @@ type processID int
 
 func (p *processID) String() string {
 	if *p == 0 {
-		return "" // cobra's help would call 0 the default
+		return "" // cobra's help would show 0 as the default
 	}
 	return strconv.Itoa(int(*p))
 }
@@ -131,10 +139,15 @@ func (p *processID) Set(s string) error {
 	return nil
 }
 
-// detailNames are the values of --detail, and capturedAs what they mean to the probes.
+// detailNames are the values of --detail.
 var detailNames = []string{tables.DetailGraph, tables.DetailOp, tables.DetailOpIO}
 
-var capturedAs = map[string]ebpf.Detail{tables.DetailGraph: ebpf.DetailGraph, tables.DetailOp: ebpf.DetailOp, tables.DetailOpIO: ebpf.DetailIO}
+// probeDetails are the same values for package ebpf.
+var probeDetails = map[string]ebpf.Detail{
+	tables.DetailGraph: ebpf.DetailGraph,
+	tables.DetailOp:    ebpf.DetailOp,
+	tables.DetailOpIO:  ebpf.DetailIO,
+}
 
 // rotation is the value of --rotate: by size or by time. The zero rotation is none.
 type rotation struct {
@@ -142,7 +155,8 @@ type rotation struct {
 	every time.Duration
 }
 
-// A rotation is a few new files: below these it would be most of what is written.
+// The least values of --rotate. Each rotation makes a few new files, whose fixed parts would
+// otherwise be most of the output.
 const (
 	minRotateBytes = 1 << 20
 	minRotateEvery = time.Second
@@ -160,7 +174,7 @@ func (r *rotation) String() string {
 
 func (r *rotation) Type() string { return "SIZE" }
 
-// Set takes what is a duration as one: 10m is ten minutes, 10M ten megabytes.
+// Set parses a duration or a size: 10m is ten minutes, 10M is ten megabytes.
 func (r *rotation) Set(s string) error {
 	every, err := time.ParseDuration(s)
 	if err == nil && s != "0" {

@@ -1,5 +1,7 @@
 package main
 
+// This file tests the command line.
+
 import (
 	"bytes"
 	"context"
@@ -11,11 +13,11 @@ import (
 	"tensorcast/internal/cli"
 )
 
-// parsed is what the command line asks for.
+// parsed is the result of parsing a command line.
 type parsed struct {
 	options
 	args           []string
-	ran            bool // it was accepted
+	ran            bool // the command line was accepted
 	code           int
 	stdout, stderr string
 }
@@ -33,7 +35,7 @@ func parse(t *testing.T, args ...string) (p parsed) {
 }
 
 func TestUsageErrors(t *testing.T) {
-	for line, says := range map[string]string{
+	for line, want := range map[string]string{
 		"":                                       "tracer --pid N",
 		"--pid 1 -- true":                        "not both",
 		"--pid 12 34 56":                         "give one process: 12, or 34, or 56",
@@ -79,11 +81,12 @@ func TestUsageErrors(t *testing.T) {
 	} {
 		t.Run(line, func(t *testing.T) {
 			p := parse(t, strings.Fields(line)...)
-			if p.ran || p.code != cli.BadUsage || p.stdout != "" || !strings.Contains(p.stderr, says) {
-				t.Errorf("accepted: %v; exit %d, %q, want %d and %q", p.ran, p.code, p.stderr, cli.BadUsage, says)
+			if p.ran || p.code != cli.BadUsage || p.stdout != "" || !strings.Contains(p.stderr, want) {
+				t.Errorf("accepted: %v; exit %d, %q, want %d and %q", p.ran, p.code, p.stderr, cli.BadUsage, want)
 			}
-			if !strings.HasPrefix(p.stderr, "tracer: ") || !strings.HasSuffix(p.stderr, "\n") || strings.Count(p.stderr, "\n") != 1 {
-				t.Errorf("want one line: %q", p.stderr)
+			if !strings.HasPrefix(p.stderr, "tracer: ") || !strings.HasSuffix(p.stderr, "\n") ||
+				strings.Count(p.stderr, "\n") != 1 {
+				t.Errorf("stderr %q, want one line of tracer", p.stderr)
 			}
 		})
 	}
@@ -91,9 +94,14 @@ func TestUsageErrors(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	for line, check := range map[string]func(parsed) bool{
-		"-- true":                func(p parsed) bool { return p.out == "capture" && p.detail == "op" && p.rotate == rotation{} },
-		"-- true --pid 1":        func(p parsed) bool { return p.pid == 0 && slices.Equal(p.args, []string{"true", "--pid", "1"}) },
-		"true --pid 1 --version": func(p parsed) bool { return p.pid == 0 && len(p.args) == 4 }, // flags behind the command are the command's
+		"-- true": func(p parsed) bool {
+			return p.out == "capture" && p.detail == "op" && p.rotate == rotation{}
+		},
+		"-- true --pid 1": func(p parsed) bool {
+			return p.pid == 0 && slices.Equal(p.args, []string{"true", "--pid", "1"})
+		},
+		// Flags after the command belong to the command.
+		"true --pid 1 --version": func(p parsed) bool { return p.pid == 0 && len(p.args) == 4 },
 		"--detail op+io -- true": func(p parsed) bool { return p.detail == "op+io" },
 		"--rotate 1GiB -- true":  func(p parsed) bool { return p.rotate == rotation{bytes: 1 << 30} },
 		"--rotate 10M -- true":   func(p parsed) bool { return p.rotate == rotation{bytes: 10e6} },
@@ -111,19 +119,20 @@ func TestUsage(t *testing.T) {
 		t.Run(line, func(t *testing.T) {
 			p := parse(t, strings.Fields(line)...)
 			if !p.ran || p.code != cli.OK || p.stdout != "" || p.stderr != "" || !check(p) {
-				t.Errorf("accepted: %v; exit %d, %q; %+v, %q", p.ran, p.code, p.stderr, p.options, p.args)
+				t.Errorf("accepted: %v; exit %d, %q; options %+v, arguments %q",
+					p.ran, p.code, p.stderr, p.options, p.args)
 			}
 		})
 	}
 }
 
-// Each level of detail is one that the probes know, and no two are the same.
+// Each level of detail has a different level of the probes.
 func TestDetailNames(t *testing.T) {
 	seen := map[any]bool{}
 	for _, name := range detailNames {
-		level, ok := capturedAs[name]
+		level, ok := probeDetails[name]
 		if !ok || seen[level] {
-			t.Errorf("--detail %s: %v, known: %v", name, level, ok)
+			t.Errorf("--detail %s: level %v, known: %v; want a known level of its own", name, level, ok)
 		}
 		seen[level] = true
 	}
@@ -139,10 +148,10 @@ func TestVersion(t *testing.T) {
 	for _, args := range [][]string{{"--version"}, {"--help"}} { // they need no command
 		p := parse(t, args...)
 		if p.ran || p.code != cli.OK || p.stderr != "" || !strings.Contains(p.stdout, "tracer") {
-			t.Errorf("%s: ran: %v; exit %d, %q, %q", args, p.ran, p.code, p.stdout, p.stderr)
+			t.Errorf("%s: ran: %v; exit %d, %q, %q; want false, 0, the text", args, p.ran, p.code, p.stdout, p.stderr)
 		}
 		if args[0] == "--version" && !strings.HasPrefix(p.stdout, "tracer version ") {
-			t.Errorf("%q", p.stdout)
+			t.Errorf("--version printed %q, want tracer version", p.stdout)
 		}
 	}
 }

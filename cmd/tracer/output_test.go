@@ -1,6 +1,7 @@
 package main
 
-// These tests are about what is written: levels of detail, CSV, rotation, several processes and models, the summary.
+// The tests of this file are about the output: levels of detail, CSV, rotation, several processes
+// and models, and the summary.
 
 import (
 	"bufio"
@@ -32,10 +33,12 @@ import (
 )
 
 func shortRun(t *testing.T, model synth.Config) llama.Options {
-	return llama.Options{Model: llamatest.Model(t, model), Prompt: "the quick brown fox", Tokens: 4, Threads: 1, NoRepack: true}
+	return llama.Options{
+		Model: llamatest.Model(t, model), Prompt: "the quick brown fox", Tokens: 4, Threads: 1, NoRepack: true,
+	}
 }
 
-// tensors is the order in which tensors are read.
+// tensors lists the reads in order: step, op and tensor.
 func tensors(c *trace.Capture, rows []tables.Access) []string {
 	var names []string
 	for _, a := range rows {
@@ -44,7 +47,7 @@ func tensors(c *trace.Capture, rows []tables.Access) []string {
 	return names
 }
 
-// Each level of detail, and the shim, see the same reads in the same order.
+// Each level of detail, and the preloaded library, record the same reads in the same order.
 func TestDetail(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -53,17 +56,23 @@ func TestDetail(t *testing.T) {
 			o := shortRun(t, model)
 			c, rows := traced(t, in, o)
 			want := tensors(c, rows)
-			for flag, detail := range map[string]string{"--detail=graph": tables.DetailGraph, "--detail=op+io": tables.DetailOpIO, "--preload": tables.DetailPreload} {
+			for flag, detail := range map[string]string{
+				"--detail=graph": tables.DetailGraph,
+				"--detail=op+io": tables.DetailOpIO,
+				"--preload":      tables.DetailPreload,
+			} {
 				t.Run(flag, func(t *testing.T) {
 					c, rows := traced(t, in, o, flag)
 					if got := tensors(c, rows); !slices.Equal(got, want) {
-						t.Errorf("%d reads, %q...; want %d, %q...", len(got), got[:min(5, len(got))], len(want), want[:5])
+						t.Errorf("%d reads, %q...; want %d, %q...",
+							len(got), got[:min(5, len(got))], len(want), want[:5])
 					}
 					if c.Meta.Detail != detail || c.Meta.Tokens != o.Tokens || !c.Meta.Complete {
-						t.Errorf("the capture says %+v", c.Meta)
+						t.Errorf("the capture is %+v, want a complete one of detail %s with %d tokens",
+							c.Meta, detail, o.Tokens)
 					}
 					if (c.Meta.Rereads != nil) != (detail == tables.DetailOpIO) {
-						t.Errorf("what was read from disk: %+v", c.Meta.Rereads)
+						t.Errorf("repeated reads from disk: %+v, want them only with op+io", c.Meta.Rereads)
 					}
 				})
 			}
@@ -71,20 +80,22 @@ func TestDetail(t *testing.T) {
 	}
 }
 
-// What was read from disk is in the summary.
+// The summary has the reads from disk.
 func TestSummaryTellsOfRereads(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
-	args := append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--detail", "op+io", "--"}, in.Command(t.Context(), o).Args...)
-	r := runTracer(t, args...)
-	if r.status != 0 || !strings.Contains(r.stderr, "read from disk") || !strings.Contains(r.stderr, "(detail op+io, ") {
-		t.Errorf("status %d, summary\n%s", r.status, r.stderr)
+	args := []string{"-o", filepath.Join(t.TempDir(), "capture"), "--detail", "op+io", "--"}
+	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
+	if r.status != 0 || !strings.Contains(r.stderr, "read from disk") ||
+		!strings.Contains(r.stderr, "(detail op+io, ") {
+		t.Errorf("status %d, want 0 and the reads from disk; summary\n%s", r.status, r.stderr)
 	}
 }
 
-// With --buffers the capture tells, besides the same reads of weights, what ops touch in memory: in each step every layer's keys and values are
-// written to the cache, every op writes one result, and inputs and activations are read.
+// With --buffers the capture also has the reads and writes of memory. In each step, every layer's
+// keys and values are written to the cache. Every op writes one result. Inputs and activations are
+// read. The reads of weights are the same as without --buffers.
 func TestBuffers(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -106,7 +117,7 @@ func TestBuffers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if b.Bytes <= 0 || b.DataPtr == 0 || b.Buffer == "" || b.Op == "" {
-			t.Fatalf("a buffer is not whole: %+v", b)
+			t.Fatalf("a buffer is incomplete: %+v", b)
 		}
 		results[b.Seq] += 0
 		switch {
@@ -121,7 +132,7 @@ func TestBuffers(t *testing.T) {
 	}
 	for op, n := range results {
 		if n != 1 {
-			t.Errorf("op %d writes %d results", op, n)
+			t.Errorf("op %d writes %d results, want 1", op, n)
 		}
 	}
 	for step := range int32(c.Meta.Steps) {
@@ -143,8 +154,10 @@ func TestBuffers(t *testing.T) {
 	}
 }
 
-// With --hidden the capture tells what the routers read, of one in N tokens: their matrices choose from it what the route table says of the same step, layer and
-// position. Nothing else changes, and what was sent is in the table or was left out.
+// With --hidden the capture has the inputs of the routers for one in N tokens. The test multiplies
+// each input with the router's matrix: the experts with the highest scores must be those in the
+// route table. The reads of weights do not change. Each input that was sent is in the table, or
+// counted as left out.
 func TestHidden(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -160,20 +173,20 @@ func TestHidden(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	type place struct{ step, layer, position int32 }
-	told := map[int]int{}
+	type key struct{ step, layer, position int32 }
+	inputs := map[int]int{} // number of routers' inputs, by N
 	for _, every := range []int{1, 2} {
 		c, rows := traced(t, in, o, fmt.Sprintf("--hidden=%d", every))
 		if got := tensors(c, rows); !slices.Equal(got, want) {
 			t.Errorf("%d reads of weights, want %d as without --hidden", len(got), len(want))
 		}
-		chosen := map[place][]int32{}
+		chosen := map[key][]int32{}
 		for r, err := range c.Routes() {
 			if err != nil {
 				t.Fatal(err)
 			}
-			at := place{r.Step, r.Layer, r.Position}
-			chosen[at] = append(chosen[at], r.Expert)
+			k := key{r.Step, r.Layer, r.Position}
+			chosen[k] = append(chosen[k], r.Expert)
 		}
 		steps, all := map[int32]bool{}, 0
 		for h, err := range c.Hidden() {
@@ -187,14 +200,16 @@ func TestHidden(t *testing.T) {
 			if h.Token >= 0 {
 				steps[h.Step] = true
 			}
-			told[every]++
+			inputs[every]++
 			router, _ := w.Lookup(fmt.Sprintf("blk.%d.ffn_gate_inp.weight", h.Layer))
 			matrix, err := router.Float32()
 			if err != nil {
 				t.Fatal(err)
 			}
-			experts := chosen[place{h.Step, h.Layer, h.Position}]
-			least, most, size := math.Inf(1), math.Inf(-1), 0.0 // of the chosen, of the others
+			experts := chosen[key{h.Step, h.Layer, h.Position}]
+			// The least score of the chosen experts, the greatest of the others, and the largest
+			// magnitude.
+			least, greatest, size := math.Inf(1), math.Inf(-1), 0.0
 			for e := range moeModel.Experts {
 				score := 0.0
 				for i, v := range h.Values {
@@ -204,27 +219,31 @@ func TestHidden(t *testing.T) {
 				if slices.Contains(experts, int32(e)) {
 					least = min(least, score)
 				} else {
-					most = max(most, score)
+					greatest = max(greatest, score)
 				}
 			}
 			matrix.Release()
-			if len(experts) != moeModel.Used || least < most-size/500 { // halves have 11 bits
-				t.Errorf("step %d, layer %d, position %d: chosen are %v; the least of their scores is %g, the most of the others' %g", h.Step, h.Layer, h.Position, experts, least, most)
+			// The inputs are half-precision numbers with 11 bits, hence the tolerance.
+			if len(experts) != moeModel.Used || least < greatest-size/500 {
+				t.Errorf("step %d, layer %d, position %d: the chosen experts %v have scores from %g, others up to %g",
+					h.Step, h.Layer, h.Position, experts, least, greatest)
 			}
 		}
 		meta := c.Meta.Hidden
-		if meta == nil || meta.Every != every || meta.Values != moeModel.Embd || meta.Rows != int64(all) || meta.Rows+meta.LeftOut != int64(c.Meta.Counters.InputsSent) || c.Meta.Counters.InputsLost != 0 {
-			t.Errorf("%d rows, %+v, counters %+v", all, meta, c.Meta.Counters)
+		counters := c.Meta.Counters
+		if meta == nil || meta.Every != every || meta.Values != moeModel.Embd || meta.Rows != int64(all) ||
+			meta.Rows+meta.LeftOut != int64(counters.InputsSent) || counters.InputsLost != 0 {
+			t.Errorf("%d rows, %+v, counters %+v", all, meta, counters)
 		}
 		if tokens := (c.Meta.Tokens + every - 1) / every; len(steps) != tokens || tokens == 0 {
-			t.Errorf("one in %d: %d steps of %d tokens have inputs", every, len(steps), c.Meta.Tokens)
+			t.Errorf("one in %d: %d steps have inputs, want %d of %d tokens", every, len(steps), tokens, c.Meta.Tokens)
 		}
-		if every == 1 && told[every] != len(chosen) {
-			t.Errorf("inputs of %d choices, of %d", told[every], len(chosen))
+		if every == 1 && inputs[every] != len(chosen) {
+			t.Errorf("%d inputs, want %d: one per choice", inputs[every], len(chosen))
 		}
 	}
-	if told[2] >= told[1] || told[2] == 0 {
-		t.Errorf("%d inputs of one in two tokens, %d of all", told[2], told[1])
+	if inputs[2] >= inputs[1] || inputs[2] == 0 {
+		t.Errorf("%d inputs for one in two tokens, %d for all; want fewer, and not 0", inputs[2], inputs[1])
 	}
 }
 
@@ -235,10 +254,13 @@ func TestCSV(t *testing.T) {
 	c, rows := traced(t, in, o)
 	var want [][]string
 	for _, a := range rows {
-		want = append(want, []string{strconv.Itoa(int(a.Token)), c.Structure[a.Tensor].Name, strconv.FormatInt(a.Bytes, 10)})
+		want = append(want, []string{
+			strconv.Itoa(int(a.Token)), c.Structure[a.Tensor].Name, strconv.FormatInt(a.Bytes, 10),
+		})
 	}
 	dir := t.TempDir()
-	cmd := exec.Command(tracerBinary, append([]string{"--csv", "--strict", "--"}, in.Command(t.Context(), o).Args...)...)
+	flags := []string{"--csv", "--strict", "--"}
+	cmd := exec.Command(tracerBinary, append(flags, in.Command(t.Context(), o).Args...)...)
 	cmd.Dir = dir
 	r := finish(t, cmd)
 	if r.status != 0 || !strings.Contains(r.stderr, "capture.csv") {
@@ -253,11 +275,11 @@ func TestCSV(t *testing.T) {
 	}
 	defer f.Close()
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("besides the CSV there is %v (%v)", entries, err)
+		t.Errorf("the directory has %v (%v), want only the CSV", entries, err)
 	}
 	got := readCSV(t, f)
 	if len(got) != len(want) || len(want) == 0 {
-		t.Fatalf("%d lines, want %d", len(got), len(want))
+		t.Fatalf("%d lines, want %d and not 0", len(got), len(want))
 	}
 	for i := range got {
 		if !slices.Equal([]string{got[i][1], got[i][2], got[i][4]}, want[i]) {
@@ -266,7 +288,7 @@ func TestCSV(t *testing.T) {
 	}
 }
 
-// withoutLog leaves out what is logged: ops may have come before the first whole decode.
+// withoutLog leaves out log messages, such as that ops came before the first complete decode.
 func withoutLog(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -277,7 +299,7 @@ func withoutLog(text string) string {
 	return b.String()
 }
 
-// oneSummary reads what --json prints of one process.
+// oneSummary parses the output of --json for one process.
 func oneSummary(t *testing.T, text string) (m tables.Meta) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(text), &m); err != nil || strings.Count(text, "\n") != 1 {
@@ -292,13 +314,14 @@ func readCSV(t *testing.T, r io.Reader) [][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"timestamp", "token", "tensor_name", "data_ptr", "bytes_accessed"}; len(lines) == 0 || !slices.Equal(lines[0], want) {
+	want := []string{"timestamp", "token", "tensor_name", "data_ptr", "bytes_accessed"}
+	if len(lines) == 0 || !slices.Equal(lines[0], want) {
 		t.Fatalf("the CSV begins with %q, want %q", lines[:min(1, len(lines))], want)
 	}
 	return lines[1:]
 }
 
-// A running target's reads can be piped; tables can be cut while it runs.
+// The reads of a running target can be written to a pipe, and to tables that are rotated.
 func TestRunningTarget(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -325,7 +348,7 @@ func TestRunningTarget(t *testing.T) {
 		}
 		var text strings.Builder
 		buf := make([]byte, 1<<12)
-		for text.Len() < 1<<14 { // lines come while the target runs
+		for text.Len() < 1<<14 { // lines are written while the target runs
 			n, err := out.Read(buf)
 			if err != nil {
 				t.Fatal(err)
@@ -343,15 +366,17 @@ func TestRunningTarget(t *testing.T) {
 			t.Errorf("tracer: %v", err)
 		}
 		if lines := readCSV(t, strings.NewReader(text.String()+string(rest))); len(lines) < 100 {
-			t.Errorf("%d lines", len(lines))
+			t.Errorf("%d lines, want at least 100", len(lines))
 		}
-		if m := oneSummary(t, withoutLog(stderr.String())); m.PID != target.Process.Pid || m.Rows == 0 { // standard output has the CSV
-			t.Errorf("summary %+v", m)
+		// The summary is on standard error, because standard output has the CSV.
+		if m := oneSummary(t, withoutLog(stderr.String())); m.PID != target.Process.Pid || m.Rows == 0 {
+			t.Errorf("summary %+v, want process %d with rows", m, target.Process.Pid)
 		}
 	})
 	t.Run("background job of a script", func(t *testing.T) { // a shell starts it with SIGINT ignored
 		dir := filepath.Join(t.TempDir(), "capture")
-		script := exec.Command("sh", "-c", `"$@" & echo $! >&2; wait $!`, "sh", tracerBinary, "-o", dir, "--json", "--pid", pid)
+		script := exec.Command("sh", "-c", `"$@" & echo $! >&2; wait $!`, "sh",
+			tracerBinary, "-o", dir, "--json", "--pid", pid)
 		var stdout strings.Builder
 		script.Stdout = &stdout
 		stderr, err := script.StderrPipe()
@@ -361,8 +386,8 @@ func TestRunningTarget(t *testing.T) {
 		if err := script.Start(); err != nil {
 			t.Fatal(err)
 		}
-		said := bufio.NewReader(stderr)
-		line, err := said.ReadString('\n')
+		reader := bufio.NewReader(stderr)
+		line, err := reader.ReadString('\n')
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -370,28 +395,30 @@ func TestRunningTarget(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		testenv.WaitFor(t, "a whole batch to be written", func() bool { return wholeRows(dir) > 0 })
-		for range 2 { // the second has no effect: what was captured is written to its end
+		testenv.WaitFor(t, "a whole batch to be written", func() bool { return countRows(dir) > 0 })
+		for range 2 { // the second signal has no effect, so that the capture is written completely
 			if err := syscall.Kill(tracer, syscall.SIGINT); err != nil && !errors.Is(err, syscall.ESRCH) {
 				t.Fatal(err)
 			}
 		}
-		rest, err := io.ReadAll(said)
+		rest, err := io.ReadAll(reader)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := script.Wait(); err != nil || withoutLog(string(rest)) != "" {
-			t.Errorf("tracer: %v\n%s", err, rest)
+			t.Errorf("tracer: %v, want no error and no messages:\n%s", err, rest)
 		}
 		c, rows := readCapture(t, dir)
-		if m := oneSummary(t, stdout.String()); !c.Meta.Complete || m.Rows != int64(len(rows)) || len(rows) == 0 || m.PID != target.Process.Pid {
-			t.Errorf("%d rows, complete: %v; the summary tells of %d rows of process %d", len(rows), c.Meta.Complete, m.Rows, m.PID)
+		m := oneSummary(t, stdout.String())
+		if !c.Meta.Complete || m.Rows != int64(len(rows)) || len(rows) == 0 || m.PID != target.Process.Pid {
+			t.Errorf("%d rows, complete: %v; summary: %d rows of process %d; want a complete capture of process %d",
+				len(rows), c.Meta.Complete, m.Rows, m.PID, target.Process.Pid)
 		}
 	})
 	t.Run("reader goes away", func(t *testing.T) {
 		cmd := exec.Command("sh", "-c", `"$0" --csv --pid "$1" | head -n 2`, tracerBinary, pid)
 		if r := finish(t, cmd); strings.Count(r.stdout, "\n") != 2 || strings.Contains(r.stderr, "goroutine") {
-			t.Errorf("%q\n%s", r.stdout, r.stderr)
+			t.Errorf("%q, want two lines, and no panic:\n%s", r.stdout, r.stderr)
 		}
 		if err := target.Process.Signal(syscall.Signal(0)); err != nil {
 			t.Errorf("the target did not survive the tracer: %v", err)
@@ -417,14 +444,15 @@ func TestRunningTarget(t *testing.T) {
 		}
 		c, rows := readCapture(t, dir)
 		if s := c.Meta.Segments; s.Deleted == 0 || s.First == 0 || int64(len(rows)) != c.Meta.Rows-s.DeletedRows {
-			t.Errorf("%d rows are left, segments %+v of %d rows", len(rows), s, c.Meta.Rows)
+			t.Errorf("%d rows, want %d without those of removed files; segments %+v",
+				len(rows), c.Meta.Rows-s.DeletedRows, s)
 		}
 		files, err := filepath.Glob(filepath.Join(dir, "access*"))
 		if err != nil || len(files) != 2 {
-			t.Errorf("left are %v (%v), want 2", files, err)
+			t.Errorf("table files %v (%v), want 2", files, err)
 		}
 		if !strings.Contains(stderr.String(), "table files") {
-			t.Errorf("the summary does not tell:\n%s", stderr.String())
+			t.Errorf("the summary does not mention the table files:\n%s", stderr.String())
 		}
 	})
 }
@@ -437,14 +465,15 @@ func TestFollow(t *testing.T) {
 	o.Repeat = 300 // long enough to be found while they run
 	dir := filepath.Join(t.TempDir(), "capture")
 	script := `"$0" "$@" >/dev/null & "$0" "$@" >/dev/null & wait`
-	r := runTracer(t, append([]string{"-o", dir, "--follow", "--json", "--", "sh", "-c", script}, in.Command(t.Context(), o).Args...)...)
-	if r.status != 0 || r.stdout != "" { // which is the command's
-		t.Fatalf("tracer ended with %d, %q:\n%s", r.status, r.stdout, r.stderr)
+	args := []string{"-o", dir, "--follow", "--json", "--", "sh", "-c", script}
+	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
+	if r.status != 0 || r.stdout != "" { // standard output belongs to the command
+		t.Fatalf("tracer ended with %d, %q; want 0, nothing:\n%s", r.status, r.stdout, r.stderr)
 	}
 	pids := map[int]bool{}
 	for line := range strings.Lines(r.stderr) {
 		var m tables.Meta
-		if !strings.HasPrefix(line, "{") { // they may begin to decode before they are found, which is said
+		if !strings.HasPrefix(line, "{") { // a log message that a process began to decode before it was found
 			continue
 		}
 		if err := json.Unmarshal([]byte(line), &m); err != nil {
@@ -453,7 +482,7 @@ func TestFollow(t *testing.T) {
 		pids[m.PID] = true
 		c, rows := readCapture(t, filepath.Join(dir, fmt.Sprint(m.PID)))
 		if c.Meta.PID != m.PID || len(rows) == 0 || !c.Meta.Complete {
-			t.Errorf("process %d: %d rows, %+v", m.PID, len(rows), c.Meta)
+			t.Errorf("process %d: %d rows, want a complete capture with rows: %+v", m.PID, len(rows), c.Meta)
 		}
 	}
 	if len(pids) != 2 {
@@ -468,21 +497,21 @@ func TestTwoModels(t *testing.T) {
 	o.Model2 = llamatest.Model(t, with(moeModel, func(c *synth.Config) { c.Layers = 2 }))
 	c, rows := traced(t, in, o)
 	if len(c.Meta.Models) != 2 || c.Meta.Contexts != 2 {
-		t.Fatalf("%d models, %d contexts: %+v", len(c.Meta.Models), c.Meta.Contexts, c.Meta.Models)
+		t.Fatalf("%d models, %d contexts, want 2, 2: %+v", len(c.Meta.Models), c.Meta.Contexts, c.Meta.Models)
 	}
 	seen := map[int32]int{}
 	for _, a := range rows {
 		seen[c.Structure[a.Tensor].Model]++
 	}
 	if len(seen) != 2 || seen[0] == 0 || seen[1] == 0 {
-		t.Errorf("rows by model: %v", seen)
+		t.Errorf("rows by model: %v, want some of models 0 and 1", seen)
 	}
 	if c.Meta.Models[0].Path != o.Model || c.Meta.Models[1].Path != o.Model2 {
 		t.Errorf("models %+v, want %s, %s", c.Meta.Models, o.Model, o.Model2)
 	}
 }
 
-// Libraries without .symtab still name in .dynsym what they export.
+// Libraries without .symtab still have the names of their exported functions in .dynsym.
 func TestStripped(t *testing.T) {
 	testenv.NeedRoot(t)
 	strip, err := exec.LookPath("strip")
@@ -500,7 +529,8 @@ func TestStripped(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		out, err := exec.Command(strip, "-o", filepath.Join(dir, f.Name()), filepath.Join(in.Dir, f.Name())).CombinedOutput()
+		from, to := filepath.Join(in.Dir, f.Name()), filepath.Join(dir, f.Name())
+		out, err := exec.Command(strip, "-o", to, from).CombinedOutput()
 		if err != nil {
 			t.Fatalf("strip: %v\n%s", err, out)
 		}
@@ -518,7 +548,7 @@ func TestPreloadWithoutRoot(t *testing.T) {
 	in := llamatest.Public(t, llamatest.ForTest(t))
 	model := publicModel(t)
 	o := llama.Options{Model: model, Prompt: "rootless", Tokens: 4, Threads: 1, NoRepack: true}
-	dir := owned(t)
+	dir := nobodysDir(t)
 	cmd := exec.Command(tracerBinary, append([]string{"--preload", "--"}, in.Command(t.Context(), o).Args...)...)
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}
@@ -529,13 +559,15 @@ func TestPreloadWithoutRoot(t *testing.T) {
 	}
 	c, rows := readCapture(t, filepath.Join(dir, "capture"))
 	if len(rows) == 0 || c.Meta.Tokens != o.Tokens || c.Meta.Detail != tables.DetailPreload {
-		t.Errorf("%d rows: %+v", len(rows), c.Meta)
+		t.Errorf("%d rows, want some, and %d tokens of detail %s: %+v",
+			len(rows), o.Tokens, tables.DetailPreload, c.Meta)
 	}
 }
 
 func TestSummary(t *testing.T) {
 	m := &tables.Meta{
-		Dir: "capture", Detail: tables.DetailOp, Seconds: 2.345, Steps: 1234, Tokens: 1200, Rows: 56789, Contexts: 3, PID: 77,
+		Dir: "capture", Detail: tables.DetailOp, Seconds: 2.345,
+		Steps: 1234, Tokens: 1200, Rows: 56789, Contexts: 3, PID: 77,
 		Segments: tables.Segments{First: 2, Last: 4, Deleted: 2, DeletedRows: 1000},
 		Counters: event.Counters{Received: 56790, OtherThreads: 40, NoWeight: 60, OpsLost: 5, PagesLost: 2, Faults: 1},
 		Models:   []tables.ModelInfo{{Path: "/m.gguf", Layers: 24, LayersSeen: "0-11", LayersElsewhere: "12-23"}},
@@ -570,7 +602,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// A directory that holds other files is refused before the command runs: it is there to be traced.
+// A directory with other files is refused before the command runs.
 func TestOccupiedDirectory(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir, ran := t.TempDir(), filepath.Join(t.TempDir(), "ran")
@@ -579,31 +611,36 @@ func TestOccupiedDirectory(t *testing.T) {
 	}
 	cmd := exec.Command(tracerBinary, "-o", dir, "--", "touch", ran)
 	out, _ := cmd.CombinedOutput()
-	if line := strings.TrimSpace(string(out)); cmd.ProcessState.ExitCode() != 1 || strings.Contains(line, "\n") || !strings.Contains(line, "thesis.txt") || !strings.Contains(line, "-o") {
-		t.Errorf("status %d, %q", cmd.ProcessState.ExitCode(), line)
+	line := strings.TrimSpace(string(out))
+	if cmd.ProcessState.ExitCode() != 1 || strings.Contains(line, "\n") || !strings.Contains(line, "thesis.txt") ||
+		!strings.Contains(line, "-o") {
+		t.Errorf("status %d, %q; want 1 and one line with thesis.txt and -o", cmd.ProcessState.ExitCode(), line)
 	}
 	if _, err := os.Stat(ran); err == nil {
 		t.Error("the command ran")
 	}
 	if data, err := os.ReadFile(filepath.Join(dir, "thesis.txt")); err != nil || string(data) != "mine" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("the user's file has %q, %v; want mine", data, err)
 	}
 }
 
-// Root writes nothing where somebody else can have put links, and says so before the command runs.
+// As root, tracer refuses to write where somebody else can have put links. It says so before the
+// command runs.
 func TestDirectoryOfSomebodyElse(t *testing.T) {
 	testenv.NeedRoot(t)
 	precious := filepath.Join(t.TempDir(), "precious")
 	if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	theirs := owned(t)
+	theirs := nobodysDir(t)
 	for _, name := range []string{trace.MetaFile, trace.MetaFile + ".tmp", trace.AccessFile, "reads.csv"} {
 		symlink(t, precious, filepath.Join(theirs, name))
 	}
 	for name, flags := range map[string][]string{
-		"the directory": {"-o", theirs}, "a link to one": {"-o", filepath.Join(theirs, "link")}, "through a link": {"-o", filepath.Join(theirs, "link", "capture")},
-		"CSV": {"--csv", "-o", filepath.Join(theirs, "reads.csv")},
+		"the directory":  {"-o", theirs},
+		"a link to one":  {"-o", filepath.Join(theirs, "link")},
+		"through a link": {"-o", filepath.Join(theirs, "link", "capture")},
+		"CSV":            {"--csv", "-o", filepath.Join(theirs, "reads.csv")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			mine := t.TempDir()
@@ -611,23 +648,25 @@ func TestDirectoryOfSomebodyElse(t *testing.T) {
 			symlink(t, mine, filepath.Join(theirs, "link"))
 			ran := filepath.Join(t.TempDir(), "ran")
 			r := runTracer(t, append(flags, "--", "touch", ran)...)
-			if line := oneError(t, r); r.status != 1 || !strings.Contains(line, "not safe to write to") || !strings.Contains(line, "nobody") {
-				t.Errorf("status %d, %q", r.status, line)
+			line := oneError(t, r)
+			if r.status != 1 || !strings.Contains(line, "not safe to write to") || !strings.Contains(line, "nobody") {
+				t.Errorf("status %d, %q; want 1, not safe to write to, and nobody as the owner", r.status, line)
 			}
 			if _, err := os.Stat(ran); err == nil {
 				t.Error("the command ran")
 			}
 			if data, err := os.ReadFile(precious); err != nil || string(data) != "precious" {
-				t.Errorf("root's file holds %q (%v)", data, err)
+				t.Errorf("root's file has %q (%v), want precious", data, err)
 			}
 			if entries, err := os.ReadDir(mine); err != nil || len(entries) != 0 {
-				t.Errorf("root's directory holds %v (%v)", entries, err)
+				t.Errorf("root's directory has %v (%v), want nothing", entries, err)
 			}
 		})
 	}
 }
 
-// Of two tracers with one directory the second says so before its command runs, and takes nothing from the first.
+// If two tracers write to one directory, the second fails before its command runs, and does not
+// disturb the first.
 func TestTwoTracers(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -646,10 +685,11 @@ func TestTwoTracers(t *testing.T) {
 	if err := first.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "a whole batch to be written", func() bool { return wholeRows(dir) > 0 })
+	testenv.WaitFor(t, "a whole batch to be written", func() bool { return countRows(dir) > 0 })
 	second := runTracer(t, "-o", dir, "--", "touch", ran)
-	if line := oneError(t, second); second.status != 1 || !strings.Contains(line, dir+" is being written by another tracer") || !strings.Contains(line, "-o") {
-		t.Errorf("status %d, %q", second.status, line)
+	line, want := oneError(t, second), dir+" is being written by another tracer"
+	if second.status != 1 || !strings.Contains(line, want) || !strings.Contains(line, "-o") {
+		t.Errorf("status %d, %q; want 1, %q with advice on -o", second.status, line, want)
 	}
 	if _, err := os.Stat(ran); err == nil {
 		t.Error("the second command ran")
@@ -661,16 +701,16 @@ func TestTwoTracers(t *testing.T) {
 		t.Fatalf("the first tracer: %v\n%s", err, stderr.String())
 	}
 	if c, rows := readCapture(t, dir); !c.Meta.Complete || int64(len(rows)) != c.Meta.Rows || len(rows) == 0 {
-		t.Errorf("%d rows, %+v", len(rows), c.Meta)
+		t.Errorf("the first capture has %d rows, want a complete one: %+v", len(rows), c.Meta)
 	}
 }
 
-// --no-token-ids changes what is told of the tokens, and nothing else.
+// --no-token-ids leaves out the tokens, and changes nothing else.
 func TestNoTokenIDs(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
-	told := func(flags ...string) (ids, rest []string, c *trace.Capture) {
+	record := func(flags ...string) (ids, rest []string, c *trace.Capture) {
 		c, rows := traced(t, in, o, flags...)
 		for s, err := range c.Steps() {
 			if err != nil {
@@ -684,18 +724,21 @@ func TestNoTokenIDs(t *testing.T) {
 		return ids, append(rest, tensors(c, rows)...), c
 	}
 	for _, flags := range [][]string{nil, {"--detail", "op+io"}, {"--preload"}} {
-		with, rest, c := told(flags...)
-		without, same, hidden := told(append(flags, "--no-token-ids")...)
+		with, rest, c := record(flags...)
+		without, same, hidden := record(append(flags, "--no-token-ids")...)
 		if len(with) != c.Meta.Steps || len(without) != 0 || !slices.Equal(rest, same) {
-			t.Errorf("%q: ids of %d and %d steps of %d", flags, len(with), len(without), c.Meta.Steps)
+			t.Errorf("%q: ids of %d steps, and of %d with --no-token-ids; want %d, 0, and the rest equal",
+				flags, len(with), len(without), c.Meta.Steps)
 		}
-		if len(c.Meta.Command) < 2 || !slices.Equal(hidden.Meta.Command, c.Meta.Command[:1]) || !hidden.Meta.NoTokenIDs || c.Meta.NoTokenIDs {
-			t.Errorf("%q: %+v", flags, hidden.Meta)
+		if len(c.Meta.Command) < 2 || !slices.Equal(hidden.Meta.Command, c.Meta.Command[:1]) ||
+			!hidden.Meta.NoTokenIDs || c.Meta.NoTokenIDs {
+			t.Errorf("%q: %+v, want the command without arguments", flags, hidden.Meta)
 		}
 	}
 }
 
-// With --parquet each table is there twice; a capture without it leaves none of an earlier one.
+// With --parquet each table is also written as Parquet. A capture without --parquet removes the
+// files of an earlier one.
 func TestParquet(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -715,8 +758,9 @@ func TestParquet(t *testing.T) {
 		}
 		return found
 	}
-	if got, want := run("--parquet"), []string{"access.parquet", "route.parquet", "steps.parquet", "structure.parquet"}; !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+	want := []string{"access.parquet", "route.parquet", "steps.parquet", "structure.parquet"}
+	if got := run("--parquet"); !slices.Equal(got, want) {
+		t.Errorf("Parquet files %v, want %v", got, want)
 	}
 	c, rows := readCapture(t, dir)
 	f, err := file.OpenParquetFile(filepath.Join(dir, "access.parquet"), false)
@@ -724,15 +768,17 @@ func TestParquet(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f.NumRows() != int64(len(rows)) || len(rows) == 0 || c.Meta.Rows != f.NumRows() {
-		t.Errorf("%d rows as Parquet, %d in the stream", f.NumRows(), len(rows))
+		t.Errorf("%d rows as Parquet, want %d as in the stream, and not 0", f.NumRows(), len(rows))
 	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
 	if got := run(); len(got) != 0 {
-		t.Errorf("%v are of the earlier capture", got)
+		t.Errorf("%v are left of the earlier capture, want none", got)
 	}
-	if r := runTracer(t, append([]string{"--parquet", "--csv", "-o", filepath.Join(t.TempDir(), "c.csv"), "--"}, in.Command(t.Context(), o).Args...)...); r.status != 2 || !strings.Contains(r.stderr, "--parquet") {
-		t.Errorf("%d, %s", r.status, r.stderr)
+	args := []string{"--parquet", "--csv", "-o", filepath.Join(t.TempDir(), "c.csv"), "--"}
+	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
+	if r.status != 2 || !strings.Contains(r.stderr, "--parquet") {
+		t.Errorf("--parquet with --csv: status %d, %s; want 2 and an error on --parquet", r.status, r.stderr)
 	}
 }

@@ -1,5 +1,7 @@
 package main
 
+// This file tests the explanations of captures in which nothing was seen.
+
 import (
 	"fmt"
 	"os"
@@ -17,49 +19,63 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// A run in which nothing is seen ends with one line, which says how the target ended and what was found in it, whatever observes it. (What
-// ends before the target runs is in TestErrors, a kernel without BTF in TestNoBTF.)
+// A run in which nothing was seen ends with one line. It says how the target ended and what was
+// found in it, with every way of tracing. (TestBadInput has errors before the target runs,
+// TestNoBTF a kernel without BTF.)
 func TestNothingSeen(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	missing := filepath.Join(t.TempDir(), "missing.gguf")
-	failing := in.Command(t.Context(), llama.Options{Model: missing, Prompt: "r", Tokens: 2, Threads: 1, NoRepack: true}).Args
-	// A FIFO for a model: the driver has loaded ggml, and waits.
+	o := llama.Options{Model: missing, Prompt: "r", Tokens: 2, Threads: 1, NoRepack: true}
+	failing := in.Command(t.Context(), o).Args
+	// With a FIFO as its model, the driver loads ggml and then waits.
 	fifo := filepath.Join(t.TempDir(), "fifo.gguf")
 	if err := unix.Mkfifo(fifo, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	waiting := in.Command(t.Context(), llama.Options{Model: fifo, Prompt: "r", Tokens: 2, Threads: 1, NoRepack: true}).Args
+	o.Model = fifo
+	waiting := in.Command(t.Context(), o).Args
 	static := filepath.Join(t.TempDir(), "static")
 	build := exec.Command("gcc", "-static", "-s", "-o", static, "-x", "c", "-")
-	build.Stdin = strings.NewReader("int ggml_graph_compute(void) { return 0; }\nint main(void) { return ggml_graph_compute(); }\n")
+	build.Stdin = strings.NewReader("int ggml_graph_compute(void) { return 0; }\n" +
+		"int main(void) { return ggml_graph_compute(); }\n")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	// What the lines say of a command without ggml: it may have started another.
+	// A command without ggml may have started one that has it.
 	const followed = " If it starts one, add --follow"
 	for name, tc := range map[string]struct {
 		command []string
 		pid     bool // tracer attaches to the command
 		signal  syscall.Signal
 		status  int
-		probes  []string // what the line says
-		preload []string
+		probes  []string // parts of the line, with probes
+		preload []string // parts of the line, with --preload
 	}{
 		"ends at once": {
 			command: []string{"true"}, status: cli.Failure,
-			probes:  []string{"the command ended with exit status 0 before anything was seen: found no ggml", followed},
-			preload: []string{"the command ended with exit status 0 before anything was seen: no call of ggml_graph_compute", "without --preload"},
+			probes: []string{"the command ended with exit status 0 before anything was seen: found no ggml", followed},
+			preload: []string{
+				"the command ended with exit status 0 before anything was seen: no call of ggml_graph_compute",
+				"without --preload",
+			},
 		},
 		"fails at once": {
 			command: []string{"sh", "-c", "exit 3"}, status: 3,
-			probes:  []string{"the command ended with exit status 3 before anything was seen: found no ggml", followed},
-			preload: []string{"the command ended with exit status 3 before anything was seen: no call of ggml_graph_compute"},
+			probes: []string{"the command ended with exit status 3 before anything was seen: found no ggml", followed},
+			preload: []string{
+				"the command ended with exit status 3 before anything was seen: no call of ggml_graph_compute",
+			},
 		},
 		"is killed": {
 			command: []string{"sh", "-c", "kill -KILL $$"}, status: 128 + 9,
-			probes:  []string{"the command ended with exit status 137 (128 + SIGKILL) before anything was seen: found no ggml"},
-			preload: []string{"the command ended with exit status 137 (128 + SIGKILL) before anything was seen: no call of ggml_graph_compute"},
+			probes: []string{
+				"the command ended with exit status 137 (128 + SIGKILL) before anything was seen: found no ggml",
+			},
+			preload: []string{
+				"the command ended with exit status 137 (128 + SIGKILL) before anything was seen: " +
+					"no call of ggml_graph_compute",
+			},
 		},
 		"static and stripped": {
 			command: []string{static}, status: cli.Failure,
@@ -68,13 +84,23 @@ func TestNothingSeen(t *testing.T) {
 		},
 		"loads ggml and fails": {
 			command: failing, status: 1,
-			probes:  []string{"no decode was seen: the command ended with exit status 1 before llama_decode was called"},
-			preload: []string{"the command ended with exit status 1 before anything was seen: no call of ggml_graph_compute"},
+			probes: []string{
+				"no decode was seen: the command ended with exit status 1 before llama_decode was called",
+			},
+			preload: []string{
+				"the command ended with exit status 1 before anything was seen: no call of ggml_graph_compute",
+			},
 		},
 		"loads ggml and is ended": {
 			command: waiting, signal: syscall.SIGTERM, status: 128 + 15,
-			probes:  []string{"no decode was seen: the command ended with exit status 143 (128 + SIGTERM) before llama_decode was called"},
-			preload: []string{"the command ended with exit status 143 (128 + SIGTERM) before anything was seen: no call of ggml_graph_compute"},
+			probes: []string{
+				"no decode was seen: the command ended with exit status 143 (128 + SIGTERM) " +
+					"before llama_decode was called",
+			},
+			preload: []string{
+				"the command ended with exit status 143 (128 + SIGTERM) before anything was seen: " +
+					"no call of ggml_graph_compute",
+			},
 		},
 		"found, and ends": {
 			command: waiting, pid: true, signal: syscall.SIGKILL, status: cli.Failure,
@@ -90,11 +116,11 @@ func TestNothingSeen(t *testing.T) {
 			details = []string{"op", "graph", "op+io", "preload"}
 		}
 		for _, detail := range details {
-			says, flags := tc.probes, []string{"--detail", detail}
+			wants, flags := tc.probes, []string{"--detail", detail}
 			if detail == "preload" {
-				says, flags = tc.preload, []string{"--preload"}
+				wants, flags = tc.preload, []string{"--preload"}
 			}
-			if says == nil {
+			if wants == nil {
 				continue
 			}
 			t.Run(name+", "+detail, func(t *testing.T) {
@@ -106,7 +132,7 @@ func TestNothingSeen(t *testing.T) {
 						t.Fatal(err)
 					}
 					defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-					awaitOpen(t, func() []int { return []int{target.Process.Pid} })
+					waitInOpen(t, func() []int { return []int{target.Process.Pid} })
 					flags = append(flags, "-v", "--pid", fmt.Sprint(target.Process.Pid))
 				} else {
 					flags = append(append(flags, "--"), tc.command...)
@@ -119,7 +145,7 @@ func TestNothingSeen(t *testing.T) {
 				}
 				defer stderr.Close()
 				cmd.Stderr = stderr
-				said := func() string {
+				readLog := func() string {
 					text, err := os.ReadFile(log)
 					if err != nil {
 						t.Fatal(err)
@@ -132,34 +158,37 @@ func TestNothingSeen(t *testing.T) {
 				defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 				switch {
 				case tc.pid:
-					testenv.WaitFor(t, "tracer to find ggml", func() bool { return strings.Contains(said(), "watching") })
+					testenv.WaitFor(t, "tracer to find ggml", func() bool {
+						return strings.Contains(readLog(), "watching")
+					})
 					if tc.signal == syscall.SIGKILL {
 						_ = target.Process.Kill()
 					} else {
 						_ = cmd.Process.Signal(tc.signal)
 					}
 				case tc.signal != 0:
-					pid := awaitOpen(t, func() []int { return children(cmd.Process.Pid) })
+					pid := waitInOpen(t, func() []int { return children(cmd.Process.Pid) })
 					defer func() { _ = unix.Kill(pid, unix.SIGKILL) }() // it goes on without tracer
 					_ = cmd.Process.Signal(tc.signal)
 				}
-				_ = cmd.Wait() // the test looks at the status
-				r := result{stderr: said(), status: cmd.ProcessState.ExitCode()}
+				_ = cmd.Wait() // the status is checked below
+				r := result{stderr: readLog(), status: cmd.ProcessState.ExitCode()}
 				if r.status != tc.status {
 					t.Errorf("status %d, want %d", r.status, tc.status)
 				}
 				line := ""
 				for l := range strings.Lines(r.stderr) {
-					if rest, ok := strings.CutPrefix(l, "tracer: "); ok && !strings.Contains(l, "(detail ") { // not the summary's heading
+					// not the summary's heading
+					if rest, ok := strings.CutPrefix(l, "tracer: "); ok && !strings.Contains(l, "(detail ") {
 						if line != "" {
-							t.Errorf("a second error: %s", l)
+							t.Errorf("a second line of error: %s, want one", l)
 						}
 						line = rest
 					}
 				}
-				for _, s := range says {
-					if !strings.Contains(line, s) {
-						t.Errorf("%q does not say %q", line, s)
+				for _, want := range wants {
+					if !strings.Contains(line, want) {
+						t.Errorf("the line is %q, want %q in it", line, want)
 					}
 				}
 				if t.Failed() {
@@ -170,19 +199,20 @@ func TestNothingSeen(t *testing.T) {
 	}
 }
 
-// awaitOpen waits until the first thread of one of the processes is in openat, which only a FIFO makes long. Of a tracer's children the first
-// may be one that Go starts and ends at once, to find out whether the kernel has pidfds.
-func awaitOpen(t *testing.T, candidates func() []int) (pid int) {
+// waitInOpen waits until the first thread of one of the processes is in openat for a while, which
+// happens only with a FIFO. It takes several candidates, because Go's runtime starts a short-lived
+// child to find out whether the kernel has pidfds.
+func waitInOpen(t *testing.T, candidates func() []int) (pid int) {
 	t.Helper()
-	at := map[int]int{}
+	seen := map[int]int{} // how often each process was in openat in a row
 	testenv.WaitFor(t, "the target to wait for its model", func() bool {
 		for _, pid = range candidates() {
 			call, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
 			if err != nil || !strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_OPENAT)) {
-				at[pid] = 0
+				seen[pid] = 0
 				continue
 			}
-			if at[pid]++; at[pid] > 20 {
+			if seen[pid]++; seen[pid] > 20 {
 				return true
 			}
 		}

@@ -23,23 +23,25 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// passedOn are the signals that a command gets from tracer.
-var passedOn = []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2}
+// relayedSignals are the signals that tracer passes on to its command.
+var relayedSignals = []syscall.Signal{
+	syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2,
+}
 
-// session is one run.
+// session is one run of tracer.
 type session struct {
 	options
-	user     *invoker.User // whose the output is; nil: ours
+	user     *invoker.User // the owner of the output; nil: the user of this process
 	capture  *capture.Capture
 	recorder *trace.Session
 	csv      *outfile.File // nil if there is none
 	display  *display
 	stdout   io.Writer
 	stderr   io.Writer
-	modest   bool // our threads give way
+	gaveWay  bool // proc.GiveWay has been called
 }
 
-// run traces, and returns the exit status of what was traced.
+// run traces, and returns the exit status of the traced command.
 func run(ctx context.Context, o options, args []string) (status int, err error) {
 	s := session{options: o, display: newDisplay(o), stdout: cli.Safe(os.Stdout), stderr: cli.Safe(os.Stderr)}
 	defer s.display.Close()
@@ -51,27 +53,28 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 	if s.user, err = invoker.Find(os.Environ()); err != nil {
 		return 0, err
 	}
-	if o.pid != 0 { // further signals have no effect: what was captured is written to its end
+	if o.pid != 0 { // further signals have no effect, so that the capture is written completely
 		var stop func()
 		ctx, stop = cli.FirstSignal(ctx)
 		defer stop()
 	}
-	if err := s.begin(ctx, args, log); err != nil {
+	if err := s.startTarget(ctx, args, log); err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, s.capture.Close()) }()
-	defer func() { s.csv.Discard() }() // unless it has been committed
-	if err := s.user.Do(func() error { return s.open(ctx, args, log) }); err != nil {
+	defer func() { s.csv.Discard() }() // has no effect once it was committed
+	if err := s.user.Do(func() error { return s.openOutput(ctx, args, log) }); err != nil {
 		return 0, err
 	}
 	return s.run(ctx)
 }
 
-// begin starts the command, or finds the process.
-func (s *session) begin(ctx context.Context, args []string, log *slog.Logger) (err error) {
+// startTarget starts the command, or attaches to the process.
+func (s *session) startTarget(ctx context.Context, args []string, log *slog.Logger) (err error) {
 	opts := capture.Options{
-		Preload: s.preload, Detail: capturedAs[s.detail], Buffers: s.buffers, Inputs: s.hidden, PerfEvents: s.perf, Follow: s.follow, RingBytes: int(s.ringKiB) << 10,
-		Tick: s.tick, Signals: passedOn, Log: log,
+		Preload: s.preload, Detail: probeDetails[s.detail], Buffers: s.buffers, Inputs: s.hidden,
+		PerfEvents: s.perf, Follow: s.follow, RingBytes: int(s.ringKiB) << 10,
+		Tick: s.tick, Signals: relayedSignals, Log: log,
 	}
 	if s.pid != 0 {
 		s.capture, err = capture.Attach(int(s.pid), opts)
@@ -89,15 +92,18 @@ func (s *session) begin(ctx context.Context, args []string, log *slog.Logger) (e
 	return err
 }
 
-// open opens the output. Standard output is waited for until ctx ends.
-func (s *session) open(ctx context.Context, args []string, log *slog.Logger) error {
+// openOutput opens the output. Writes to standard output wait for their reader until ctx ends.
+func (s *session) openOutput(ctx context.Context, args []string, log *slog.Logger) error {
 	if s.pid != 0 {
 		args = proc.CommandLine(int(s.pid))
 	}
+	around := &surroundings{probe: !s.noProbe, cache: cacheFile(), log: log}
 	ro := trace.RecorderOptions{
-		Command: args, PID: s.capture.PID(), Log: log, Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,
-		Detail: s.detail, RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep, Follow: s.follow,
-		NoTokenIDs: s.noTokenIDs, Hidden: s.hidden, Surroundings: (&surroundings{probe: !s.noProbe, cache: cacheFile(), log: log}).tell,
+		Command: args, PID: s.capture.PID(), Log: log,
+		Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,
+		Detail: s.detail, Follow: s.follow, NoTokenIDs: s.noTokenIDs, Hidden: s.hidden,
+		RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep,
+		Surroundings: around.describe,
 	}
 	if s.preload {
 		ro.Detail = tables.DetailPreload
@@ -118,12 +124,12 @@ func (s *session) open(ctx context.Context, args []string, log *slog.Logger) err
 	return err
 }
 
-// tick is called now and then between events, by the goroutine that handles them.
+// tick is called from time to time between events, by the goroutine that handles them.
 func (s *session) tick() error {
 	status := s.recorder.Status()
-	if !s.modest && status.Steps > 0 { // not before: attaching probes and loading the model should be fast
+	if !s.gaveWay && status.Steps > 0 { // not earlier, because attaching probes and loading the model should be fast
 		proc.GiveWay()
-		s.modest = true
+		s.gaveWay = true
 	}
 	s.display.Show(status)
 	return s.recorder.Flush()
@@ -133,19 +139,21 @@ func (s *session) tick() error {
 func (s *session) run(ctx context.Context) (int, error) {
 	runErr := s.user.Do(func() error { return s.capture.Run(ctx, s.recorder.Handle) })
 	if runErr != nil && s.pid == 0 {
-		fmt.Fprintf(s.display.Log(), "tracer: %s (the command goes on, untraced)\n", cli.Message(s.advise(runErr))) // its end may be far away
+		// Print the error now, because the end of the command may be far away.
+		fmt.Fprintf(s.display.Log(), "tracer: %s (the command goes on, untraced)\n", cli.Message(s.advise(runErr)))
 	}
 	status, waitErr := s.capture.Wait(ctx)
 	s.display.Close()
 	var metas []*tables.Meta
 	finishErr := s.user.Do(func() (err error) {
 		metas, err = s.recorder.Finish(runErr)
-		if s.csv != nil && runErr == nil && (err == nil || errors.Is(err, event.ErrOutside)) { // what was seen is whole
+		// The CSV is complete even if some events were outside of it.
+		if s.csv != nil && runErr == nil && (err == nil || errors.Is(err, event.ErrOutside)) {
 			return errors.Join(err, s.csv.Commit())
 		}
 		return err
 	})
-	if runErr != nil || finishErr != nil { // after an error, a summary is worth printing only if something was captured
+	if runErr != nil || finishErr != nil { // after an error, print a summary only if something was captured
 		metas = slices.DeleteFunc(metas, func(m *tables.Meta) bool { return m.Rows == 0 })
 	}
 	if finishErr == nil || errors.Is(finishErr, event.ErrOutside) {
@@ -165,20 +173,21 @@ func (s *session) run(ctx context.Context) (int, error) {
 		return cli.Failure, nil // the error has been printed already
 	case runErr != nil:
 		return 0, runErr
-	case errors.Is(finishErr, event.ErrNoDecode), finishErr != nil && errors.Is(s.capture.Explain(), event.ErrOldGGML):
-		return s.nothingSeen(status)
+	case errors.Is(finishErr, event.ErrNoDecode),
+		finishErr != nil && errors.Is(s.capture.Explain(), event.ErrOldGGML):
+		return s.explainNothing(status)
 	case finishErr != nil:
 		return 0, finishErr
 	}
 	if s.strict {
-		if err := strict(metas); err != nil {
+		if err := checkComplete(metas); err != nil {
 			return 0, err
 		}
 	}
 	return status, nil
 }
 
-// export writes the captures' tables as Parquet, if that was asked for.
+// export also writes the captures' tables as Parquet, with --parquet.
 func (s *session) export(ctx context.Context, metas []*tables.Meta) error {
 	for _, m := range metas {
 		if !s.parquet || m.Dir == "" {
@@ -195,11 +204,13 @@ func (s *session) export(ctx context.Context, metas []*tables.Meta) error {
 	return nil
 }
 
-// nothingSeen says why no decode was seen, or no op of any. A command that failed has its own reasons, and its own status.
-func (s *session) nothingSeen(status int) (int, error) {
+// explainNothing explains why no decode, or no op, was seen. If the command itself failed, its exit
+// status is kept.
+func (s *session) explainNothing(status int) (int, error) {
 	err := s.capture.Explain()
 	if err == nil {
-		err = fmt.Errorf("%w: %s before llama_decode was called", event.ErrNoDecode, cmp.Or(s.capture.Ending(), "the capture ended"))
+		err = fmt.Errorf("%w: %s before llama_decode was called",
+			event.ErrNoDecode, cmp.Or(s.capture.Ending(), "the capture ended"))
 	}
 	if status != 0 {
 		fmt.Fprintln(s.stderr, "tracer:", cli.Message(s.advise(err)))
@@ -208,8 +219,9 @@ func (s *session) nothingSeen(status int) (int, error) {
 	return 0, err
 }
 
-// strict fails for captures that miss anything. The counters are those of all processes together.
-func strict(metas []*tables.Meta) error {
+// checkComplete fails if anything is missing in the captures (--strict). The counters are those of
+// all processes together.
+func checkComplete(metas []*tables.Meta) error {
 	for _, m := range metas {
 		if n := m.Counters.Lost(); n > 0 {
 			return fmt.Errorf("%d events were lost: use a larger --buffer", n)

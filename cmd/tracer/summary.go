@@ -1,6 +1,6 @@
 package main
 
-// This file says at the end what was captured.
+// This file prints a summary of the capture at its end.
 
 import (
 	"encoding/json"
@@ -16,13 +16,13 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// topRereads is how many tensors the table of what was read from disk again has.
+// topRereads is how many tensors the table of repeated reads from disk has.
 const topRereads = 10
 
-// maxTold is how many processes people read of: a target may start any number.
-const maxTold = 8
+// maxSummaries is how many processes the text describes. A target may start any number.
+const maxSummaries = 8
 
-// summarise describes captures: as JSON, one object a line, or for people to read.
+// summarise describes captures: as JSON, with one object per line, or as text for people.
 func summarise(w io.Writer, o options, metas []*tables.Meta) error {
 	if o.json {
 		enc := json.NewEncoder(w)
@@ -33,10 +33,15 @@ func summarise(w io.Writer, o options, metas []*tables.Meta) error {
 		}
 		return nil
 	}
-	told := metas[:min(len(metas), maxTold)]
-	for _, m := range told {
-		parts := []tabular.Document{{&tabular.Table{Title: "tracer: " + heading(o, m), Rows: rows(m)}}, {layers(m)}}
-		for _, d := range parts { // each by itself: between parts of one document is an empty line
+	described := metas[:min(len(metas), maxSummaries)]
+	for _, m := range described {
+		// These are separate documents, because there is an empty line between the parts of one
+		// document.
+		parts := []tabular.Document{
+			{&tabular.Table{Title: "tracer: " + heading(o, m), Rows: summaryRows(m)}},
+			{layerLines(m)},
+		}
+		for _, d := range parts {
 			if err := d.WriteText(w); err != nil {
 				return err
 			}
@@ -47,14 +52,17 @@ func summarise(w io.Writer, o options, metas []*tables.Meta) error {
 			}
 		}
 	}
-	if more := len(metas) - len(told); more > 0 {
-		if _, err := fmt.Fprintf(w, "tracer: %s (and %s more processes: --json tells of each)\n", o.out, humanize.Comma(int64(more))); err != nil {
+	if more := len(metas) - len(described); more > 0 {
+		_, err := fmt.Fprintf(w, "tracer: %s (and %s more processes: --json tells of each)\n",
+			o.out, humanize.Comma(int64(more)))
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// heading says where the capture is, and how it was made.
 func heading(o options, m *tables.Meta) string {
 	where := m.Dir
 	switch {
@@ -71,11 +79,11 @@ func heading(o options, m *tables.Meta) string {
 	return fmt.Sprintf("%s (detail %s, %.1f s)", where, m.Detail, m.Seconds)
 }
 
-// indent stands before each line below the heading.
+// indent is in front of each line below the heading.
 const indent = "  "
 
-// rows are name, number, remark.
-func rows(m *tables.Meta) [][]string {
+// summaryRows are rows of a name, a number and a remark.
+func summaryRows(m *tables.Meta) [][]string {
 	c := m.Counters
 	count := func(n uint64) string { return humanize.Comma(int64(n)) }
 	tokens := fmt.Sprintf("%s generated tokens", humanize.Comma(int64(m.Tokens)))
@@ -84,16 +92,19 @@ func rows(m *tables.Meta) [][]string {
 	}
 	table := [][]string{
 		{"decodes", humanize.Comma(int64(m.Steps)), tokens},
-		{"rows", humanize.Comma(m.Rows), segments(m.Segments)},
+		{"rows", humanize.Comma(m.Rows), describeSegments(m.Segments)},
 		{"received", count(c.Received), "ops"},
-		{"lost", count(c.Lost()), losses(c)},
-		{"filtered", count(c.Filtered()), fmt.Sprintf("%s of other threads, %s ops without a weight", count(c.OtherThreads), count(c.NoWeight))},
+		{"lost", count(c.Lost()), describeLosses(c)},
+		{"filtered", count(c.Filtered()), fmt.Sprintf(
+			"%s of other threads, %s ops without a weight", count(c.OtherThreads), count(c.NoWeight))},
 	}
 	if h := m.Hidden; h != nil {
-		table = append(table, []string{"hidden", humanize.Comma(h.Rows), fmt.Sprintf("inputs of routers and attention, of %d values", h.Values)})
+		remark := fmt.Sprintf("inputs of routers and attention, of %d values", h.Values)
+		table = append(table, []string{"hidden", humanize.Comma(h.Rows), remark})
 	}
 	if n := c.Incomplete(); n > 0 {
-		table = append(table, []string{"incomplete", count(n), "could not be read whole: see counters in " + trace.MetaFile})
+		remark := "could not be read whole: see counters in " + trace.MetaFile
+		table = append(table, []string{"incomplete", count(n), remark})
 	}
 	for _, row := range table {
 		row[0] = indent + row[0]
@@ -101,8 +112,8 @@ func rows(m *tables.Meta) [][]string {
 	return table
 }
 
-// layers says which layers were computed where it was not seen.
-func layers(m *tables.Meta) tabular.Lines {
+// layerLines says which layers were computed elsewhere, where the probes do not see them.
+func layerLines(m *tables.Meta) tabular.Lines {
 	var lines tabular.Lines
 	for _, line := range m.LayersText() {
 		lines = append(lines, indent+line)
@@ -110,18 +121,20 @@ func layers(m *tables.Meta) tabular.Lines {
 	return lines
 }
 
-func segments(s tables.Segments) string {
+// describeSegments says how many table files there are, if there is more than one.
+func describeSegments(s tables.Segments) string {
 	switch {
 	case s.Last == 0:
 		return ""
 	case s.Deleted == 0:
 		return fmt.Sprintf("in %d table files", s.Last+1)
 	}
-	return fmt.Sprintf("in %d table files, of which the oldest %d were removed (%s rows)", s.Last+1, s.Deleted, humanize.Comma(s.DeletedRows))
+	return fmt.Sprintf("in %d table files, of which the oldest %d were removed (%s rows)",
+		s.Last+1, s.Deleted, humanize.Comma(s.DeletedRows))
 }
 
-// losses says what was lost, for each kind that was.
-func losses(c event.Counters) string {
+// describeLosses says how many events of each kind were lost.
+func describeLosses(c event.Counters) string {
 	var kinds []string
 	for _, k := range []struct {
 		n    uint64

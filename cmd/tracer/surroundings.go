@@ -1,6 +1,6 @@
 package main
 
-// This file finds what limits the target's memory, and of what disk its model is.
+// This file finds out the limit of the target's memory, and the disk on which its model is.
 
 import (
 	"encoding/json"
@@ -26,29 +26,31 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// surroundings tells a capture of them.
+// surroundings describes the memory limit and the disk for a capture.
 type surroundings struct {
-	probe bool   // the disk may be measured, when the target has ended
-	cache string // file with what was measured before; "" for none
+	probe bool   // the disk may be measured once the target has ended
+	cache string // file with earlier measurements; "" for none
 	log   *slog.Logger
 }
 
-// tell is trace.RecorderOptions.Surroundings. What cannot be found out is left out. When the capture is over the process may be another one.
-func (s *surroundings) tell(pid int, model string, over bool) (memory *tables.Memory, disk *tables.Disk) {
+// describe implements trace.RecorderOptions.Surroundings. It returns nil for facts that cannot be
+// found out. over says that the capture is over; then another process may have the id.
+func (s *surroundings) describe(pid int, model string, over bool) (memory *tables.Memory, disk *tables.Disk) {
 	var err error
 	if !over {
-		if memory, err = memoryOf(pid); err != nil {
+		if memory, err = memoryLimit(pid); err != nil {
 			s.log.Debug("cannot tell what limits the target's memory", "error", err)
 		}
 	}
-	if disk, err = s.disk(model, over && gone(pid)); err != nil {
+	// The disk is not measured while the process may use it.
+	if disk, err = s.describeDisk(model, over && hasEnded(pid)); err != nil {
 		s.log.Debug("cannot tell of the model's disk", "error", err)
 	}
 	return memory, disk
 }
 
-// gone says that there is no such process: the disk is not measured beside one that uses it.
-func gone(pid int) bool {
+// hasEnded reports whether there is no such process.
+func hasEnded(pid int) bool {
 	h, err := proc.Open(pid)
 	if err == nil {
 		h.Close()
@@ -56,8 +58,8 @@ func gone(pid int) bool {
 	return errors.Is(err, proc.ErrNoProcess)
 }
 
-// memoryOf is the least of the limits that apply to a process.
-func memoryOf(pid int) (*tables.Memory, error) {
+// memoryLimit returns the least of the limits that apply to a process.
+func memoryLimit(pid int) (*tables.Memory, error) {
 	g, err := cgroup.Find(pid)
 	if err != nil {
 		return nil, err
@@ -75,8 +77,9 @@ func memoryOf(pid int) (*tables.Memory, error) {
 	return m, nil
 }
 
-// disk tells of the one with a file, whose name is the target's. It is measured if that is allowed now, and was not done before.
-func (s *surroundings) disk(name string, measure bool) (*tables.Disk, error) {
+// describeDisk describes the disk with a file. The file's name comes from the target. The disk is
+// measured if measure allows it, and there is no measurement yet.
+func (s *surroundings) describeDisk(name string, measure bool) (*tables.Disk, error) {
 	f, err := regular.Open(name)
 	if err != nil {
 		return nil, err
@@ -90,30 +93,30 @@ func (s *surroundings) disk(name string, measure bool) (*tables.Disk, error) {
 	if text, err := regular.Read("/sys/class/bdi/"+d.Device+"/read_ahead_kb", 64); err == nil {
 		d.ReadaheadKiB, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
-	known := s.measured()
-	if was, ok := known[d.Device]; ok {
-		d.BytesPerSecond = was.BytesPerSecond
+	known := s.readCache()
+	if earlier, ok := known[d.Device]; ok {
+		d.BytesPerSecond = earlier.BytesPerSecond
 		return d, nil
 	}
 	if !measure || !s.probe {
 		return d, nil
 	}
-	if d.BytesPerSecond, err = bandwidth(f, name, st.Size); err != nil {
+	if d.BytesPerSecond, err = measureBandwidth(f, name, st.Size); err != nil {
 		return d, err
 	}
 	known[d.Device] = measurement{d.BytesPerSecond, time.Now().UTC()}
-	return d, s.keep(known)
+	return d, s.writeCache(known)
 }
 
-// bandwidth reads the file for a moment, past the page cache.
-func bandwidth(f *os.File, name string, size int64) (float64, error) {
+// measureBandwidth reads the file for a moment, bypassing the page cache. It returns bytes per second.
+func measureBandwidth(f *os.File, name string, size int64) (float64, error) {
 	const block = 2 << 20
 	var blocks []pages.Range
 	for at := int64(0); at+block <= size; at += block {
 		blocks = append(blocks, pages.Range{Offset: at, Length: block})
 	}
-	const least = 16 // less is read before it can be timed
-	if len(blocks) < least {
+	const minBlocks = 16 // fewer are read too fast to be timed
+	if len(blocks) < minBlocks {
 		return 0, fmt.Errorf("%s is too small to measure its disk", name)
 	}
 	id, err := proc.FileOf(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
@@ -127,32 +130,34 @@ func bandwidth(f *os.File, name string, size int64) (float64, error) {
 	return perSecond, err
 }
 
-// measurement is what is kept of a disk.
+// measurement is a disk's entry in the cache file.
 type measurement struct {
 	BytesPerSecond float64   `json:"bytes_per_second"`
 	Measured       time.Time `json:"measured"`
 }
 
-// Measurements are kept for so long: device numbers come to be other disks'.
-const measuredFor = 7 * 24 * time.Hour
+// maxAge is how long measurements are valid, because other disks may get the same device numbers.
+const maxAge = 7 * 24 * time.Hour
 
-// cacheFile is where measurements are kept; "" if there is no such place.
+// cacheFile is the name of the file with measurements; "" if there is no directory for it.
 func cacheFile() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return ""
 	}
-	return filepath.Join(dir, "tensorcast", "bandwidths.json") // disks.json, of earlier versions, has figures that are too low
+	// Earlier versions wrote disks.json, with figures that are too low.
+	return filepath.Join(dir, "tensorcast", "bandwidths.json")
 }
 
-// measured is what was kept, by device. What cannot be read is measured again.
-func (s *surroundings) measured() map[string]measurement {
+// readCache returns the valid measurements by device. Entries that cannot be read are left out, and
+// are measured again.
+func (s *surroundings) readCache() map[string]measurement {
 	all := map[string]measurement{}
 	if s.cache == "" {
 		return all
 	}
-	const most = 1 << 20
-	text, err := regular.Read(s.cache, most)
+	const maxBytes = 1 << 20
+	text, err := regular.Read(s.cache, maxBytes)
 	if err != nil {
 		return all
 	}
@@ -160,14 +165,16 @@ func (s *surroundings) measured() map[string]measurement {
 		return map[string]measurement{}
 	}
 	for device, m := range all {
-		if age := time.Since(m.Measured); age < 0 || age > measuredFor || !(m.BytesPerSecond > 0) || math.IsInf(m.BytesPerSecond, 0) {
+		age := time.Since(m.Measured)
+		if age < 0 || age > maxAge || !(m.BytesPerSecond > 0) || math.IsInf(m.BytesPerSecond, 0) {
 			delete(all, device)
 		}
 	}
 	return all
 }
 
-func (s *surroundings) keep(all map[string]measurement) error {
+// writeCache writes the measurements to the cache file.
+func (s *surroundings) writeCache(all map[string]measurement) error {
 	if s.cache == "" {
 		return nil
 	}

@@ -1,5 +1,7 @@
 package main
 
+// This file tests what a capture says about the memory limit and the disk.
+
 import (
 	"encoding/json"
 	"errors"
@@ -23,7 +25,7 @@ import (
 	"tensorcast/trace"
 )
 
-// A capture tells of the limit that the target runs in, and of its model's disk what was measured before.
+// A capture has the memory limit of the target, and the cached measurement of its model's disk.
 func TestSurroundings(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -52,32 +54,38 @@ func TestSurroundings(t *testing.T) {
 	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 	home, dir := t.TempDir(), filepath.Join(t.TempDir(), "capture")
 	kept, err := json.Marshal(map[string]measurement{device: {123456789, time.Now()}, "1:1": {1, time.Now()}})
-	if err := errors.Join(err, os.MkdirAll(filepath.Join(home, "tensorcast"), 0o755), os.WriteFile(filepath.Join(home, "tensorcast", "bandwidths.json"), kept, 0o644)); err != nil {
+	err = errors.Join(err, os.MkdirAll(filepath.Join(home, "tensorcast"), 0o755),
+		os.WriteFile(filepath.Join(home, "tensorcast", "bandwidths.json"), kept, 0o644))
+	if err != nil {
 		t.Fatal(err)
 	}
-	// Whoever ends within tracer's interval of a second cannot be asked any more.
-	target := in.Command(t.Context(), llama.Options{Model: model, Prompt: "a b", Tokens: 50, Repeat: 150, Threads: 1, NoRepack: true}).Args
+	// A target that ends within tracer's interval of a second cannot be examined any more.
+	target := in.Command(t.Context(), llama.Options{
+		Model: model, Prompt: "a b", Tokens: 50, Repeat: 150, Threads: 1, NoRepack: true,
+	}).Args
 	args := append([]string{tracerBinary, "-o", dir, "--"}, target...)
 	args = confine.In(group, args, "")
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+home)
 	if r := finish(t, cmd); r.status != 0 {
-		t.Fatalf("%d: %s", r.status, r.stderr)
+		t.Fatalf("status %d, want 0: %s", r.status, r.stderr)
 	}
 	c, err := trace.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m, d := c.Meta.Memory, c.Meta.Disk
-	if m == nil || m.LimitBytes != limit || !strings.Contains(m.Of, group.Name()) || m.OtherBytes <= 0 || m.OtherBytes > limit {
+	if m == nil || m.LimitBytes != limit || !strings.Contains(m.Of, group.Name()) || m.OtherBytes <= 0 ||
+		m.OtherBytes > limit {
 		t.Errorf("memory %+v, want %d of %s", m, limit, group.Name())
 	}
 	if d == nil || d.Device != device || d.BytesPerSecond != 123456789 {
-		t.Errorf("disk %+v, want %s", d, device)
+		t.Errorf("disk %+v, want %s with the cached bandwidth", d, device)
 	}
 }
 
-// A disk is measured once, when the target has ended, and only if that is allowed. What was kept is believed for a week.
+// A disk is measured once, after the target's end, and only if that is allowed. The cached
+// measurement is valid for a week.
 func TestDiskIsMeasuredOnce(t *testing.T) {
 	dir := t.TempDir()
 	model := filepath.Join(dir, "model")
@@ -89,46 +97,49 @@ func TestDiskIsMeasuredOnce(t *testing.T) {
 		t.Skipf("no direct I/O here: %v", err)
 	}
 	unix.Close(fd)
-	gonePID := func() int {
+	endedPID := func() int {
 		c := exec.Command("true")
 		if err := c.Run(); err != nil {
 			t.Fatal(err)
 		}
 		return c.Process.Pid
 	}()
-	s := &surroundings{probe: true, cache: filepath.Join(dir, "cache", "disks.json"), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
-	if m, d := s.tell(os.Getpid(), model, false); m == nil || d == nil || d.Device == "" || d.BytesPerSecond != 0 {
-		t.Errorf("while it runs: %+v, %+v", m, d)
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	s := &surroundings{probe: true, cache: filepath.Join(dir, "cache", "disks.json"), log: log}
+	m, d := s.describe(os.Getpid(), model, false)
+	if m == nil || d == nil || d.Device == "" || d.BytesPerSecond != 0 {
+		t.Errorf("during the capture: %+v, %+v; want the limit, and the disk without a bandwidth", m, d)
 	}
-	if _, d := s.tell(os.Getpid(), model, true); d == nil || d.BytesPerSecond != 0 {
-		t.Errorf("of a process that goes on: %+v", d)
+	if _, d := s.describe(os.Getpid(), model, true); d == nil || d.BytesPerSecond != 0 {
+		t.Errorf("after the capture of a process that goes on: %+v, want no bandwidth", d)
 	}
-	if _, d := (&surroundings{cache: s.cache, log: s.log}).tell(gonePID, model, true); d == nil || d.BytesPerSecond != 0 {
-		t.Errorf("though it was not allowed: %+v", d)
+	forbidden := &surroundings{cache: s.cache, log: log}
+	if _, d := forbidden.describe(endedPID, model, true); d == nil || d.BytesPerSecond != 0 {
+		t.Errorf("without permission to measure: %+v, want no bandwidth", d)
 	}
-	m, d := s.tell(gonePID, model, true)
+	m, d = s.describe(endedPID, model, true)
 	if m != nil || d == nil || d.BytesPerSecond < 1e6 {
-		t.Fatalf("at the end: %+v, %+v", m, d)
+		t.Fatalf("after the end: %+v, %+v; want no limit, and the bandwidth", m, d)
 	}
-	if _, again := s.tell(os.Getpid(), model, false); *again != *d {
-		t.Errorf("%+v, want what was measured: %+v", again, d)
+	if _, again := s.describe(os.Getpid(), model, false); *again != *d {
+		t.Errorf("%+v, want the cached measurement: %+v", again, d)
 	}
-	old, err := json.Marshal(map[string]measurement{d.Device: {5, time.Now().Add(-2 * measuredFor)}})
+	old, err := json.Marshal(map[string]measurement{d.Device: {5, time.Now().Add(-2 * maxAge)}})
 	if err := errors.Join(err, os.WriteFile(s.cache, old, 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	if _, d := s.tell(os.Getpid(), model, false); d.BytesPerSecond != 0 {
-		t.Errorf("%+v of long ago", d)
+	if _, d := s.describe(os.Getpid(), model, false); d.BytesPerSecond != 0 {
+		t.Errorf("with an old measurement: %+v, want no bandwidth", d)
 	}
 	for _, text := range []string{"", "null", "[", `{"a": {"bytes_per_second": -1}}`} {
 		if err := os.WriteFile(s.cache, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if known := s.measured(); known == nil || len(known) != 0 {
-			t.Errorf("%q: %v", text, known)
+		if known := s.readCache(); known == nil || len(known) != 0 {
+			t.Errorf("cache %q: %v, want an empty map", text, known)
 		}
 	}
-	if _, d := s.tell(os.Getpid(), filepath.Join(dir, "none"), true); d != nil {
-		t.Errorf("of no file: %+v", d)
+	if _, d := s.describe(os.Getpid(), filepath.Join(dir, "none"), true); d != nil {
+		t.Errorf("without a file: %+v, want nil", d)
 	}
 }

@@ -1,6 +1,6 @@
 package main
 
-// These tests run tracer on a terminal of their own.
+// The tests of this file run tracer on a pseudo-terminal.
 
 import (
 	"fmt"
@@ -19,7 +19,10 @@ import (
 func TestStatusLine(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "line", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	o := llama.Options{
+		Model: llamatest.Model(t, denseModel), Prompt: "line", Tokens: 100, Threads: 1, NoRepack: true,
+		Repeat: 1 << 20,
+	}
 	t.Run("pid", func(t *testing.T) {
 		target := in.Command(t.Context(), o)
 		if err := target.Start(); err != nil {
@@ -28,7 +31,8 @@ func TestStatusLine(t *testing.T) {
 		defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
 		testenv.WaitMapped(t, target.Process.Pid, o.Model)
 		term := testenv.NewTerminal(t)
-		cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--pid", fmt.Sprint(target.Process.Pid))
+		cmd := exec.Command(tracerBinary,
+			"-o", filepath.Join(t.TempDir(), "capture"), "--pid", fmt.Sprint(target.Process.Pid))
 		term.Start(cmd)
 		testenv.WaitFor(t, "two status lines", func() bool { return strings.Count(term.Text(), " tok/s ") >= 2 })
 		term.Press(testenv.CtrlC)
@@ -49,14 +53,15 @@ func TestStatusLine(t *testing.T) {
 	})
 	t.Run("command whose output goes elsewhere", func(t *testing.T) {
 		term := testenv.NewTerminal(t)
-		cmd := exec.Command(tracerBinary, append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", `echo own; exec "$@"`, "sh"}, in.Command(t.Context(), o).Args...)...)
+		args := []string{"-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", `echo own; exec "$@"`, "sh"}
+		cmd := exec.Command(tracerBinary, append(args, in.Command(t.Context(), o).Args...)...)
 		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer out.Close()
 		cmd.Stdout = out
-		said := func() string {
+		output := func() string {
 			text, err := os.ReadFile(out.Name())
 			if err != nil {
 				t.Fatal(err)
@@ -65,17 +70,19 @@ func TestStatusLine(t *testing.T) {
 		}
 		term.Start(cmd)
 		testenv.WaitFor(t, "a status line", func() bool { return strings.Contains(term.Text(), " tok/s ") })
-		testenv.WaitFor(t, "the driver's first text", func() bool { return len(said()) > len("own\n") }) // it may still load the model
+		// It may still be loading the model.
+		testenv.WaitFor(t, "the driver's first text", func() bool { return len(output()) > len("own\n") })
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait()
 		if got := cmd.ProcessState.ExitCode(); got != 128+int(syscall.SIGTERM) {
-			t.Errorf("status %d", got)
+			t.Errorf("status %d, want %d", got, 128+int(syscall.SIGTERM))
 		}
-		// The driver prints as it goes, one long line of JSON.
-		text := said()
-		if !strings.HasPrefix(text, "own\n{") || strings.Count(text, "\n") > 2 || strings.Contains(text, "\x1b") || strings.Contains(text, " tok/s ") {
+		// The driver prints one long line of JSON while it runs.
+		text := output()
+		if !strings.HasPrefix(text, "own\n{") || strings.Count(text, "\n") > 2 || strings.Contains(text, "\x1b") ||
+			strings.Contains(text, " tok/s ") {
 			t.Errorf("standard output is not the command's own: %q", text[:min(len(text), 200)])
 		}
 	})
@@ -90,13 +97,17 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// listener is a command that tells who sent it SIGINT: to a shell, two that come close together are one.
+// listener is a program that prints who sent it SIGINT. (A shell would take two that arrive close
+// together for one.)
 const listener = `#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
 static void say(const char *text) { if (write(1, text, strlen(text)) < 0) _exit(4); }
-static void got(int signal, siginfo_t *info, void *context) { say(info->si_code == SI_KERNEL ? "got from terminal\n" : "got from process\n"); }
+static void got(int signal, siginfo_t *info, void *context)
+{
+	say(info->si_code == SI_KERNEL ? "got from terminal\n" : "got from process\n");
+}
 
 int main(void)
 {
@@ -109,7 +120,8 @@ int main(void)
 }
 `
 
-// On a terminal the command gets Ctrl-C from the terminal, and not again from tracer; its text is not written across.
+// On a terminal the command gets Ctrl-C from the terminal, and not again from tracer. No status
+// line is mixed with its text.
 func TestCommandOwnsTheTerminal(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
@@ -124,19 +136,24 @@ func TestCommandOwnsTheTerminal(t *testing.T) {
 	cmd := exec.Command(tracerBinary, "-o", filepath.Join(dir, "capture"), "--", program)
 	term.Start(cmd)
 	testenv.WaitFor(t, "the command to begin", func() bool { return strings.Contains(term.Text(), "ready") })
-	const got, presses = "got from terminal", 16 // many: where tracer sends a signal while the terminal's is pending, the two are one
+	// There are many presses, because a signal from tracer would be lost while the terminal's is
+	// pending.
+	const got, presses = "got from terminal", 16
 	for i := range presses {
 		term.Press(testenv.CtrlC)
 		testenv.WaitFor(t, "the command to get Ctrl-C", func() bool { return strings.Count(term.Text(), got) > i })
 	}
-	if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil { // passed on behind what came before: it ends the command
+	// tracer passes this signal on after those before. It ends the command.
+	if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
 	if got, want := cmd.ProcessState.ExitCode(), 128+int(syscall.SIGUSR1); got != want {
 		t.Errorf("status %d, want %d", got, want)
 	}
-	if text := term.Text(); strings.Count(text, got) != presses || strings.Contains(text, "got from process") || strings.Contains(text, "\x1b") {
-		t.Errorf("the terminal shows %q", text)
+	text := term.Text()
+	if strings.Count(text, got) != presses || strings.Contains(text, "got from process") ||
+		strings.Contains(text, "\x1b") {
+		t.Errorf("the terminal shows %q, want %d times %q and nothing of tracer", text, presses, got)
 	}
 }

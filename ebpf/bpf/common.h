@@ -1,6 +1,7 @@
-/* Shared by the programs on the target's functions (trace.bpf.c) and those on the kernel's tracepoints (system.bpf.c): maps, numbers, and
- * the way from an address to a file. Both objects declare the maps of this file; user space loads trace.bpf.c first and passes its maps to
- * the other object. */
+/* What the programs on the target's functions (trace.bpf.c) and those on the kernel's tracepoints
+ * (system.bpf.c) share: maps, numbers, the ids of tasks, and the way from an address to a file.
+ * Both objects declare the maps of this file. User space loads trace.bpf.c first and passes its
+ * maps to the other object. */
 #ifndef TENSORCAST_COMMON_H
 #define TENSORCAST_COMMON_H
 #include "kernel.h"
@@ -10,8 +11,9 @@
 
 /* Set before loading. */
 const volatile u32 page_shift;
-const volatile u64 wake_at;       /* the reader is woken when the ring buffer holds more bytes than this */
-const volatile u32 pid_namespace; /* inode number of user space's PID namespace; 0: the first one, whose ids are the kernel's own */
+const volatile u64 wake_at; /* the reader is woken when the ring buffer holds more bytes than this */
+/* Inode number of user space's PID namespace; 0: the first one, whose ids are the kernel's own. */
+const volatile u32 pid_namespace;
 
 /* bpf2go generates Go constants from the following enums, so that user space has the same numbers. */
 enum kind {
@@ -53,7 +55,8 @@ enum limit {
 	NO_OP = 0xffffffff, /* no op has this number */
 };
 
-/* An op that reads only those slices of one source that another source lists. User space fills in the table of package ggml. */
+/* An op that reads only those slices of one source whose numbers another source holds. User space
+ * fills in the table of package ggml. */
 struct gather {
 	u32 op; /* its number in the target's ggml; NO_OP: the entry is unused */
 	u8 source;
@@ -62,20 +65,21 @@ struct gather {
 	u8 pad;
 };
 
-/* How a ggml numbers its ops and lays out its structs. The fields that each hit needs come first. */
+/* How a ggml numbers its ops and lays out its structs. The numbers are byte offsets in ggml_tensor,
+ * unless something else is said. The fields that each hit needs come first. */
 struct layout {
-	/* byte offsets in ggml_tensor; the last two in ggml_cgraph */
 	u32 ne; /* s64 ne[4], followed by u64 nb[4]; 0: the layout is not known yet */
 	u32 op;
 	u32 src;
-	u32 forget; /* 1: freed buffers are not observed, so what a node reads must be looked up each time */
-	u32 flags;  /* 0: no such member */
+	/* no offset. 1: freed buffers are not observed, so what a node reads must be looked up each time */
+	u32 always_learn;
+	u32 flags; /* 0: no such member */
 	u32 max_src;
 	u32 view_src;
 	u32 data;
 	u32 name;
-	u32 n_nodes;
-	u32 nodes;
+	u32 n_nodes; /* in ggml_cgraph */
+	u32 nodes;   /* in ggml_cgraph */
 	struct gather gathers[MAX_GATHERS];
 };
 
@@ -85,14 +89,16 @@ struct target_config {
 	u32 follow;
 	u32 samples; /* tensors sent raw so far, with which user space checks the offsets */
 	u64 named;   /* inode of the last file for which the reader was woken to find its path */
-	/* For page-ins: the op begun last in any thread, because the other compute threads work on the same op. */
+	/* For page-ins: the op begun last in any thread, because the other compute threads work on the
+	 * same op. */
 	u32 decode;
 	u32 pad;
 	u64 seq;
 	u64 stalled; /* ns that threads waited for the disk, summed over threads */
 };
 
-/* Counters of one CPU, together in memory: at every hit, the target's own data has evicted them from the CPU caches. */
+/* Counters of one CPU. They lie together in memory, because at every hit the target's own data has
+ * evicted them from the CPU caches. */
 struct counts {
 	u64 of[COUNTERS];
 };
@@ -127,12 +133,14 @@ static __always_inline void count(u32 which) { count_many(which, 1); }
 
 #define PID_LEVELS 33 /* the kernel's MAX_PID_NS_LEVEL and the first */
 
-/* The number of a task, given the address of its struct pid, in user space's PID namespace. 0: it is not in that one nor in one below. (The
- * helper bpf_get_ns_current_pid_tgid knows only tasks in that very namespace.) Not static: it is verified once. */
-__attribute__((noinline)) int number_here(u64 address) {
+/* The number of a task in user space's PID namespace, given the address of its struct pid. 0: the
+ * task is neither in that namespace nor in one below it. (The helper bpf_get_ns_current_pid_tgid
+ * knows only tasks in that very namespace.) The function is not static, so that it is verified
+ * once. */
+__attribute__((noinline)) int pid_in_namespace(u64 address) {
 	struct pid *pid = (struct pid *)address;
 	u32 level = BPF_CORE_READ(pid, level);
-	/* Most often the first is it: the tool runs beside its target. */
+	/* Most often the first one is found, because the tool runs in the same namespace as its target. */
 	for (u32 i = 0; i < PID_LEVELS && i <= level; i++) {
 		struct upid id;
 		if (bpf_probe_read_kernel(&id, sizeof(id), (void *)(pid->numbers + (level - i))))
@@ -143,13 +151,14 @@ __attribute__((noinline)) int number_here(u64 address) {
 	return 0;
 }
 
-/* The ids of a task as user space sees them. Without a PID namespace of its own, this costs nothing more than the kernel's. */
+/* The ids of a task as user space sees them. Where user space is in the first PID namespace, they
+ * cost no more than the kernel's own. */
 static __always_inline u32 tid_of(struct task_struct *task) {
-	return pid_namespace ? number_here((u64)BPF_CORE_READ(task, thread_pid)) : task->pid;
+	return pid_namespace ? pid_in_namespace((u64)BPF_CORE_READ(task, thread_pid)) : task->pid;
 }
 
 static __always_inline u32 tgid_of(struct task_struct *task) {
-	return pid_namespace ? number_here((u64)BPF_CORE_READ(task, group_leader, thread_pid)) : task->tgid;
+	return pid_namespace ? pid_in_namespace((u64)BPF_CORE_READ(task, group_leader, thread_pid)) : task->tgid;
 }
 
 static __always_inline u32 this_tgid(void) {
@@ -160,8 +169,9 @@ static __always_inline u32 this_tid(void) {
 	return pid_namespace ? tid_of(bpf_get_current_task_btf()) : (u32)bpf_get_current_pid_tgid();
 }
 
-/* Wakes the reader only if the ring buffer has filled up, otherwise the reader polls: waking it takes a core from the target, whose threads
- * spin on all cores. */
+/* Flags for sending an event: they wake the reader only if the ring buffer has filled up. Otherwise
+ * the reader polls, because waking it takes a core from the target, whose threads spin on all
+ * cores. */
 static __always_inline u64 wakeup(void) {
 	return bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) > wake_at ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }
@@ -174,6 +184,7 @@ struct vma_query {
 	u32 in_file;
 };
 
+/* Fills in the query for the memory area that holds its address. */
 static long describe_vma(struct task_struct *task, struct vm_area_struct *vma, void *arg) {
 	struct vma_query *q = arg;
 	struct file *file = vma->vm_file;

@@ -1,5 +1,6 @@
-/* The few kernel types that the programs read. They are relocated by CO-RE: only the members named here are looked up in the running
- * kernel's BTF. They are written by hand so that building needs no vmlinux.h of a particular machine. */
+/* The few kernel types that the programs read. They are relocated by CO-RE: only the members named
+ * here are looked up in the running kernel's BTF. They are written by hand so that building needs
+ * no vmlinux.h of a particular machine. */
 #ifndef TENSORCAST_KERNEL_H
 #define TENSORCAST_KERNEL_H
 #define __VMLINUX_H__ /* makes bpf_tracing.h use the kernel's register names */
@@ -94,7 +95,8 @@ struct linux_binprm;
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, cs, flags, sp, ss;
+	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8;
+	unsigned long ax, cx, dx, si, di, orig_ax, ip, cs, flags, sp, ss;
 };
 #elif defined(__TARGET_ARCH_arm64)
 struct user_pt_regs {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Programs on kernel tracepoints that observe the targets: pages of files that are read from disk and why, how long threads wait for them,
- * and processes that fork and exec. */
+/* Programs on kernel tracepoints that observe the targets: which pages of files are read from disk
+ * and why, how long threads wait for them, and which processes fork and exec. */
 #include "common.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -42,12 +42,15 @@ struct process_event {
 #define TASK_UNINTERRUPTIBLE 2
 #define FAULT_PRESENT 1 /* x86: the page is present, the access is not permitted */
 
-/* 1 if the tracepoint has the folio's order (since Linux 6.9); before, there is one event per page. */
+/* Set before loading. 1: the tracepoint has the folio's order (since Linux 6.9); before, there is
+ * one event per page. */
 const volatile u32 has_order;
 
+/* What is known of a thread's reading. */
 struct io {
-	u64 off_since; /* when the thread began to wait; 0: it does not wait */
-	/* the file page that the thread's last page fault was for */
+	u64 waiting_since; /* when the thread began to wait; 0: it does not wait */
+	/* The file page that the thread's last page fault was for. faulted is 0 if it was for memory
+	 * that is in no file. */
 	u64 fault_ino;
 	u64 fault_index;
 	u32 fault_dev;
@@ -97,6 +100,7 @@ static __always_inline void send_pages(struct pages_event *e) {
 	count(bpf_ringbuf_output(&events, e, sizeof(*e), wakeup()) ? COUNT_PAGES_LOST : COUNT_PAGES_SENT);
 }
 
+/* Sends the pages that were collected. */
 static __always_inline void flush_run(struct io *io) {
 	if (!io->run.count)
 		return;
@@ -104,6 +108,7 @@ static __always_inline void flush_run(struct io *io) {
 	io->run.count = 0;
 }
 
+/* The tracepoint's fields, as user space has checked them (checkPageAdded). */
 struct page_added {
 	u64 common;
 	u64 pfn;
@@ -145,7 +150,8 @@ int page_added(struct page_added *a) {
 	else
 		e.cause = CAUSE_READ;
 	struct pages_event *run = &io->run;
-	if (run->count && run->ino == e.ino && run->dev == e.dev && run->cause == e.cause && run->index + run->count == e.index) {
+	if (run->count && run->ino == e.ino && run->dev == e.dev && run->cause == e.cause &&
+	    run->index + run->count == e.index) {
 		run->count += e.count;
 		return 0;
 	}
@@ -182,7 +188,8 @@ int page_fault(struct page_fault *f) {
 	return 0;
 }
 
-/* An uninterruptible wait is nearly always one for the disk. */
+/* Adds up how long threads wait for the disk: an uninterruptible wait is nearly always one for the
+ * disk. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(switched, bool preempt, struct task_struct *prev, struct task_struct *next, u32 prev_state) {
 	u32 tgid;
@@ -190,7 +197,7 @@ int BPF_PROG(switched, bool preempt, struct task_struct *prev, struct task_struc
 		tgid = tgid_of(prev);
 		struct io *io = bpf_map_lookup_elem(&targets, &tgid) ? this_io(tid_of(prev)) : NULL;
 		if (io) {
-			io->off_since = bpf_ktime_get_ns();
+			io->waiting_since = bpf_ktime_get_ns();
 			flush_run(io);
 		}
 	}
@@ -200,9 +207,9 @@ int BPF_PROG(switched, bool preempt, struct task_struct *prev, struct task_struc
 		return 0;
 	u32 tid = tid_of(next);
 	struct io *io = bpf_map_lookup_elem(&io_threads, &tid);
-	if (io && io->off_since) {
-		__sync_fetch_and_add(&cfg->stalled, bpf_ktime_get_ns() - io->off_since);
-		io->off_since = 0;
+	if (io && io->waiting_since) {
+		__sync_fetch_and_add(&cfg->stalled, bpf_ktime_get_ns() - io->waiting_since);
+		io->waiting_since = 0;
 	}
 	return 0;
 }
@@ -213,7 +220,8 @@ static __always_inline void send_process(u32 kind, u32 tgid, u32 parent) {
 		count(COUNT_OTHERS_LOST);
 }
 
-/* A child runs the same code as its parent until it calls execve, so it becomes a target with its first instruction. */
+/* A child runs the same code as its parent until it calls execve. So it becomes a target with its
+ * first instruction. */
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child) {
 	if (parent->tgid == child->tgid)

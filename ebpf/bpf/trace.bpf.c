@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Programs on uprobes in an unmodified llama.cpp. There is one hit per op and compute thread (only the one of thread 0 is
- * evaluated), or one hit per graph.
+/* Programs on uprobes in an unmodified llama.cpp. There is one hit per op and compute thread, of
+ * which only the hits of thread 0 are evaluated, or one hit per graph.
  *
- * When a node of a graph is met for the first time, the program looks up what its op reads and sends that as a template. From then on an op
- * is a short record with the template's id. A node counts as the same if its op and its first sources are unchanged and no ggml buffer of
- * the target was freed since.
+ * When a node of a graph is met for the first time, the program looks up what its op reads and
+ * sends that as a template. From then on an op is a short record with the template's id. A node
+ * counts as the same if its op and its first sources are unchanged and no ggml buffer of the target
+ * was freed since.
  *
- * Cost: between two ops, megabytes of weights have gone through the CPU caches, so a hit costs as much as the number of cache lines of data
- * and code that it touches. Therefore a thread finds its state by its thread id in an array, and the next template is predicted to be the
- * one that followed the last time; maps are searched only if this fails.
+ * Cost: between two ops, megabytes of weights have gone through the CPU caches. So the cost of a
+ * hit is the number of cache lines of data and code that it touches. Therefore a thread finds its
+ * state by its thread id in an array, and the next template is predicted to be the one that
+ * followed the last time. Maps are searched only if this fails.
  *
- * Scratch memory is a map value per thread, not per CPU: a uprobe program may be preempted by another thread that hits a probe on the same
- * CPU, but a thread does not interrupt itself.
+ * Scratch memory is a map value per thread, not per CPU: a uprobe program may be preempted by
+ * another thread that hits a probe on the same CPU, but a thread does not interrupt itself.
  *
  * An op is sent when the next one begins, because only then its duration is known. */
 #include "common.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_read_user are GPL-only helpers */
 
-#define MAX_WEIGHTS 4  /* weights per op that a template carries */
-#define ONLY_TAPPED 64 /* number of weights of a template that is there only because something is told of when its op begins */
+#define MAX_WEIGHTS 4 /* weights per op that a template carries */
+/* "number of weights" of a template without weights, whose op only has something sent when it begins */
+#define ONLY_TAPPED 64
 #define IDS_PER_EVENT 128
 #define MAX_IDS 65536
 #define MAX_NODES (1 << 18) /* of a graph; the largest have some 10^5 */
@@ -41,6 +44,7 @@ enum op_flag {
 	OP_TAPPED = 32,
 };
 #define EBUSY 16
+/* What is sent when an op begins. */
 enum tap {
 	TAP_NONE,
 	TAP_SELECTED,
@@ -58,12 +62,13 @@ const volatile u32 want_buffers;  /* also report tensors that are no weights */
 const volatile u32 want_io;       /* record which op is running, for page-ins */
 const volatile u32 wide;          /* processes that are no targets hit the probes, too */
 const volatile u32 batch;         /* ops that are sent together, 1 to MAX_BATCHED */
-const volatile u32 want_selected; /* tell of the chosen experts before they run */
+const volatile u32 want_selected; /* send the chosen experts before they run */
 const volatile u32 at_once;       /* wake the reader for that, however little the ring buffer holds */
-const volatile u32 want_inputs;   /* tell of the routers' inputs for one in so many tokens; 0: of none */
-const volatile u32 input_rows;    /* of a batch at most, at least 1 */
+const volatile u32 want_inputs;   /* send the routers' inputs for one in so many tokens; 0: of none */
+const volatile u32 input_rows;    /* the most rows of a batch for which they are sent, at least 1 */
 const volatile u32 template_mask; /* number of templates, a power of two, minus one */
 
+/* A weight that an op reads. */
 struct source {
 	u64 data;
 	u64 offset; /* offset in the file */
@@ -110,11 +115,13 @@ struct ops_event {
 	u32 decode;
 	u32 graph;
 	u32 n;
-	u64 seq;     /* number of the last op, or of a later one without weights */
-	u64 stalled; /* ns that the target waited for the disk during the op; with want_io, ops are sent one by one */
+	u64 seq; /* number of the last op, or of a later one without weights */
+	/* ns that the target waited for the disk during the op. With want_io, ops are sent one by one. */
+	u64 stalled;
 	struct op_record ops[MAX_BATCHED];
 };
 
+/* A piece of the ids that an op gathers by, from index first on. */
 struct ids_event {
 	u32 kind;
 	u32 tgid;
@@ -163,6 +170,7 @@ struct graph_event {
 	u32 graph;
 };
 
+/* A tensor that is no weight. */
 struct buffer {
 	u64 data;
 	s64 ne[4];
@@ -173,6 +181,7 @@ struct buffer {
 	char root[64];
 };
 
+/* What an op touches besides weights. */
 struct buffers_event {
 	u32 kind;
 	u32 tgid;
@@ -195,7 +204,8 @@ struct selected_event {
 	s32 layer; /* -1: not known */
 };
 
-/* A piece of a row of a router's input, or of what attention reads. Its pieces are sent one after the other. */
+/* A piece of a row of a router's input, or of what attention reads. The pieces of a row are sent
+ * one after the other. */
 struct input_event {
 	u32 kind;
 	u32 tgid;
@@ -214,6 +224,7 @@ struct input_event {
 	u32 values[INPUT_PIECE]; /* float32 */
 };
 
+/* The first bytes of a tensor, with which user space checks the layout. */
 struct sample_event {
 	u32 kind;
 	u32 tgid;
@@ -221,7 +232,8 @@ struct sample_event {
 	u8 raw[512];
 };
 
-/* Identifies a node by its address and contents: the graph of a prompt and that of a token use the same memory in turn. */
+/* Identifies a node by its address and contents: the graph of a prompt and that of a token use the
+ * same memory in turn. */
 struct node_key {
 	u64 node;
 	u64 signature;
@@ -229,7 +241,8 @@ struct node_key {
 	u32 epoch;
 };
 
-/* One cache line. A template is stored at its id modulo the size of the map: a new one replaces the oldest. */
+/* One cache line. A template is stored at its id modulo the size of the map: a new one replaces the
+ * oldest. */
 struct template {
 	struct node_key key;
 	u64 ids; /* address of the tensor with the ids that the op gathers by */
@@ -237,27 +250,29 @@ struct template {
 	u32 next; /* index of the template that followed this one the last time */
 	u32 nsrc; /* weights, or ONLY_TAPPED */
 	u32 flags;
-	u64 tapped; /* with OP_TAPPED: address of the tensor that is told of when the op begins */
+	u64 tapped; /* with OP_TAPPED: address of the tensor that is sent when the op begins */
 	s32 layer;  /* whose tensor it is; -1: not known */
-	u32 tap;    /* what is told, an enum tap */
+	u32 tap;    /* what is sent, an enum tap */
 };
 
+/* Identifies a sequence of ops. */
 struct shape_key {
 	u64 signature;
 	u32 tgid;
 	u32 epoch;
 };
 
+/* What is known of a sequence of ops. */
 struct shape {
 	u32 id;
 	u32 ngathers;
 	u64 gathers[SHAPE_GATHERS]; /* tensors that hold row numbers when the graph begins */
-	u32 nreads;
-	u16 reads[SHAPE_READS]; /* indices of the nodes that read weights; nreads above SHAPE_READS: they did not fit */
+	u32 nreads;                 /* above SHAPE_READS: they did not fit */
+	u16 reads[SHAPE_READS];     /* indices of the nodes that read weights */
 };
 
-/* Memory in which a graph was found ... */
-struct place {
+/* Where a graph was found in the target's memory ... */
+struct graph_memory {
 	u64 nodes;
 	u32 n;
 	u32 tgid;
@@ -266,11 +281,12 @@ struct place {
 };
 
 /* ... and which graph it was. */
-struct placed {
+struct recent_graph {
 	u64 signature;
 	u64 reads; /* signature over the nodes that read weights */
 };
 
+/* State of a thread that acts as ggml's thread 0. */
 struct thread {
 	/* These fill one cache line, the only one that a hit touches here besides its record. */
 	u64 id; /* bpf_get_current_pid_tgid of the thread that owns this slot; 0: free */
@@ -282,44 +298,49 @@ struct thread {
 	u32 op;       /* op and src: copies of the layout's offsets */
 	u32 src;
 	u32 hits, no_weight, begun; /* not yet added to counters */
-	u16 n;                      /* finished ops in evs */
+	u16 n;                      /* finished ops in ops_event */
 	u16 batch;                  /* copy of the constant, which is in another cache line */
-	u8 buffers;
-	u8 io;
-	u8 ready;             /* inside a graph: epoch and layout are valid until it ends */
-	u8 pending;           /* an op is running: the last one in evs, or the graph in gr */
-	struct ops_event evs; /* its tgid and tid, user space's ids of this thread, are valid from the begin of a graph or decode on */
-	/* rarely used */
+	u8 buffers;                 /* copy of want_buffers */
+	u8 io;                      /* copy of want_io */
+	u8 ready;                   /* inside a graph: epoch and layout are valid until it ends */
+	u8 pending;                 /* an op is running: the last one in ops_event, or the graph in graph_event */
+	/* ops_event.tgid and ops_event.tid are user space's ids of this thread. They are valid once a
+	 * graph or decode has begun. */
+	struct ops_event ops_event;
+	/* What follows is rarely used. */
 	struct layout layout;
 	u32 configuration; /* value of configurations when layout was copied */
 	u32 pad;
 	u64 context;
-	u64 ids_tensor; /* the ids that were sent last: address of their tensor, */
-	u64 ids_seq;    /* the op that they were sent with, */
-	u32 ids_graph;  /* and the graph */
+	/* The ids that were sent last: address of their tensor, the op that they were sent with, and
+	 * its graph. */
+	u64 ids_tensor;
+	u64 ids_seq;
+	u32 ids_graph;
 	u32 decode;
 	u32 graph;
-	u32 clipped;         /* 1: the current op could not be read completely */
-	u64 attention;       /* what attention reads was sent last: address of the tensor, */
-	u32 attention_graph; /* and the graph */
-	u32 singles;         /* decodes of one token so far */
-	u32 skip;            /* 1: no inputs of this decode are wanted */
+	u32 clipped; /* 1: the current op could not be read completely */
+	/* What attention reads that was sent last: address of the tensor, and its graph. */
+	u64 attention;
+	u32 attention_graph;
+	u32 single_decodes; /* decodes of one token so far */
+	u32 skip_inputs;    /* 1: no inputs of this decode are wanted */
 	u32 pad2;
 	u64 stalled; /* the target's value when the op began */
 	u64 sources[MAX_NODE_SRC];
 	u64 weight[MAX_WEIGHTS];
 	u64 label[8]; /* the name of a tensor */
-	struct graph_event gr;
-	struct template_event tm;
-	struct ids_event ids;
-	struct template known;
+	struct graph_event graph_event;
+	struct template_event template_event;
+	struct ids_event ids_event;
+	struct template learned;
 	struct shape shape;
-	struct sample_event sample;
-	struct buffers_event bufs;
+	struct sample_event sample_event;
+	struct buffers_event buffers_event;
 } __attribute__((aligned(64)));
 
-/* State of threads that act as ggml's thread 0, at their thread id modulo THREAD_SLOTS. The size is a constant, because each hit needs it
- * and a variable would be in another cache line. */
+/* State of threads that act as ggml's thread 0, at their thread id modulo THREAD_SLOTS. The size is
+ * a constant, because each hit needs it. A variable would be in another cache line. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE); /* mmapable maps begin at a page, and so at a cache line */
@@ -369,17 +390,17 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1024);
-	__type(key, struct place);
-	__type(value, struct placed);
-} places SEC(".maps");
+	__type(key, struct graph_memory);
+	__type(value, struct recent_graph);
+} recent_graphs SEC(".maps");
 
 static const struct thread new_thread; /* zeroes: a thread is too large for the BPF stack */
 u32 decodes;
 u32 graphs;
-u32 names;          /* last id given to a template or shape */
+u32 last_id;        /* of the templates and shapes */
 u32 epoch;          /* incremented when a buffer is freed: known nodes may have become others */
 u32 configurations; /* incremented when user space changes targets */
-u32 inputs_off;     /* nobody wants routers' inputs now */
+u32 inputs_off;     /* 1: nobody wants routers' inputs now */
 
 /* Make bpf2go generate Go types for these. */
 const struct ops_event *unused_ops_event __attribute__((unused));
@@ -400,18 +421,20 @@ const enum op_flag *unused_op_flag __attribute__((unused));
 const enum source_flag *unused_source_flag __attribute__((unused));
 
 /* The configuration of this process; NULL unless it is a target whose ggml is known. */
-static __always_inline struct target_config *target(void) {
+static __always_inline struct target_config *this_target(void) {
 	u32 tgid = this_tgid();
 	struct target_config *cfg = bpf_map_lookup_elem(&targets, &tgid);
 	return cfg && cfg->layout.ne ? cfg : NULL;
 }
 
-/* Rarely run functions: kept apart so that the code of a hit stays in few cache lines. */
-#define SELDOM static __attribute__((noinline))
+/* Functions that rarely run are kept apart, so that the code of a hit stays in few cache lines. */
+#define COLD static __attribute__((noinline))
 
-SELDOM struct thread *find_thread(struct thread *slot, u64 id) {
+/* The state of a thread that does not own slot; NULL unless it belongs to a target whose ggml is
+ * known. */
+COLD struct thread *find_thread(struct thread *slot, u64 id) {
 	struct thread *th = bpf_map_lookup_elem(&threads, &id);
-	if (th || !target())
+	if (th || !this_target())
 		return th;
 	if (slot && !__sync_val_compare_and_swap(&slot->id, 0, id))
 		return slot;
@@ -423,7 +446,7 @@ SELDOM struct thread *find_thread(struct thread *slot, u64 id) {
 }
 
 /* The state of this thread; NULL unless it belongs to a target whose ggml is known. */
-SELDOM struct thread *this_thread(void) {
+COLD struct thread *this_thread(void) {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 at = id & (THREAD_SLOTS - 1);
 	struct thread *th = bpf_map_lookup_elem(&slots, &at);
@@ -432,11 +455,11 @@ SELDOM struct thread *this_thread(void) {
 	if (!th)
 		return NULL;
 	th->epoch = epoch;
-	th->evs.tgid = this_tgid();
-	th->evs.tid = this_tid();
+	th->ops_event.tgid = this_tgid();
+	th->ops_event.tid = this_tid();
 	if (th->configuration != configurations || !th->layout.ne) {
 		u32 configuration = configurations;
-		struct target_config *cfg = target();
+		struct target_config *cfg = this_target();
 		if (!cfg)
 			return NULL;
 		th->layout = cfg->layout;
@@ -450,10 +473,12 @@ SELDOM struct thread *this_thread(void) {
 	return th;
 }
 
+/* Sends an event that stands for ops, and counts these as sent or lost. */
 static __always_inline void send_counted(void *event, u64 size, u32 ops) {
 	count_many(bpf_ringbuf_output(&events, event, size, wakeup()) ? COUNT_LOST : COUNT_SENT, ops);
 }
 
+/* Sends another event; false if it was lost. */
 static __always_inline bool send(void *event, u64 size) {
 	if (!bpf_ringbuf_output(&events, event, size, wakeup()))
 		return true;
@@ -462,7 +487,7 @@ static __always_inline bool send(void *event, u64 size) {
 }
 
 /* Sends the finished ops and adds up the counts. */
-SELDOM int send_ops(struct thread *th) {
+COLD int send_ops(struct thread *th) {
 	count_many(COUNT_HITS, th->hits);
 	count_many(COUNT_NO_WEIGHT, th->no_weight);
 	count_many(COUNT_BEGUN, th->begun);
@@ -472,46 +497,47 @@ SELDOM int send_ops(struct thread *th) {
 		return 0;
 	if (n > MAX_BATCHED)
 		n = MAX_BATCHED;
-	th->evs.kind = KIND_OPS;
-	th->evs.decode = th->decode;
-	th->evs.graph = th->graph;
-	th->evs.n = n;
-	th->evs.seq = th->seq;
+	th->ops_event.kind = KIND_OPS;
+	th->ops_event.decode = th->decode;
+	th->ops_event.graph = th->graph;
+	th->ops_event.n = n;
+	th->ops_event.seq = th->seq;
 	if (want_io) {
-		struct target_config *cfg = target();
-		th->evs.stalled = cfg ? cfg->stalled - th->stalled : 0;
+		struct target_config *cfg = this_target();
+		th->ops_event.stalled = cfg ? cfg->stalled - th->stalled : 0;
 	}
-	send_counted(&th->evs, __builtin_offsetof(struct ops_event, ops) + n * sizeof(struct op_record), n);
+	send_counted(&th->ops_event, __builtin_offsetof(struct ops_event, ops) + n * sizeof(struct op_record), n);
 	th->n = 0;
 	return 0;
 }
 
-/* Ends the running op: its duration is known now. */
+/* Ends the running op, whose duration is known now. */
 static __always_inline void finish_op(struct thread *th, u64 now) {
 	u32 n = th->n;
 	th->pending = 0;
 	if (n < MAX_BATCHED)
-		th->evs.ops[n].duration = now - th->began;
+		th->ops_event.ops[n].duration = now - th->began;
 	th->n = ++n;
 	if (n >= th->batch)
 		send_ops(th);
 }
 
 /* Ends the running op or graph and sends everything. */
-SELDOM int finish(struct thread *th, u64 now) {
+COLD int finish(struct thread *th, u64 now) {
 	if (th->pending && want_graph) {
 		th->pending = 0;
-		th->gr.duration = now - th->gr.time;
-		send_counted(&th->gr, sizeof(th->gr), 1);
+		th->graph_event.duration = now - th->graph_event.time;
+		send_counted(&th->graph_event, sizeof(th->graph_event), 1);
 	} else if (th->pending) {
 		finish_op(th, now);
 	}
 	return send_ops(th);
 }
 
-/* Whether the name marks a weight: it ends in ".weight" or ".bias". Only used for leaf tensors outside any file, to notice weights that
- * llama.cpp copied when it loaded the model. */
-static __always_inline bool named_weight(const char *name) {
+/* Whether a tensor's name marks a weight: it ends in ".weight" or ".bias". This is only used for
+ * leaf tensors outside any file, to notice weights that llama.cpp copied when it loaded the
+ * model. */
+static __always_inline bool is_weight_name(const char *name) {
 	u32 len = 0;
 	for (u32 i = 0; i < 64; i++) {
 		if (!name[i])
@@ -521,7 +547,8 @@ static __always_inline bool named_weight(const char *name) {
 	if (len >= 8 && len < 64) {
 		u32 at = (len - 7) & 63;
 		const char *end = name + at;
-		if (at <= 56 && end[0] == '.' && end[1] == 'w' && end[2] == 'e' && end[3] == 'i' && end[4] == 'g' && end[5] == 'h' && end[6] == 't')
+		if (at <= 56 && end[0] == '.' && end[1] == 'w' && end[2] == 'e' && end[3] == 'i' && end[4] == 'g' &&
+		    end[5] == 'h' && end[6] == 't')
 			return true;
 	}
 	if (len >= 6 && len < 64) {
@@ -533,20 +560,26 @@ static __always_inline bool named_weight(const char *name) {
 	return false;
 }
 
-static __always_inline long read_u64(u64 *to, u64 address) { return bpf_probe_read_user(to, sizeof(*to), (void *)address); }
-static __always_inline long read_u32(u32 *to, u64 address) { return bpf_probe_read_user(to, sizeof(*to), (void *)address); }
+static __always_inline long read_u64(u64 *to, u64 address) {
+	return bpf_probe_read_user(to, sizeof(*to), (void *)address);
+}
+
+static __always_inline long read_u32(u32 *to, u64 address) {
+	return bpf_probe_read_user(to, sizeof(*to), (void *)address);
+}
 
 /* Sends the raw bytes of a tensor, with which user space checks the layout's offsets. */
 static __always_inline void send_sample(struct thread *th, u64 tensor) {
-	struct target_config *cfg = target();
+	struct target_config *cfg = this_target();
 	if (!cfg || cfg->samples >= MAX_SAMPLES)
 		return;
 	cfg->samples++;
-	struct sample_event *s = &th->sample;
+	struct sample_event *s = &th->sample_event;
 	s->kind = KIND_SAMPLE;
-	s->tgid = th->evs.tgid;
+	s->tgid = th->ops_event.tgid;
 	s->tensor = tensor;
-	/* Tensors lie side by side in their context, so more bytes than one tensor can be read, except at the context's end. */
+	/* Tensors lie side by side in their context. So more bytes than one tensor has can be read,
+	 * except at the context's end. */
 	if (bpf_probe_read_user(s->raw, sizeof(s->raw), (void *)tensor)) {
 		__builtin_memset(s->raw, 0, sizeof(s->raw));
 		if (bpf_probe_read_user(s->raw, 336, (void *)tensor))
@@ -555,16 +588,18 @@ static __always_inline void send_sample(struct thread *th, u64 tensor) {
 	send(s, sizeof(*s));
 }
 
-/* Functions that are not static are verified once instead of at each call, which makes loading several times faster. */
+/* Functions that are not static are verified once instead of at each call. This makes loading
+ * several times faster. */
 
-/* Adds the tensor to th->tm if it is a weight. */
+/* Adds the tensor to th->template_event if it is a weight. */
 __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 	if (!th)
 		return 0;
 	u64 data = 0, view = 0;
 	u32 op = 0;
-	if (read_u64(&data, tensor + th->layout.data) || read_u64(&view, tensor + th->layout.view_src) || read_u32(&op, tensor + th->layout.op)) {
-		th->tm.flags |= OP_CLIPPED;
+	if (read_u64(&data, tensor + th->layout.data) || read_u64(&view, tensor + th->layout.view_src) ||
+	    read_u32(&op, tensor + th->layout.op)) {
+		th->template_event.flags |= OP_CLIPPED;
 		return 0;
 	}
 	if (!data || (op && !view))
@@ -574,54 +609,60 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 	u32 flags = 0;
 	char name[64] = {};
 	if (err == -EBUSY)
-		th->tm.flags |= OP_UNRESOLVED; /* a writer holds mmap_lock: the node is looked at again the next time */
+		/* A writer holds mmap_lock. The node is looked at again the next time. */
+		th->template_event.flags |= OP_UNRESOLVED;
 	if (q.in_file) {
 		flags = SOURCE_IN_FILE;
 	} else {
 		u32 tensor_flags = 0;
-		if (op || view || (th->layout.flags && (read_u32(&tensor_flags, tensor + th->layout.flags) || tensor_flags)))
+		if (op || view ||
+		    (th->layout.flags && (read_u32(&tensor_flags, tensor + th->layout.flags) || tensor_flags)))
 			return 0; /* an input, an activation, the KV cache */
-		if (bpf_probe_read_user(name, sizeof(name), (void *)(tensor + th->layout.name)) || !named_weight(name))
+		if (bpf_probe_read_user(name, sizeof(name), (void *)(tensor + th->layout.name)) ||
+		    !is_weight_name(name))
 			return 0;
 		if (err)
 			flags = SOURCE_UNRESOLVED; /* user space looks it up */
 	}
-	if (th->tm.nsrc >= MAX_WEIGHTS) {
-		th->tm.flags |= OP_CLIPPED;
+	if (th->template_event.nsrc >= MAX_WEIGHTS) {
+		th->template_event.flags |= OP_CLIPPED;
 		return 0;
 	}
 	send_sample(th, tensor);
-	/* Read and compared only here: a verifier that loses what it knew of a number on the stack (6.1) refuses one that was compared before. */
-	u32 n = *(volatile u32 *)&th->tm.nsrc;
+	/* The number is read again and compared here: the verifier of Linux 6.1 loses what it knew of a
+	 * number on the stack, and refuses one that was compared before. */
+	u32 n = *(volatile u32 *)&th->template_event.nsrc;
 	if (n >= MAX_WEIGHTS)
 		return 0; /* never */
-	struct source *to = &th->tm.src[n];
+	struct source *to = &th->template_event.src[n];
 	to->data = data;
 	to->offset = q.offset;
 	to->ino = q.ino;
 	to->dev = q.dev;
 	to->flags = flags;
 	/* type is the first member in every ggml; nb follows ne */
-	if (read_u32(&to->type, tensor) || bpf_probe_read_user(to->ne, sizeof(to->ne) + sizeof(to->nb), (void *)(tensor + th->layout.ne)) ||
+	if (read_u32(&to->type, tensor) ||
+	    bpf_probe_read_user(to->ne, sizeof(to->ne) + sizeof(to->nb), (void *)(tensor + th->layout.ne)) ||
 	    bpf_probe_read_user(to->name, sizeof(to->name), (void *)(tensor + th->layout.name))) {
-		th->tm.flags |= OP_CLIPPED;
+		th->template_event.flags |= OP_CLIPPED;
 		return 0;
 	}
 	th->weight[n] = tensor;
-	th->tm.nsrc = n + 1;
+	th->template_event.nsrc = n + 1;
 	return 0;
 }
 
-/* The fields that identify a node, at the distance that they have in all recent versions of ggml: one read instead of two. */
+/* The fields that identify a node, at the distance that they have in all recent versions of ggml.
+ * So one read does instead of two. */
 struct signed_node {
 	u32 op;
 	u32 between[17];
 	u64 src[SIGNED_SRC];
 };
 
-/* A signature of a node: its op and its first sources in order; 0 if they cannot be read. Ops with more sources (attention) also differ in
- * the first ones. */
-static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, struct signed_node *n) {
+/* The signature of a node, from its op and its first sources in order; 0 if they cannot be read.
+ * Ops with more sources (attention) also differ in the first ones. */
+static __always_inline u64 sign_node(u32 op_at, u32 src_at, u64 node, struct signed_node *n) {
 	const u64 k = 0x9e3779b97f4a7c15;
 	if (src_at - op_at == __builtin_offsetof(struct signed_node, src)) {
 		if (bpf_probe_read_user(n, sizeof(*n), (void *)(node + op_at)))
@@ -630,7 +671,9 @@ static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, struct signed_n
 	    bpf_probe_read_user(n->src, sizeof(n->src), (void *)(node + src_at))) {
 		return 0;
 	}
-	return ((n->op + n->src[0]) * k + n->src[1] * (k << 1 | 1) + n->src[2] * (k << 2 | 1) + n->src[3] * (k << 3 | 1)) | 1;
+	return ((n->op + n->src[0]) * k + n->src[1] * (k << 1 | 1) + n->src[2] * (k << 2 | 1) +
+	           n->src[3] * (k << 3 | 1)) |
+	    1;
 }
 
 /* How an op gathers; NULL if it reads all of its sources completely. */
@@ -652,11 +695,11 @@ static __always_inline bool read_node(struct thread *th, u64 node, u32 *op) {
 	return true;
 }
 
-/* Sends th->tm. If it has a file that is new, the reader is woken at once: it finds the file's path in the target's memory map, which
- * exists only as long as the target does. */
+/* Sends th->template_event. If it has a file that is new, the reader is woken at once. It finds the
+ * file's path in the target's memory map, which exists only as long as the target does. */
 static __always_inline bool send_template(struct thread *th) {
-	struct template_event *tm = &th->tm;
-	struct target_config *cfg = target();
+	struct template_event *tm = &th->template_event;
+	struct target_config *cfg = this_target();
 	u64 flags = wakeup();
 	u32 n = tm->nsrc;
 	if (n > MAX_WEIGHTS)
@@ -666,13 +709,14 @@ static __always_inline bool send_template(struct thread *th) {
 			cfg->named = tm->src[i].ino;
 			flags = BPF_RB_FORCE_WAKEUP;
 		}
-	if (!bpf_ringbuf_output(&events, tm, __builtin_offsetof(struct template_event, src) + n * sizeof(struct source), flags))
+	u64 size = __builtin_offsetof(struct template_event, src) + n * sizeof(struct source);
+	if (!bpf_ringbuf_output(&events, tm, size, flags))
 		return true;
 	count(COUNT_OTHERS_LOST);
 	return false;
 }
 
-/* Whether source is among the first n weights of the node that was learned last. */
+/* Whether a source is among the first n weights of the node that was learned last. */
 static __always_inline bool is_weight(struct thread *th, u32 n, u64 source) {
 	for (u32 i = 0; i < MAX_WEIGHTS; i++)
 		if (i < n && th->weight[i] == source)
@@ -680,13 +724,16 @@ static __always_inline bool is_weight(struct thread *th, u32 n, u64 source) {
 	return false;
 }
 
-/* The first 8 bytes of a literal as a number, the first lowest. (A loop over a literal would need a map that holds it.) */
+/* The first 8 bytes of a literal as a number, the first byte lowest. (A loop over a literal would
+ * need a map that holds it.) */
 #define AT(s, i) ((u64)(u8)(s)[i] << 8 * (i))
-#define WORD(s) (AT(s, 0) | AT(s, 1) | AT(s, 2) | AT(s, 3) | AT(s, 4) | AT(s, 5) | AT(s, 6) | AT(s, 7))
+#define WORD(s) \
+	(AT(s, 0) | AT(s, 1) | AT(s, 2) | AT(s, 3) | AT(s, 4) | AT(s, 5) | AT(s, 6) | AT(s, 7))
 #define BYTES(word, n) ((word) & ((1ULL << 8 * (n)) - 1))
 
-/* The number of up to four digits at a place of a label, and where it ends; -1 if there is none. */
-static __always_inline s32 number(const u64 *label, u32 at, u32 *end) {
+/* The number of up to four digits that begins at index at of a label, and the index of its end; -1
+ * if there is none. */
+static __always_inline s32 parse_number(const u64 *label, u32 at, u32 *end) {
 	const char *text = (const char *)label;
 	s32 n = -1;
 	*end = at;
@@ -706,66 +753,74 @@ static __always_inline bool read_label(struct thread *th, u64 tensor) {
 	return tensor && !bpf_probe_read_user(th->label, sizeof(th->label), (void *)(tensor + th->layout.name));
 }
 
-/* Decides what is told of when the op of th->tm begins:
+/* Decides what is sent when the op of th->template_event begins:
  *
- * The chosen experts are known when the op before is over, which sorts: llama.cpp then looks up their weights (get_rows by ffn_moe_topk-L), and only then the
- * experts run. Where it does not, or names its tensors otherwise, the experts' first op tells.
+ * The chosen experts are known when the sorting op is over. llama.cpp then looks up their weights
+ * (get_rows by ffn_moe_topk-L), and only after that the experts run. So the choice is sent when
+ * that lookup begins. Where llama.cpp does not look them up, or names its tensors otherwise, it is
+ * sent when the experts' first op begins.
  *
- * A router's input is the second source of the product with blk.L.ffn_gate_inp.weight, and what attention reads that of the products of its matrices with
- * attn_norm-L. */
+ * A router's input is the second source of the product with blk.L.ffn_gate_inp.weight. What
+ * attention reads is the second source, named attn_norm-L, of the products with its matrices. */
 __attribute__((noinline)) int find_tap(struct thread *th) {
 	if (!th)
 		return 0;
-	struct gather *gather = gather_of(th, th->tm.op);
+	struct gather *gather = gather_of(th, th->template_event.op);
 	u32 end = 0;
 	if (!gather) {
 		u64 weight = th->sources[0], input = th->sources[1];
-		if (!want_inputs || !th->tm.nsrc || !input || th->weight[0] != weight || !read_label(th, weight) || BYTES(th->label[0], 4) != WORD("blk.\0\0\0\0"))
+		if (!want_inputs || !th->template_event.nsrc || !input || th->weight[0] != weight || !read_label(th, weight) ||
+		    BYTES(th->label[0], 4) != WORD("blk.\0\0\0\0"))
 			return 0;
-		s32 layer = number(th->label, 4, &end);
+		s32 layer = parse_number(th->label, 4, &end);
 		if (bpf_probe_read_user(th->label, 24, (void *)(weight + th->layout.name + end)))
 			return 0;
 		u32 tap = TAP_ROUTER;
-		if (th->label[0] != WORD(".ffn_gat") || th->label[1] != WORD("e_inp.we") || BYTES(th->label[2], 5) != WORD("ight\0\0\0\0")) {
+		if (th->label[0] != WORD(".ffn_gat") || th->label[1] != WORD("e_inp.we") ||
+		    BYTES(th->label[2], 5) != WORD("ight\0\0\0\0")) {
 			tap = TAP_ATTENTION;
-			if (!read_label(th, input) || th->label[0] != WORD("attn_nor") || BYTES(th->label[1], 2) != WORD("m-\0\0\0\0\0\0"))
+			if (!read_label(th, input) || th->label[0] != WORD("attn_nor") ||
+			    BYTES(th->label[1], 2) != WORD("m-\0\0\0\0\0\0"))
 				return 0;
-			layer = number(th->label, 10, &end);
+			layer = parse_number(th->label, 10, &end);
 		}
 		if (layer < 0)
 			return 0;
-		th->known.tapped = input;
-		th->known.layer = layer;
-		th->known.tap = tap;
+		th->learned.tapped = input;
+		th->learned.layer = layer;
+		th->learned.tap = tap;
 		return 0;
 	}
-	u64 source = th->sources[gather->source & (MAX_NODE_SRC - 1)], ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
+	u64 source = th->sources[gather->source & (MAX_NODE_SRC - 1)];
+	u64 ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
 	s32 layer = -1;
 	if (!want_selected)
 		return 0;
 	if (gather->experts) {
-		if (!th->known.ids)
+		if (!th->learned.ids)
 			return 0;
 		if (read_label(th, source) && BYTES(th->label[0], 4) == WORD("blk.\0\0\0\0"))
-			layer = number(th->label, 4, &end);
+			layer = parse_number(th->label, 4, &end);
 	} else {
-		if (!read_label(th, ids) || th->label[0] != WORD("ffn_moe_") || BYTES(th->label[1], 5) != WORD("topk-\0\0\0"))
+		if (!read_label(th, ids) || th->label[0] != WORD("ffn_moe_") ||
+		    BYTES(th->label[1], 5) != WORD("topk-\0\0\0"))
 			return 0;
-		layer = number(th->label, 13, &end);
+		layer = parse_number(th->label, 13, &end);
 		if (layer < 0 || ((char *)th->label)[end & 63])
 			return 0;
 	}
-	th->known.tapped = ids;
-	th->known.layer = layer;
-	th->known.tap = TAP_SELECTED;
+	th->learned.tapped = ids;
+	th->learned.layer = layer;
+	th->learned.tap = TAP_SELECTED;
 	return 0;
 }
 
-/* Finds out what a node reads (together with second, if not 0, which is fused to it) and sends that as a template. */
-__attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second) {
+/* Finds out what a node reads and sends that as a template. second, if not 0, is another node that
+ * is fused to it. Returns 1 if the template was sent or need not be; it is then in th->learned. */
+__attribute__((noinline)) int learn_node(struct thread *th, u64 node, u64 second) {
 	if (!th)
 		return 0;
-	struct template_event *tm = &th->tm;
+	struct template_event *tm = &th->template_event;
 	tm->nsrc = 0;
 	tm->flags = 0;
 	tm->fused_op = 0;
@@ -779,8 +834,8 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second) {
 	struct gather *gather = gather_of(th, tm->op);
 	if (gather && is_weight(th, tm->nsrc, th->sources[gather->source & (MAX_NODE_SRC - 1)]))
 		ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
-	th->known.ids = ids;
-	th->known.tap = TAP_NONE;
+	th->learned.ids = ids;
+	th->learned.tap = TAP_NONE;
 	if (want_selected || want_inputs)
 		find_tap(th);
 	if (second) {
@@ -799,33 +854,34 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second) {
 	}
 	tm->ids = ids;
 	tm->slots = slots;
-	tm->id = __sync_fetch_and_add(&names, 1) + 1;
-	th->known.id = tm->id;
-	th->known.next = 0;
-	th->known.nsrc = tm->nsrc;
-	if (th->known.tap) {
+	tm->id = __sync_fetch_and_add(&last_id, 1) + 1;
+	th->learned.id = tm->id;
+	th->learned.next = 0;
+	th->learned.nsrc = tm->nsrc;
+	if (th->learned.tap) {
 		tm->flags |= OP_TAPPED;
 		if (!tm->nsrc && !want_buffers)
-			th->known.nsrc = ONLY_TAPPED;
+			th->learned.nsrc = ONLY_TAPPED;
 	}
-	th->known.flags = tm->flags;
+	th->learned.flags = tm->flags;
 	if (!tm->nsrc && !want_buffers)
 		return 1;
 	tm->kind = KIND_TEMPLATE;
-	tm->tgid = th->evs.tgid;
+	tm->tgid = th->ops_event.tgid;
 	if (!send_template(th)) {
-		th->known.id = 0;
+		th->learned.id = 0;
 		return 0;
 	}
 	return 1;
 }
 
-static __always_inline bool is(const struct template *t, const struct node_key *key) {
-	return t->key.node == key->node && t->key.signature == key->signature && t->key.tgid == key->tgid && t->key.epoch == key->epoch;
+static __always_inline bool is_template_of(const struct template *t, const struct node_key *key) {
+	return t->key.node == key->node && t->key.signature == key->signature && t->key.tgid == key->tgid &&
+	    t->key.epoch == key->epoch;
 }
 
-/* The template of a node that was not predicted: from the maps, or by learning it. */
-SELDOM struct template *meet(struct thread *th, struct node_key *key, u64 second) {
+/* The template of a node that was not predicted: from the maps, or by learning the node. */
+COLD struct template *find_template(struct thread *th, struct node_key *key, u64 second) {
 	u32 at = 0;
 	struct template *t = NULL;
 	u32 *known = bpf_map_lookup_elem(&nodes, key);
@@ -833,17 +889,19 @@ SELDOM struct template *meet(struct thread *th, struct node_key *key, u64 second
 		at = *known;
 		t = bpf_map_lookup_elem(&templates, &at);
 	}
-	if (!t || !is(t, key)) {
-		th->tm.shape = 0;
-		th->known.key = *key;
-		/* A template that could not be sent or read completely is not stored, so it is learned again the next time. */
-		if (!learn(th, key->node, second) || th->known.flags & (OP_CLIPPED | OP_UNRESOLVED) || want_buffers || th->layout.forget)
-			return &th->known;
-		at = th->known.id & template_mask;
+	if (!t || !is_template_of(t, key)) {
+		th->template_event.shape = 0;
+		th->learned.key = *key;
+		/* A template that could not be sent or read completely is not stored, so it is learned
+		 * again the next time. */
+		if (!learn_node(th, key->node, second) || th->learned.flags & (OP_CLIPPED | OP_UNRESOLVED) ||
+		    want_buffers || th->layout.always_learn)
+			return &th->learned;
+		at = th->learned.id & template_mask;
 		t = bpf_map_lookup_elem(&templates, &at);
 		if (!t)
-			return &th->known;
-		*t = th->known;
+			return &th->learned;
+		*t = th->learned;
 		bpf_map_update_elem(&nodes, key, &at, BPF_ANY);
 	}
 	struct template *last = bpf_map_lookup_elem(&templates, &th->last);
@@ -862,6 +920,7 @@ struct ids_loop {
 	u32 lost;
 };
 
+/* Reads the i-th id, and sends the ids of an event when it is full. */
 static long send_id(u32 i, void *arg) {
 	struct ids_loop *l = arg;
 	struct thread *th = l->th;
@@ -874,12 +933,12 @@ static long send_id(u32 i, void *arg) {
 		return 1;
 	}
 	u32 at = i & (IDS_PER_EVENT - 1);
-	th->ids.ids[at] = id;
+	th->ids_event.ids[at] = id;
 	if (at == IDS_PER_EVENT - 1 || i + 1 == l->n) {
-		th->ids.first = i - at;
-		th->ids.n = at + 1;
+		th->ids_event.first = i - at;
+		th->ids_event.n = at + 1;
 		u64 size = __builtin_offsetof(struct ids_event, ids) + (at + 1) * sizeof(s32);
-		if (!send(&th->ids, size)) {
+		if (!send(&th->ids_event, size)) {
 			l->lost = 1;
 			return 1;
 		}
@@ -887,7 +946,8 @@ static long send_id(u32 i, void *arg) {
 	return 0;
 }
 
-/* Sends the ids (rows or experts) that a tensor holds now; false if they could not be read or sent completely. */
+/* Sends the ids (rows or experts) that a tensor holds now; false if they could not be read or sent
+ * completely. */
 __attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq) {
 	if (!th)
 		return 0;
@@ -896,25 +956,34 @@ __attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq) {
 		u64 nb[4];
 	} s;
 	u64 data;
-	if (bpf_probe_read_user(&s, sizeof(s), (void *)(tensor + th->layout.ne)) || read_u64(&data, tensor + th->layout.data))
+	if (bpf_probe_read_user(&s, sizeof(s), (void *)(tensor + th->layout.ne)) ||
+	    read_u64(&data, tensor + th->layout.data))
 		return 0;
 	u64 n = s.ne[0] * s.ne[1];
-	if (s.ne[0] <= 0 || s.ne[1] <= 0 || s.ne[0] > MAX_IDS || s.ne[1] > MAX_IDS || n > MAX_IDS || s.ne[2] > 1 || s.ne[3] > 1)
+	if (s.ne[0] <= 0 || s.ne[1] <= 0 || s.ne[0] > MAX_IDS || s.ne[1] > MAX_IDS || n > MAX_IDS || s.ne[2] > 1 ||
+	    s.ne[3] > 1)
 		return 0;
-	th->ids.kind = KIND_IDS;
-	th->ids.tgid = th->evs.tgid;
-	th->ids.tid = th->evs.tid;
-	th->ids.seq = seq;
-	th->ids.tensor = tensor;
-	th->ids.slots = s.ne[0];
-	th->ids.rows = s.ne[1];
-	struct ids_loop l = {.th = th, .data = data, .nb0 = s.nb[0], .nb1 = s.nb[1], .slots = s.ne[0], .n = n};
+	th->ids_event.kind = KIND_IDS;
+	th->ids_event.tgid = th->ops_event.tgid;
+	th->ids_event.tid = th->ops_event.tid;
+	th->ids_event.seq = seq;
+	th->ids_event.tensor = tensor;
+	th->ids_event.slots = s.ne[0];
+	th->ids_event.rows = s.ne[1];
+	struct ids_loop l = {
+	    .th = th,
+	    .data = data,
+	    .nb0 = s.nb[0],
+	    .nb1 = s.nb[1],
+	    .slots = s.ne[0],
+	    .n = n,
+	};
 	bpf_loop(n, send_id, &l, 0);
 	return !l.lost;
 }
 
-/* Sends the ids that the current op gathers by, unless they were sent before: gate, up and down of a layer share one ids tensor. Returns
- * how many ops earlier they were sent. */
+/* Sends the ids that the current op gathers by, unless they were sent before: gate, up and down of
+ * a layer share one ids tensor. Returns how many ops earlier they were sent. */
 static __always_inline u32 add_ids(struct thread *th, u64 tensor) {
 	if (th->ids_tensor == tensor && th->ids_graph == th->graph)
 		return th->seq - th->ids_seq;
@@ -928,8 +997,8 @@ static __always_inline u32 add_ids(struct thread *th, u64 tensor) {
 	return 0;
 }
 
-/* Tells which experts a layer has chosen, unless that was done in this graph. */
-SELDOM int tell_selected(struct thread *th, u64 tensor, s32 layer) {
+/* Sends which experts a layer has chosen, unless that was done in this graph. */
+COLD int send_selected(struct thread *th, u64 tensor, s32 layer) {
 	if (th->ids_tensor == tensor && th->ids_graph == th->graph)
 		return 0;
 	if (!send_ids(th, tensor, th->seq))
@@ -939,8 +1008,8 @@ SELDOM int tell_selected(struct thread *th, u64 tensor, s32 layer) {
 	th->ids_seq = th->seq;
 	struct selected_event e = {
 	    .kind = KIND_SELECTED,
-	    .tgid = th->evs.tgid,
-	    .tid = th->evs.tid,
+	    .tgid = th->ops_event.tgid,
+	    .tid = th->ops_event.tid,
 	    .decode = th->decode,
 	    .time = bpf_ktime_get_ns(),
 	    .seq = th->seq,
@@ -961,18 +1030,18 @@ struct input_loop {
 	s32 layer;
 	u32 tap;
 	u32 dim, pieces;
-	u32 rows, from, stride;
-	u32 n;
+	u32 rows, first_row, stride;
+	u32 n;    /* pieces of all rows that are sent */
 	u32 lost; /* the row has a piece that was lost */
 };
 
-/* Sends a piece: they are numbered through all rows that are sent. */
-static long send_input(u32 i, void *arg) {
+/* Sends the i-th piece. The pieces are numbered through all rows that are sent. */
+static long send_input_piece(u32 i, void *arg) {
 	struct input_loop *l = arg;
 	struct thread *th = l->th;
 	if (!l->pieces)
 		return 1;
-	u32 piece = i % l->pieces, row = l->from + i / l->pieces * l->stride, first = piece * INPUT_PIECE;
+	u32 piece = i % l->pieces, row = l->first_row + i / l->pieces * l->stride, first = piece * INPUT_PIECE;
 	if (!piece)
 		l->lost = 0;
 	struct input_event *e = l->lost ? NULL : bpf_ringbuf_reserve(&events, sizeof(*e), 0);
@@ -980,8 +1049,8 @@ static long send_input(u32 i, void *arg) {
 		l->lost = 1;
 	} else {
 		e->kind = KIND_INPUT;
-		e->tgid = th->evs.tgid;
-		e->tid = th->evs.tid;
+		e->tgid = th->ops_event.tgid;
+		e->tid = th->ops_event.tid;
 		e->decode = th->decode;
 		e->time = l->time;
 		e->seq = th->seq;
@@ -996,7 +1065,8 @@ static long send_input(u32 i, void *arg) {
 		if (n > INPUT_PIECE)
 			n = INPUT_PIECE;
 		e->n = n;
-		if (bpf_probe_read_user(e->values, n * sizeof(u32), (void *)(l->data + row * l->nb1 + first * sizeof(u32)))) {
+		u64 at = l->data + row * l->nb1 + first * sizeof(u32);
+		if (bpf_probe_read_user(e->values, n * sizeof(u32), (void *)at)) {
 			l->lost = 1;
 			bpf_ringbuf_discard(e, BPF_RB_NO_WAKEUP);
 		} else {
@@ -1008,8 +1078,9 @@ static long send_input(u32 i, void *arg) {
 	return 0;
 }
 
-/* Sends the values that a router, or attention, is about to read: of a batch the last row and others at equal distances before it. */
-__attribute__((noinline)) int tell_input(struct thread *th, u64 tensor, s32 layer, u32 tap) {
+/* Sends the values that a router, or attention, is about to read. Of a batch it sends the last row
+ * and others at equal distances before it. */
+__attribute__((noinline)) int send_inputs(struct thread *th, u64 tensor, s32 layer, u32 tap) {
 	if (!th)
 		return 0;
 	struct {
@@ -1018,16 +1089,18 @@ __attribute__((noinline)) int tell_input(struct thread *th, u64 tensor, s32 laye
 	} s;
 	u64 data;
 	u32 type;
-	if (read_u32(&type, tensor) || bpf_probe_read_user(&s, sizeof(s), (void *)(tensor + th->layout.ne)) || read_u64(&data, tensor + th->layout.data) ||
-	    type || s.nb[0] != sizeof(u32) || s.ne[0] <= 0 || s.ne[0] > MAX_DIM || s.ne[1] <= 0 || s.ne[1] > MAX_BATCH || s.ne[2] != 1 || s.ne[3] != 1) {
+	/* Type 0 is float32. */
+	if (read_u32(&type, tensor) || bpf_probe_read_user(&s, sizeof(s), (void *)(tensor + th->layout.ne)) ||
+	    read_u64(&data, tensor + th->layout.data) || type || s.nb[0] != sizeof(u32) || s.ne[0] <= 0 ||
+	    s.ne[0] > MAX_DIM || s.ne[1] <= 0 || s.ne[1] > MAX_BATCH || s.ne[2] != 1 || s.ne[3] != 1) {
 		count(COUNT_INPUTS_LOST);
 		return 0;
 	}
-	u32 rows = s.ne[1], most = input_rows, stride = want_inputs;
-	if (!most || !stride)
+	u32 rows = s.ne[1], max_rows = input_rows, stride = want_inputs;
+	if (!max_rows || !stride)
 		return 0; /* never */
-	if ((rows + most - 1) / most > stride)
-		stride = (rows + most - 1) / most;
+	if ((rows + max_rows - 1) / max_rows > stride)
+		stride = (rows + max_rows - 1) / max_rows;
 	u32 sent = (rows - 1) / stride + 1, pieces = (s.ne[0] + INPUT_PIECE - 1) / INPUT_PIECE;
 	struct input_loop l = {
 	    .th = th,
@@ -1039,21 +1112,21 @@ __attribute__((noinline)) int tell_input(struct thread *th, u64 tensor, s32 laye
 	    .dim = s.ne[0],
 	    .pieces = pieces,
 	    .rows = rows,
-	    .from = rows - 1 - (sent - 1) * stride,
+	    .first_row = rows - 1 - (sent - 1) * stride,
 	    .stride = stride,
 	    .n = sent * pieces,
 	};
-	bpf_loop(l.n, send_input, &l, 0);
+	bpf_loop(l.n, send_input_piece, &l, 0);
 	return 0;
 }
 
-/* Tells what an op's template asks for. */
-SELDOM int tell(struct thread *th, struct template *t) {
+/* Sends what is to be sent when an op with this template begins. */
+COLD int send_tapped(struct thread *th, struct template *t) {
 	u64 tensor = t->tapped;
 	u32 tap = t->tap;
 	if (tap == TAP_SELECTED)
-		return tell_selected(th, tensor, t->layer);
-	if (th->skip)
+		return send_selected(th, tensor, t->layer);
+	if (th->skip_inputs)
 		return 0;
 	if (tap == TAP_ATTENTION) { /* several matrices read it */
 		if (th->attention == tensor && th->attention_graph == th->graph)
@@ -1061,59 +1134,62 @@ SELDOM int tell(struct thread *th, struct template *t) {
 		th->attention = tensor;
 		th->attention_graph = th->graph;
 	}
-	return tell_input(th, tensor, t->layer, tap);
+	return send_inputs(th, tensor, t->layer, tap);
 }
 
+/* Adds a tensor that is no weight to th->buffers_event. */
 __attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 write) {
 	if (!th)
 		return 0;
-	u32 n = th->bufs.n;
+	u32 n = th->buffers_event.n;
 	if (n > MAX_NODE_SRC)
 		return 0;
-	struct buffer *b = &th->bufs.buffers[n];
+	struct buffer *b = &th->buffers_event.buffers[n];
 	u64 view = 0;
 	b->root[0] = 0;
 	b->write = write;
 	if (read_u64(&b->data, tensor + th->layout.data) || read_u32(&b->type, tensor) ||
 	    bpf_probe_read_user(b->ne, sizeof(b->ne) + sizeof(b->nb), (void *)(tensor + th->layout.ne)) ||
-	    bpf_probe_read_user(b->name, sizeof(b->name), (void *)(tensor + th->layout.name)) || read_u64(&view, tensor + th->layout.view_src) ||
+	    bpf_probe_read_user(b->name, sizeof(b->name), (void *)(tensor + th->layout.name)) ||
+	    read_u64(&view, tensor + th->layout.view_src) ||
 	    (view && bpf_probe_read_user(b->root, sizeof(b->root), (void *)(view + th->layout.name)))) {
 		th->clipped = 1;
 		return 0;
 	}
-	th->bufs.n = n + 1;
+	th->buffers_event.n = n + 1;
 	return 0;
 }
 
-/* Sends the tensors other than weights that the node touches; false if that failed. */
+/* Sends the tensors other than weights that a node touches; false if that failed. result is the
+ * tensor that it writes. */
 __attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 result) {
 	if (!th)
 		return 0;
 	u32 op;
 	if (!read_node(th, node, &op))
 		return 0;
-	th->bufs.n = 0;
+	th->buffers_event.n = 0;
 	for (u32 i = 0; i < MAX_NODE_SRC; i++) {
 		u64 s = th->sources[i];
 		if (!s)
 			continue;
-		if (!is_weight(th, th->known.nsrc, s))
+		if (!is_weight(th, th->learned.nsrc, s))
 			add_buffer(th, s, 0);
 	}
 	add_buffer(th, result, 1);
-	th->bufs.kind = KIND_BUFFERS;
-	th->bufs.tgid = th->evs.tgid;
-	th->bufs.tid = th->evs.tid;
-	th->bufs.seq = th->seq;
-	u32 n = th->bufs.n;
+	th->buffers_event.kind = KIND_BUFFERS;
+	th->buffers_event.tgid = th->ops_event.tgid;
+	th->buffers_event.tid = th->ops_event.tid;
+	th->buffers_event.seq = th->seq;
+	u32 n = th->buffers_event.n;
 	if (n > MAX_NODE_SRC + 1)
 		n = MAX_NODE_SRC + 1;
-	return send(&th->bufs, __builtin_offsetof(struct buffers_event, buffers) + n * sizeof(struct buffer));
+	return send(&th->buffers_event, __builtin_offsetof(struct buffers_event, buffers) + n * sizeof(struct buffer));
 }
 
-/* A hit of another thread than thread 0, or one whose arguments could not be read. */
-SELDOM int other_hit(bool unreadable) {
-	if (wide && !target())
+/* Counts a hit of another thread than thread 0, or one whose arguments could not be read. */
+COLD int count_other_hit(bool unreadable) {
+	if (wide && !this_target())
 		return 0;
 	count(COUNT_HITS);
 	count(unreadable ? COUNT_FAULTS : COUNT_OTHER_THREADS);
@@ -1121,8 +1197,8 @@ SELDOM int other_hit(bool unreadable) {
 }
 
 /* Records the running op in the target's state, for page-ins. */
-SELDOM int tell_op(struct thread *th) {
-	struct target_config *cfg = target();
+COLD int note_running_op(struct thread *th) {
+	struct target_config *cfg = this_target();
 	if (cfg) {
 		cfg->decode = th->decode;
 		cfg->seq = th->seq;
@@ -1132,7 +1208,7 @@ SELDOM int tell_op(struct thread *th) {
 }
 
 /* Sends what an op needs in addition to its template. Returns the op's flags. */
-SELDOM u32 accompany(struct thread *th, struct template *known, struct op_record *o, u64 result) {
+COLD u32 send_op_details(struct thread *th, struct template *known, struct op_record *o, u64 result) {
 	u32 flags = known->flags;
 	th->clipped = 0;
 	if (known->nsrc && known->ids)
@@ -1150,11 +1226,12 @@ SELDOM u32 accompany(struct thread *th, struct template *known, struct op_record
 	return flags;
 }
 
+/* A hit of an op. This is the code whose cache lines count. */
 static __always_inline int op_hit(u64 params, u64 node, u64 second) {
 	s32 ith; /* the first member of ggml_compute_params */
 	bool unreadable = bpf_probe_read_user(&ith, sizeof(ith), (void *)params);
 	if (unreadable || ith)
-		return other_hit(unreadable);
+		return count_other_hit(unreadable);
 	u64 id = bpf_get_current_pid_tgid();
 	u32 at = id & (THREAD_SLOTS - 1);
 	struct thread *th = bpf_map_lookup_elem(&slots, &at);
@@ -1175,16 +1252,21 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second) {
 	if (t)
 		(void)*(volatile u64 *)&t->key.node;
 	struct signed_node signed_node;
-	struct node_key key = {.node = node, .signature = sign(th->op, th->src, node, &signed_node), .tgid = id >> 32, .epoch = th->epoch};
+	struct node_key key = {
+	    .node = node,
+	    .signature = sign_node(th->op, th->src, node, &signed_node),
+	    .tgid = id >> 32,
+	    .epoch = th->epoch,
+	};
 	if (unlikely(!key.signature)) {
 		count(COUNT_FAULTS);
 		return 0;
 	}
 	key.signature ^= second;
 	if (unlikely(th->io))
-		tell_op(th);
-	if (unlikely(!t || !is(t, &key)))
-		t = meet(th, &key, second);
+		note_running_op(th);
+	if (unlikely(!t || !is_template_of(t, &key)))
+		t = find_template(th, &key, second);
 	if (!t)
 		return 0; /* never */
 	th->last = th->expected;
@@ -1196,7 +1278,7 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second) {
 	u32 n = th->n;
 	if (n >= MAX_BATCHED)
 		return 0; /* never */
-	struct op_record *o = &th->evs.ops[n];
+	struct op_record *o = &th->ops_event.ops[n];
 	if (!now)
 		now = bpf_ktime_get_ns();
 	th->began = now;
@@ -1206,12 +1288,12 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second) {
 	o->ids_back = 0;
 	if (unlikely(t->ids || t->flags & (OP_CLIPPED | OP_TAPPED) || th->buffers)) {
 		if (t->flags & OP_TAPPED)
-			tell(th, t);
+			send_tapped(th, t);
 		if (t->nsrc == ONLY_TAPPED) {
 			th->no_weight++;
 			return 0;
 		}
-		o->flags = accompany(th, t, o, second ? second : node);
+		o->flags = send_op_details(th, t, o, second ? second : node);
 	} else {
 		o->flags = t->flags;
 	}
@@ -1220,7 +1302,8 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second) {
 	return 0;
 }
 
-/* bool ggml_cpu_extra_compute_forward(params, tensor): the CPU backend calls it first for each op that it runs. */
+/* bool ggml_cpu_extra_compute_forward(params, tensor): the CPU backend calls it first for each op
+ * that it runs. */
 SEC("uprobe.multi")
 int BPF_KPROBE(op, u64 params, u64 tensor) {
 	return op_hit(params, tensor, 0);
@@ -1241,14 +1324,14 @@ struct graph_loop {
 	struct shape *of;
 };
 
-/* Adds a node to the signature of a graph, which consists of the nodes' ops and sources in order and does not depend on the nodes' own
- * addresses. */
-static long sign_node(u32 i, void *arg) {
+/* Adds the i-th node to the signature of a graph. That consists of the nodes' ops and sources in
+ * order, and does not depend on the nodes' own addresses. */
+static long add_node_signature(u32 i, void *arg) {
 	struct graph_loop *l = arg;
 	struct signed_node n = {};
 	u64 node = 0, signature = 0, ids = 0, slots = 0;
 	if (!read_u64(&node, l->nodes + 8 * i))
-		signature = sign(l->th->op, l->th->src, node, &n);
+		signature = sign_node(l->th->op, l->th->src, node, &n);
 	struct gather *gather = gather_of(l->th, n.op);
 	/* The warm-up uses all experts. Their number per token must change the signature. */
 	if (gather && gather->experts)
@@ -1264,79 +1347,88 @@ static long sign_node(u32 i, void *arg) {
 	return 0;
 }
 
-static long sign_read(u32 i, void *arg) {
+/* Adds the i-th of the nodes that read weights to the signature of these nodes. */
+static long add_read_signature(u32 i, void *arg) {
 	struct graph_loop *l = arg;
-	return l->of ? sign_node(l->of->reads[i & (SHAPE_READS - 1)], l) : 1;
+	return l->of ? add_node_signature(l->of->reads[i & (SHAPE_READS - 1)], l) : 1;
 }
 
-/* The signature over only those nodes that read weights (about a third); 0 if there are none or too many to remember. It misses one kind of
- * difference: in the same memory, with the same number of nodes and the same reads, a node that read no weight now reads one. No such
- * graphs are known. */
+/* The signature of only those nodes that read weights (about a third); 0 if there are none or too
+ * many to remember. It misses one kind of difference: in the same memory, with the same number of
+ * nodes and the same reads, a node that read no weight now reads one. No such graphs are known. */
 static __always_inline u64 sign_reads(struct thread *th, u64 nodes, struct shape *of) {
 	struct graph_loop l = {.th = th, .nodes = nodes, .signature = 1, .of = of};
 	if (!of->nreads || of->nreads > SHAPE_READS)
 		return 0;
-	bpf_loop(of->nreads, sign_read, &l, 0);
+	bpf_loop(of->nreads, add_read_signature, &l, 0);
 	return l.failed ? 0 : l.signature;
 }
 
-static long learn_node(u32 i, void *arg) {
+/* Learns the i-th node of a graph, and adds it to th->shape. */
+static long learn_graph_node(u32 i, void *arg) {
 	struct graph_loop *l = arg;
 	struct thread *th = l->th;
 	u64 node = 0;
-	th->tm.shape = l->shape;
-	if (read_u64(&node, l->nodes + 8 * i) || !learn(th, node, 0)) {
+	th->template_event.shape = l->shape;
+	if (read_u64(&node, l->nodes + 8 * i) || !learn_node(th, node, 0)) {
 		l->failed = 1;
 		return 1;
 	}
-	if (th->known.flags & OP_UNRESOLVED)
+	if (th->learned.flags & OP_UNRESOLVED)
 		l->failed = 1; /* go on, but do not keep the shape */
-	if (th->known.flags & OP_CLIPPED)
+	if (th->learned.flags & OP_CLIPPED)
 		count(COUNT_CLIPPED);
 	u32 r = th->shape.nreads;
-	if (th->known.nsrc && r <= SHAPE_READS) {
+	if (th->learned.nsrc && r <= SHAPE_READS) {
 		if (r < SHAPE_READS)
 			th->shape.reads[r & (SHAPE_READS - 1)] = i;
 		th->shape.nreads = i > 0xffff ? SHAPE_READS + 1 : r + 1;
 	}
 	u32 n = th->shape.ngathers;
-	struct gather *gather = gather_of(th, th->tm.op);
-	if (th->known.ids && gather && !gather->experts && n < SHAPE_GATHERS) {
-		th->shape.gathers[n] = th->known.ids;
+	struct gather *gather = gather_of(th, th->template_event.op);
+	if (th->learned.ids && gather && !gather->experts && n < SHAPE_GATHERS) {
+		th->shape.gathers[n] = th->learned.ids;
 		th->shape.ngathers = n + 1;
 	}
 	return 0;
 }
 
-/* Sets th->shape, except for its reads, to what the graph's ops read; learns it if it is not known. False if the nodes cannot be read. */
+/* Sets th->shape, except for its reads, to what the graph's ops read, and learns that if it is not
+ * known. False if the nodes cannot be read. */
 static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n) {
-	struct place place = {.nodes = nodes, .n = n, .tgid = th->evs.tgid, .epoch = epoch};
-	struct shape_key key = {.tgid = place.tgid, .epoch = place.epoch};
+	struct graph_memory memory = {.nodes = nodes, .n = n, .tgid = th->ops_event.tgid, .epoch = epoch};
+	struct shape_key key = {.tgid = memory.tgid, .epoch = memory.epoch};
 	struct shape *known = NULL;
 	/* The next token usually has the same graph, or another one in the same memory. */
-	struct placed *placed = th->layout.forget ? NULL : bpf_map_lookup_elem(&places, &place);
-	if (placed) {
-		key.signature = placed->signature;
+	struct recent_graph *recent =
+	    th->layout.always_learn ? NULL : bpf_map_lookup_elem(&recent_graphs, &memory);
+	if (recent) {
+		key.signature = recent->signature;
 		known = bpf_map_lookup_elem(&shapes, &key);
-		if (known && (!placed->reads || sign_reads(th, nodes, known) != placed->reads))
+		if (known && (!recent->reads || sign_reads(th, nodes, known) != recent->reads))
 			known = NULL;
 	}
 	if (!known) {
 		struct graph_loop l = {.th = th, .nodes = nodes, .signature = 1};
-		bpf_loop(n, sign_node, &l, 0);
+		bpf_loop(n, add_node_signature, &l, 0);
 		if (l.failed)
 			return false;
 		key.signature = l.signature;
-		known = th->layout.forget ? NULL : bpf_map_lookup_elem(&shapes, &key);
+		known = th->layout.always_learn ? NULL : bpf_map_lookup_elem(&shapes, &key);
 		if (!known) {
-			struct shape_event e = {.kind = KIND_SHAPE, .tgid = key.tgid, .id = __sync_fetch_and_add(&names, 1) + 1};
+			struct shape_event e = {
+			    .kind = KIND_SHAPE,
+			    .tgid = key.tgid,
+			    .id = __sync_fetch_and_add(&last_id, 1) + 1,
+			};
 			th->shape.id = l.shape = e.id;
 			th->shape.ngathers = th->shape.nreads = 0;
 			if (send(&e, sizeof(e)))
-				bpf_loop(n, learn_node, &l, 0);
+				bpf_loop(n, learn_graph_node, &l, 0);
 			else
 				l.failed = 1;
-			/* If the templates could not all be sent, they are sent again with the next graph; this graph uses the others. */
+			/* If the templates could not all be sent, they are sent again with the next graph. This
+			 * graph uses those that were sent. */
 			if (l.failed)
 				return true;
 			bpf_map_update_elem(&shapes, &key, &th->shape, BPF_ANY);
@@ -1344,8 +1436,8 @@ static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n) {
 			if (!known)
 				return true;
 		}
-		struct placed here = {.signature = key.signature, .reads = sign_reads(th, nodes, known)};
-		bpf_map_update_elem(&places, &place, &here, BPF_ANY);
+		struct recent_graph here = {.signature = key.signature, .reads = sign_reads(th, nodes, known)};
+		bpf_map_update_elem(&recent_graphs, &memory, &here, BPF_ANY);
 	}
 	th->shape.id = known->id;
 	th->shape.ngathers = known->ngathers;
@@ -1354,11 +1446,12 @@ static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n) {
 }
 
 /* Begin of a graph: sends what its ops read, if that is not known, and the rows that it looks up. */
-static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now) {
+static __always_inline void begin_graph(struct thread *th, u64 graph, u64 now) {
 	u32 n = 0;
 	u64 nodes = 0;
 	count(COUNT_HITS);
-	if (read_u32(&n, graph + th->layout.n_nodes) || read_u64(&nodes, graph + th->layout.nodes) || n > MAX_NODES || !find_shape(th, nodes, n)) {
+	if (read_u32(&n, graph + th->layout.n_nodes) || read_u64(&nodes, graph + th->layout.nodes) ||
+	    n > MAX_NODES || !find_shape(th, nodes, n)) {
 		count(COUNT_FAULTS);
 		return;
 	}
@@ -1366,14 +1459,14 @@ static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now) {
 	for (u32 i = 0; i < SHAPE_GATHERS; i++)
 		if (i < th->shape.ngathers)
 			send_ids(th, th->shape.gathers[i], th->seq);
-	th->gr.kind = KIND_GRAPH;
-	th->gr.tgid = th->evs.tgid;
-	th->gr.tid = th->evs.tid;
-	th->gr.shape = th->shape.id;
-	th->gr.time = now;
-	th->gr.seq = th->seq;
-	th->gr.decode = th->decode;
-	th->gr.graph = th->graph;
+	th->graph_event.kind = KIND_GRAPH;
+	th->graph_event.tgid = th->ops_event.tgid;
+	th->graph_event.tid = th->ops_event.tid;
+	th->graph_event.shape = th->shape.id;
+	th->graph_event.time = now;
+	th->graph_event.seq = th->seq;
+	th->graph_event.decode = th->decode;
+	th->graph_event.graph = th->graph;
 	th->pending = 1;
 	count(COUNT_BEGUN);
 }
@@ -1389,7 +1482,7 @@ int BPF_KPROBE(graph_begin, u64 graph) {
 	th->ready = 1;
 	th->graph = __sync_fetch_and_add(&graphs, 1) + 1;
 	if (want_graph)
-		whole_graph(th, graph, now);
+		begin_graph(th, graph, now);
 	return 0;
 }
 
@@ -1402,6 +1495,7 @@ int BPF_KRETPROBE(graph_end) {
 	return finish(th, bpf_ktime_get_ns());
 }
 
+/* struct llama_batch */
 struct batch {
 	s32 n_tokens;
 	u32 pad;
@@ -1414,7 +1508,8 @@ struct batch_loop {
 	u32 failed;
 };
 
-/* Adds the sequence of a token. A token may belong to several sequences (a common prefix); only the first counts. */
+/* Adds the sequence of the i-th token. A token may belong to several sequences (a common prefix);
+ * only the first counts. */
 static long add_sequence(u32 i, void *arg) {
 	struct batch_loop *l = arg;
 	u64 ids = 0;
@@ -1428,8 +1523,9 @@ static long add_sequence(u32 i, void *arg) {
 	return 0;
 }
 
-/* int32_t llama_decode(ctx, struct llama_batch batch): batch is larger than 16 bytes, so it is passed on the stack on x86-64, and by
- * reference on arm64. The cookie is the number of bytes that the prologue has pushed before the probe. */
+/* int32_t llama_decode(ctx, struct llama_batch batch): batch is larger than 16 bytes. So it is
+ * passed on the stack on x86-64, and by reference on arm64. The cookie is the number of bytes that
+ * the prologue has pushed before the probe. */
 SEC("uprobe.multi")
 int BPF_KPROBE(decode_begin, u64 context, u64 batch) {
 	struct thread *th = this_thread();
@@ -1450,20 +1546,21 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch) {
 		e.sequences_known = !l.failed;
 		__builtin_memcpy(e.sequences, l.set, sizeof(e.sequences));
 	}
-	/* If the probes were set in the middle of a decode, its end was not seen: its last op is still running, it seems. */
+	/* If the probes were set in the middle of a decode, its end was not seen. Then its last op
+	 * seems to be running still. */
 	u64 now = bpf_ktime_get_ns();
 	finish(th, now);
 	th->context = context;
 	th->decode = __sync_fetch_and_add(&decodes, 1) + 1;
 	u32 *warm = bpf_map_lookup_elem(&warm_contexts, &context);
-	e.tgid = th->evs.tgid;
-	e.tid = th->evs.tid;
+	e.tgid = th->ops_event.tgid;
+	e.tid = th->ops_event.tid;
 	e.time = now;
 	e.context = context;
 	e.decode = th->decode;
 	e.warmup = warm && *warm;
 	if (want_inputs)
-		th->skip = (e.tokens == 1 && !e.warmup && th->singles++ % want_inputs) || inputs_off;
+		th->skip_inputs = (e.tokens == 1 && !e.warmup && th->single_decodes++ % want_inputs) || inputs_off;
 	send(&e, sizeof(e));
 	return 0;
 }
@@ -1475,9 +1572,16 @@ int BPF_KRETPROBE(decode_end) {
 		return 0;
 	u64 now = bpf_ktime_get_ns();
 	finish(th, now);
-	struct decode_event e = {.kind = KIND_DECODE_END, .tgid = th->evs.tgid, .tid = th->evs.tid, .time = now, .context = th->context, .decode = th->decode};
+	struct decode_event e = {
+	    .kind = KIND_DECODE_END,
+	    .tgid = th->ops_event.tgid,
+	    .tid = th->ops_event.tid,
+	    .time = now,
+	    .context = th->context,
+	    .decode = th->decode,
+	};
 	th->decode = 0;
-	struct target_config *cfg = target();
+	struct target_config *cfg = this_target();
 	if (cfg)
 		cfg->decode = 0;
 	if (bpf_ringbuf_output(&events, &e, sizeof(e), wakeup()))
@@ -1488,22 +1592,24 @@ int BPF_KRETPROBE(decode_end) {
 /* void llama_set_warmup(ctx, bool) */
 SEC("uprobe.multi")
 int BPF_KPROBE(set_warmup, u64 context, u64 on) {
-	if (!target())
+	if (!this_target())
 		return 0;
 	u32 warm = on & 0xff;
 	bpf_map_update_elem(&warm_contexts, &context, &warm, BPF_ANY);
 	return 0;
 }
 
-/* void ggml_backend_buffer_free(buffer): weights and graphs live in buffers, so known nodes become invalid. */
+/* void ggml_backend_buffer_free(buffer): weights and graphs live in buffers, so known nodes become
+ * invalid. */
 SEC("uprobe.multi")
 int BPF_KPROBE(buffer_free) {
-	if (target())
+	if (this_target())
 		__sync_fetch_and_add(&epoch, 1);
 	return 0;
 }
 
-/* Not attached: user space runs it once, to see whether its own id is the one that it knows. */
+/* This program is not attached. User space runs it once, to see whether the programs tell the id
+ * that it knows itself by. */
 SEC("raw_tp")
 int whoami(void *ctx) {
 	return this_tgid();

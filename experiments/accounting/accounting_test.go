@@ -1,5 +1,7 @@
 package accounting
 
+// This file tests the source of ops, and checks a real tracer with it on a small scale.
+
 import (
 	"encoding/json"
 	"fmt"
@@ -87,17 +89,20 @@ func TestSourceRefuses(t *testing.T) {
 	} {
 		cmd := exec.Command(s.program, test.args...)
 		out, _ := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != test.status || !strings.HasPrefix(string(out), "opsource: ") || !strings.Contains(string(out), test.want) || strings.Count(string(out), "\n") != 1 {
-			t.Errorf("%q: %d, %s; want %d and one line with %q", test.args, cmd.ProcessState.ExitCode(), out, test.status, test.want)
+		if cmd.ProcessState.ExitCode() != test.status || !strings.HasPrefix(string(out), "opsource: ") ||
+			!strings.Contains(string(out), test.want) || strings.Count(string(out), "\n") != 1 {
+			t.Errorf("%q: %d, %s; want %d and one line with %q", test.args, cmd.ProcessState.ExitCode(), out,
+				test.status, test.want)
 		}
 	}
 }
 
-// TestAccounting is a small one of what the instrument does with ten million ops.
+// TestAccounting does on a small scale what the instrument does with ten million ops.
 func TestAccounting(t *testing.T) {
 	testenv.NeedRoot(t)
 	s := newSource(t)
-	room := []string{"--buffer", "65536"} // for all of them, however late the reader is
+	// There is room for all of them, however late the reader is.
+	room := []string{"--buffer", "65536"}
 	for _, test := range []struct {
 		name  string
 		load  Load
@@ -124,11 +129,12 @@ func TestAccounting(t *testing.T) {
 	}
 }
 
-// TestCheck: each sum that does not come out is found.
+// TestCheck checks that each sum that is wrong is found.
 func TestCheck(t *testing.T) {
 	good := Account{
 		Count:    Count{Graphs: 2, Ops: 100, WeightOps: 80, Threads: 2},
-		Counters: event.Counters{Hits: 200, OtherThreads: 100, NoWeight: 20, OpsSent: 80, Received: 80}, Steps: 2, Rows: 80,
+		Counters: event.Counters{Hits: 200, OtherThreads: 100, NoWeight: 20, OpsSent: 80, Received: 80}, Steps: 2,
+		Rows: 80,
 	}
 	lossy := good
 	lossy.Counters.OpsSent, lossy.Counters.Received, lossy.Counters.OpsLost, lossy.Counters.Unfinished = 70, 70, 9, 1

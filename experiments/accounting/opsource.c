@@ -1,13 +1,16 @@
 //go:build ignore
 
-// (The first line keeps the go command, which would require cgo for a C file, from compiling this one.)
+// (The first line keeps the go command, which would require cgo for a C file, from compiling this
+// one.)
 //
-// opsource runs a small graph again and again on llama.cpp's real CPU backend, at a given rate of ops, and prints how many ops it ran. This
-// count does not depend on a tracer, and the rate can be higher than any model's. A graph first looks up token embeddings, as a step of
-// llama.cpp does, and then multiplies by weights in a mapped GGUF file; every eighth op adds results and reads no weight.
+// opsource runs a small graph again and again on llama.cpp's real CPU backend, at a given rate of
+// ops, and prints how many ops it ran. This count does not depend on a tracer, and the rate can be
+// higher than any model's. A graph first looks up token embeddings, as a step of llama.cpp does.
+// Then it multiplies by weights in a mapped GGUF file. Every eighth op adds results and reads no
+// weight.
 //
-// It needs no header of ggml: functions are looked up by name, and the few fields of struct ggml_tensor that it uses are checked against
-// ggml's own getters.
+// It needs no header of ggml: functions are looked up by name, and the few fields of struct
+// ggml_tensor that it uses are checked against ggml's own getters.
 //
 // Build: gcc -O2 -o opsource opsource.c -ldl
 
@@ -98,8 +101,8 @@ enum {
 FUNCTIONS(DECLARE)
 static void (*ggml_backend_load_all_from_path)(const char *);
 
-// open_lib loads the library with this name from dir; the file name may have a version before or after ".so". Returns false if there is
-// none.
+// open_lib loads the library with this name from dir. The file name may have a version before or
+// after ".so". It returns false if there is none.
 static bool open_lib(const char *dir, const char *name) {
 	static const char *const suffix[] = {".so", ".so.[0-9]*", ".v[0-9]*.so"};
 	for (int i = 0; i < 3; i++) {
@@ -139,30 +142,37 @@ static void open_model(void) {
 	struct stat st;
 	int fd = open(model, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || fstat(fd, &st)) die("open %s: %s", model, strerror(errno));
-	if (!(file = gguf_init_from_file(model, (gguf_params){.no_alloc = true, .ctx = &weights}))) die("open %s: not a GGUF file", model);
+	file = gguf_init_from_file(model, (gguf_params){.no_alloc = true, .ctx = &weights});
+	if (!file) die("open %s: not a GGUF file", model);
 	mapping = mmap(NULL, st.st_size, PROT_READ, MAP_SHARED, fd, 0);
 	if (mapping == MAP_FAILED) die("map %s: %s", model, strerror(errno));
 	close(fd);
 }
 
-static tensor *weight(const char *name) {
+// map_weight returns a tensor of the model whose data is in the mapped file.
+static tensor *map_weight(const char *name) {
 	int64_t id = gguf_find_tensor(file, name);
 	tensor *t = id < 0 ? NULL : ggml_get_tensor(weights, name);
 	if (!t) die("%s has no %s: take a dense model of the llama architecture", model, name);
 	t->data = mapping + gguf_get_data_offset(file) + gguf_get_tensor_offset(file, id);
-	if (ggml_get_data(t) != t->data || ggml_get_name(t) != t->name) die("this ggml lays out ggml_tensor otherwise than opsource knows");
+	if (ggml_get_data(t) != t->data || ggml_get_name(t) != t->name)
+		die("this ggml lays out ggml_tensor otherwise than opsource knows");
 	return t;
 }
 
-// build makes a graph of n nodes: a lookup of token embeddings, then products with attn_q, a square matrix; every eighth node is a sum.
-static void *build(int n, long *with_weight) {
-	void *ctx = ggml_init((init_params){.mem_size = (n + 2L) * ggml_tensor_overhead() + ggml_graph_overhead_custom(n + 8, false) + 4096, .no_alloc = true});
+// build_graph makes a graph of n nodes: a lookup of token embeddings, then products with attn_q, a square matrix. Every
+// eighth node is a sum. with_weight receives the number of nodes that read a weight.
+static void *build_graph(int n, long *with_weight) {
+	size_t mem_size = (n + 2L) * ggml_tensor_overhead() + ggml_graph_overhead_custom(n + 8, false) + 4096;
+	void *ctx = ggml_init((init_params){.mem_size = mem_size, .no_alloc = true});
 	if (!ctx) die("out of memory");
-	tensor *q = weight("blk.0.attn_q.weight"), *ids = ggml_new_tensor_1d(ctx, TYPE_I32, 1), *x = ggml_get_rows(ctx, weight("token_embd.weight"), ids);
+	tensor *q = map_weight("blk.0.attn_q.weight"), *ids = ggml_new_tensor_1d(ctx, TYPE_I32, 1);
+	tensor *x = ggml_get_rows(ctx, map_weight("token_embd.weight"), ids);
 	static int32_t token = 1;
 	if (q->ne[0] != q->ne[1]) die("blk.0.attn_q.weight of %s is not square", model);
 	size_t size = 4 * x->ne[0];
-	char *results[2] = {aligned_alloc(64, (size + 63) / 64 * 64), aligned_alloc(64, (size + 63) / 64 * 64)}; // of this node and the one before
+	// The results of this node and of the one before.
+	char *results[2] = {aligned_alloc(64, (size + 63) / 64 * 64), aligned_alloc(64, (size + 63) / 64 * 64)};
 	if (!results[0] || !results[1]) die("out of memory");
 	ggml_set_name(ids, "inp_tokens");
 	ids->data = (char *)&token;
@@ -198,11 +208,12 @@ static const char help[] =
     "\n"
     "Exit code: 0 done, 1 failure, 2 wrong usage.\n";
 
-static long number(const char *option, const char *s, long min) {
+static long parse_number(const char *option, const char *s, long min) {
 	char *end;
 	errno = 0;
 	long v = strtol(s, &end, 10);
-	if (errno || *end || end == s || v < min || v > 1000000000000L) usage_error("%s %s: want a number of at least %ld", option, s, min);
+	if (errno || *end || end == s || v < min || v > 1000000000000L)
+		usage_error("%s %s: want a number of at least %ld", option, s, min);
 	return v;
 }
 
@@ -219,7 +230,8 @@ int main(int argc, char **argv) {
 		NODES,
 		LIB,
 	};
-	static const struct option longs[] = {{"ops", 1, 0, OPS}, {"rate", 1, 0, RATE}, {"nodes", 1, 0, NODES}, {"lib", 1, 0, LIB}, {"help", 0, 0, 'h'}, {0}};
+	static const struct option longs[] = {
+	    {"ops", 1, 0, OPS}, {"rate", 1, 0, RATE}, {"nodes", 1, 0, NODES}, {"lib", 1, 0, LIB}, {"help", 0, 0, 'h'}, {0}};
 	const char *lib = NULL;
 	long ops = 1000000, rate = 0, nodes = 1000, threads = 1;
 	char dir[PATH_MAX];
@@ -227,11 +239,11 @@ int main(int argc, char **argv) {
 	argv[0] = "opsource"; // getopt's messages begin with it
 	while ((c = getopt_long(argc, argv, "m:t:h", longs, NULL)) != -1) switch (c) {
 		case 'm': model = optarg; break;
-		case 't': threads = number("-t", optarg, 1); break;
+		case 't': threads = parse_number("-t", optarg, 1); break;
 		case 'h': fputs(help, stdout); return 0;
-		case OPS: ops = number("--ops", optarg, 1); break;
-		case RATE: rate = number("--rate", optarg, 0); break;
-		case NODES: nodes = number("--nodes", optarg, 2); break;
+		case OPS: ops = parse_number("--ops", optarg, 1); break;
+		case RATE: rate = parse_number("--rate", optarg, 0); break;
+		case NODES: nodes = parse_number("--nodes", optarg, 2); break;
 		case LIB: lib = optarg; break;
 		default: return 2; // getopt has said why
 		}
@@ -244,7 +256,7 @@ int main(int argc, char **argv) {
 	load_libs(dir);
 	open_model();
 	long with_weight;
-	void *graph = build(nodes, &with_weight), *backend = ggml_backend_init_by_type(DEVICE_CPU, NULL);
+	void *graph = build_graph(nodes, &with_weight), *backend = ggml_backend_init_by_type(DEVICE_CPU, NULL);
 	if (!backend) die("no CPU backend in %s", dir);
 	void (*set_threads)(void *, int) = (void (*)(void *, int))ggml_backend_reg_get_proc_address(
 	    ggml_backend_dev_backend_reg(ggml_backend_get_device(backend)), "ggml_backend_set_n_threads");
@@ -262,8 +274,8 @@ int main(int argc, char **argv) {
 		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
 	}
 	double seconds = (now_ns() - start) / 1e9;
-	printf("{\"graphs\":%ld,\"ops\":%ld,\"weight_ops\":%ld,\"threads\":%ld,\"seconds\":%.6f,\"rate\":%.1f}\n", graphs, graphs * nodes, graphs * with_weight, threads,
-	    seconds, graphs * nodes / seconds);
+	printf("{\"graphs\":%ld,\"ops\":%ld,\"weight_ops\":%ld,\"threads\":%ld,\"seconds\":%.6f,\"rate\":%.1f}\n",
+	    graphs, graphs * nodes, graphs * with_weight, threads, seconds, graphs * nodes / seconds);
 	if (fflush(stdout) || ferror(stdout)) die("write the result: %s", strerror(errno));
 	return 0;
 }

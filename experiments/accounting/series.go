@@ -21,8 +21,8 @@ type Config struct {
 	Rate   int64  // ops per second of the steady run
 	Tracer string // path of the command
 
-	// Progress, if not nil, is called when a run begins: done of total runs are complete, and what names the run. It is called from one
-	// goroutine.
+	// Progress, if not nil, is called when a run begins: done of total runs are complete, and what
+	// names the run. It is called from one goroutine.
 	Progress func(done, total int, what string)
 }
 
@@ -39,8 +39,9 @@ type Run struct {
 	Wrong string `json:"wrong,omitempty"`
 }
 
-// Measure makes four runs: one at cfg.Rate, one at full speed, one on two threads with a tenth of the ops, and one with a ring buffer of 4
-// KiB, which must lose ops. If a run fails or ctx ends, it returns the report of the runs before (nil if there are none) with the error.
+// Measure makes four runs: one at cfg.Rate, one at full speed, one on two threads with a tenth of
+// the ops, and one with a ring buffer of 4 KiB, which must lose ops. If a run fails or ctx ends, it
+// returns the report of the runs before (nil if there are none) with the error.
 func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *Report, err error) {
 	dir, err := os.MkdirTemp("", "accounting")
 	if err != nil {
@@ -57,10 +58,11 @@ func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *R
 		flags []string
 		also  func(*Account) string // finds further faults of this run
 	}{
-		{fmt.Sprintf("%s ops/s, default buffer", humanize.Comma(cfg.Rate)), Load{Ops: cfg.Ops, Rate: cfg.Rate}, nil, cfg.nothingLost},
+		{fmt.Sprintf("%s ops/s, default buffer", humanize.Comma(cfg.Rate)), Load{Ops: cfg.Ops, Rate: cfg.Rate}, nil,
+			cfg.checkNothingLost},
 		{"full speed, default buffer", Load{Ops: cfg.Ops}, nil, nil},
 		{"full speed, two threads", Load{Ops: max(1, cfg.Ops/10), Threads: 2}, nil, nil},
-		{"full speed, 4 KiB", Load{Ops: cfg.Ops}, []string{"--buffer", "4"}, somethingLost},
+		{"full speed, 4 KiB", Load{Ops: cfg.Ops}, []string{"--buffer", "4"}, checkSomethingLost},
 	}
 	var r Report
 	for i, run := range runs {
@@ -90,18 +92,19 @@ func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *R
 	return &r, nil
 }
 
-// nothingLost checks the run at a steady rate.
-func (c *Config) nothingLost(a *Account) string {
+// checkNothingLost checks the run at a steady rate.
+func (c *Config) checkNothingLost(a *Account) string {
 	if lost := a.Counters.Lost(); lost > 0 {
 		return fmt.Sprintf("%d events were lost", lost)
 	}
 	if a.Count.Rate < 0.9*float64(c.Rate) {
-		return fmt.Sprintf("only %.0f of %d ops/s were reached: the machine is too busy, or too slow", a.Count.Rate, c.Rate)
+		return fmt.Sprintf("only %.0f of %d ops/s were reached: the machine is too busy, or too slow", a.Count.Rate,
+			c.Rate)
 	}
 	return ""
 }
 
-func somethingLost(a *Account) string {
+func checkSomethingLost(a *Account) string {
 	if a.Counters.OpsLost == 0 {
 		return "nothing was lost: the loss was not put to the test"
 	}
@@ -125,7 +128,8 @@ func (r *Report) Err() error {
 	return fmt.Errorf("%d of %d runs do not hold; %s: %s", wrong, len(r.Runs), first.Name, first.Wrong)
 }
 
-var columns = []string{"run", "ops/s", "ops ran x threads", "hits", "misses", "received", "lost", "filtered", "unfinished", "all equal"}
+var columns = []string{"run", "ops/s", "ops ran x threads", "hits", "misses", "received", "lost", "filtered",
+	"unfinished", "all equal"}
 
 // WriteText writes the report for a terminal.
 func (r *Report) WriteText(w io.Writer) error {
@@ -136,7 +140,8 @@ func (r *Report) WriteText(w io.Writer) error {
 			equal = "NO"
 		}
 		row := []string{run.Name, humanize.Comma(int64(run.Count.Rate))}
-		for _, n := range []uint64{uint64(run.Count.Ops * run.Count.Threads), c.Hits, c.Misses, c.Received, c.OpsLost, c.Filtered(), c.Unfinished} {
+		for _, n := range []uint64{uint64(run.Count.Ops * run.Count.Threads), c.Hits, c.Misses, c.Received,
+			c.OpsLost, c.Filtered(), c.Unfinished} {
 			row = append(row, humanize.Comma(int64(n)))
 		}
 		t.Rows = append(t.Rows, append(row, equal))

@@ -1,8 +1,10 @@
-// Package accounting checks a tracer's counters against an independent count. "lab accounting" runs it.
+// Package accounting checks a tracer's counters against an independent count. "lab accounting" runs
+// it.
 //
-// The traced program is made for this purpose: a small C program (opsource.c, compiled by gcc) that runs a graph on llama.cpp's CPU backend
-// repeatedly and reports how many ops it ran. Its rate of ops is configurable and may be far higher than any model's. It does not call
-// llama_decode; each graph begins with a lookup of token embeddings, as a step does.
+// The traced program is made for this purpose. It is a small C program (opsource.c, compiled by
+// gcc) that runs a graph on llama.cpp's CPU backend repeatedly and reports how many ops it ran. Its
+// rate of ops is configurable and may be far higher than any model's. It does not call
+// llama_decode, but each graph begins with a lookup of token embeddings, as a step does.
 package accounting
 
 // This file compiles and runs the traced program, the source of ops.
@@ -46,8 +48,9 @@ func compile(ctx context.Context, path string) error {
 // Source is the compiled source of ops and the model that its ops read, in a directory of the caller.
 type Source struct{ program, model string }
 
-// NewSource compiles the source in dir, next to links to an installation's libraries: a tracer finds the libraries there before they are
-// loaded, so that even the first op is traced. It also writes the model, which is small so that an op takes less than a microsecond.
+// NewSource compiles the source in dir, next to links to an installation's libraries. A tracer
+// finds the libraries there before they are loaded, so that even the first op is traced. It also
+// writes the model, which is small so that an op takes less than a microsecond.
 func NewSource(ctx context.Context, dir string, in *llama.Installation) (*Source, error) {
 	s := &Source{program: filepath.Join(dir, "opsource"), model: filepath.Join(dir, "model.gguf")}
 	if err := compile(ctx, s.program); err != nil {
@@ -62,7 +65,8 @@ func NewSource(ctx context.Context, dir string, in *llama.Installation) (*Source
 			return nil, err
 		}
 	}
-	plan, err := synth.NewPlan(synth.Config{Layers: 1, Embd: 32, FF: 32, Heads: 1, KVHeads: 1, Type: gguf.Q8_0, Seed: 1})
+	plan, err := synth.NewPlan(synth.Config{Layers: 1, Embd: 32, FF: 32, Heads: 1, KVHeads: 1, Type: gguf.Q8_0,
+		Seed: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +86,8 @@ type Load struct {
 
 // Args returns the command line that runs the source.
 func (s *Source) Args(l Load) []string {
-	args := []string{s.program, "-m", s.model, "--ops", strconv.FormatInt(l.Ops, 10), "--rate", strconv.FormatInt(l.Rate, 10)}
+	args := []string{s.program, "-m", s.model, "--ops", strconv.FormatInt(l.Ops, 10), "--rate",
+		strconv.FormatInt(l.Rate, 10)}
 	if l.Nodes > 0 {
 		args = append(args, "--nodes", strconv.Itoa(l.Nodes))
 	}
@@ -113,7 +118,8 @@ type Account struct {
 // Run runs the source under a tracer command with the given flags. The capture is written to out.
 func (s *Source) Run(ctx context.Context, tracer, out string, l Load, flags ...string) (*Account, error) {
 	args := append(append([]string{"-o", out}, flags...), "--")
-	// In a process group of its own, so that a terminal's Ctrl-C does not reach the tracer and look like its failure.
+	// The tracer has a process group of its own, so that a terminal's Ctrl-C does not reach it and
+	// look like its failure.
 	cmd := proc.GroupCommand(ctx, append(append([]string{tracer}, args...), s.Args(l)...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -20,14 +20,15 @@ import (
 	"tensorcast/internal/regular"
 )
 
-// leaving is how long processes may take to end after their parents.
-const leaving = time.Second
+// exitTime is how long processes may take to end after their parents.
+const exitTime = time.Second
 
-// Left lists the processes that have the marker in their environment, or are in the groups, once those that are ending have ended.
-func Left(ctx context.Context, marker string, groups []*cgroup.Group) ([]string, error) {
-	end := time.Now().Add(leaving)
+// ListLeft lists the processes that have the marker in their environment, or are in the groups, once
+// those that are ending have ended.
+func ListLeft(ctx context.Context, marker string, groups []*cgroup.Group) ([]string, error) {
+	end := time.Now().Add(exitTime)
 	for {
-		pids, err := Marked(marker)
+		pids, err := ListMarked(marker)
 		if err != nil {
 			return nil, err
 		}
@@ -57,15 +58,15 @@ func Left(ctx context.Context, marker string, groups []*cgroup.Group) ([]string,
 	}
 }
 
-// Marked lists the processes that have the marker in the environment that they were started with.
-func Marked(marker string) ([]int, error) {
+// ListMarked lists the processes that have the marker in the environment that they were started with.
+func ListMarked(marker string) ([]int, error) {
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	var pids []int
 	for _, p := range all {
-		env, err := proc.Environ(p.PID) // fails if it has ended
+		env, err := proc.Environ(p.PID) // it fails if the process has ended
 		if err == nil && slices.Contains(env, marker) {
 			pids = append(pids, p.PID)
 		}
@@ -73,11 +74,11 @@ func Marked(marker string) ([]int, error) {
 	return pids, nil
 }
 
-// End kills the processes that have the marker, and waits until they are gone.
-func End(marker string) error {
+// KillMarked kills the processes that have the marker, and waits until they are gone.
+func KillMarked(marker string) error {
 	deadline := time.Now().Add(10 * time.Second)
 	for {
-		pids, err := Marked(marker)
+		pids, err := ListMarked(marker)
 		if err != nil || len(pids) == 0 {
 			return err
 		}
@@ -91,7 +92,7 @@ func End(marker string) error {
 	}
 }
 
-// Copy copies a file; the copy has pages of its own in the page cache.
+// Copy copies a file. The copy has pages of its own in the page cache.
 func Copy(ctx context.Context, to, from string) (err error) {
 	in, err := regular.Open(from)
 	if err != nil {

@@ -20,7 +20,7 @@ type Model struct {
 	file *os.File
 }
 
-// Open opens a model; it must be a regular file that is not empty.
+// Open opens a model, which must be a regular file that is not empty.
 func Open(path string) (*Model, error) {
 	f, err := regular.Open(path)
 	if err != nil {
@@ -43,12 +43,14 @@ func (m *Model) Close() error { return m.file.Close() }
 func (m *Model) Resident() (int64, error) { return pagecache.Resident(m.file, 0, m.Size) }
 
 // ErrStillCached says that the kernel does not drop the model from the page cache.
-var ErrStillCached = errors.New("the model stays in the page cache: another process maps it, or holds it locked. End that process")
+var ErrStillCached = errors.New("the model stays in the page cache: another process maps it, or holds it locked. " +
+	"End that process")
 
-// ErrInMemory says that a model is on a file system that has no other place for it than memory, so that it cannot be dropped.
+// ErrInMemory says that a model is on a file system that keeps it in memory only, so that it cannot
+// be dropped.
 var ErrInMemory = errors.New("a file system in memory")
 
-// OnDisk fails with [ErrInMemory] if the model is in memory anyway (tmpfs).
+// OnDisk fails with [ErrInMemory] if the model's file system is in memory (tmpfs).
 func (m *Model) OnDisk() error {
 	var stat unix.Statfs_t
 	if err := unix.Fstatfs(int(m.file.Fd()), &stat); err != nil {
@@ -60,13 +62,13 @@ func (m *Model) OnDisk() error {
 	return nil
 }
 
-// Left drops the file from the page cache, and returns how many bytes remain all the same, after waiting a few seconds for pages of
-// processes that have just ended: see [pagecache.Drop].
-func (m *Model) Left(ctx context.Context) (int64, error) { return pagecache.Drop(ctx, m.file) }
+// DropAndCount drops the file from the page cache, and returns how many bytes remain nevertheless. It waits
+// a few seconds for pages of processes that have just ended: see [pagecache.Drop].
+func (m *Model) DropAndCount(ctx context.Context) (int64, error) { return pagecache.Drop(ctx, m.file) }
 
 // Drop drops all of the file from the page cache. It fails with [ErrStillCached] if some of it remains.
 func (m *Model) Drop(ctx context.Context) error {
-	left, err := m.Left(ctx)
+	left, err := m.DropAndCount(ctx)
 	if err == nil && left > 0 {
 		return fmt.Errorf("%s: %d of %d MiB: %w", m.file.Name(), left>>20, m.Size>>20, ErrStillCached)
 	}

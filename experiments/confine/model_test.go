@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// file makes a file on a disk, not in the page cache.
-func file(t *testing.T, size int) *os.File {
+// newFile makes a file on a disk, not in the page cache.
+func newFile(t *testing.T, size int) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "model"))
 	if err != nil {
@@ -51,7 +51,7 @@ func file(t *testing.T, size int) *os.File {
 func TestDrop(t *testing.T) {
 	testenv.NeedMachine(t)
 	const size = 8<<20 + 100
-	f := file(t, size)
+	f := newFile(t, size)
 	m, err := Open(f.Name())
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestDrop(t *testing.T) {
 	}
 	check("dropped", 0)
 
-	// Written and not yet on the disk.
+	// This page is written and not yet on the disk.
 	if _, err := f.WriteAt(make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -84,19 +84,19 @@ func TestDrop(t *testing.T) {
 	}
 	check("dropped after a write", 0)
 
-	// Mapped pages stay, and that is said.
+	// Mapped pages stay, and the error says so.
 	mapping, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(mapping)
 	if err := m.Drop(t.Context()); !errors.Is(err, ErrStillCached) {
-		t.Errorf("mapped by another: %v", err)
+		t.Errorf("mapped by another: %v, want ErrStillCached", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := m.Drop(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("drop, cancelled: %v", err)
+		t.Errorf("drop, cancelled: %v, want context.Canceled", err)
 	}
 }
 
@@ -137,6 +137,6 @@ func TestOnDisk(t *testing.T) {
 	}
 	defer m.Close()
 	if err := m.OnDisk(); !errors.Is(err, ErrInMemory) {
-		t.Errorf("on tmpfs: %v", err)
+		t.Errorf("on tmpfs: %v, want ErrInMemory", err)
 	}
 }

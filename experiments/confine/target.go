@@ -17,12 +17,13 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// Target is a running target, which prints what llamarun --stream prints. Its fields are for the goroutine that calls Follow, except PID and Done.
+// Target is a running target, which prints what llamarun --stream prints. Its fields are for the
+// goroutine that calls Follow, except PID and Done.
 type Target struct {
-	PID  int             // of the target, which leads a process group
+	PID  int             // process id of the target, which leads a process group
 	Done <-chan struct{} // closed when it has ended
 
-	IDs  []int32 // of the generated tokens
+	IDs  []int32 // ids of the generated tokens
 	Text strings.Builder
 
 	cmd         *exec.Cmd
@@ -30,11 +31,12 @@ type Target struct {
 	stdout      io.Reader
 	stderr      proc.Tail
 	first, last llama.Token
-	err         error // of its output
+	err         error // what was wrong with the output
 	waited      bool
 }
 
-// StartTarget starts a target in a group, with more variables in its environment (see [Marked]). The caller must call Follow, and Kill in any case. It is killed when ctx ends.
+// StartTarget starts a target in a group, with more variables in its environment (see [ListMarked]).
+// The caller must call Follow, and Kill in any case. It is killed when ctx ends.
 func StartTarget(ctx context.Context, group *cgroup.Group, args []string, variables ...string) (*Target, error) {
 	done := make(chan struct{})
 	t := &Target{cmd: proc.GroupCommand(ctx, In(group, args, "")...), Done: done, done: done}
@@ -48,7 +50,7 @@ func StartTarget(ctx context.Context, group *cgroup.Group, args []string, variab
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
 	t.PID = t.cmd.Process.Pid
-	Joined(ctx, t.PID)
+	AwaitJoined(ctx, t.PID)
 	return t, nil
 }
 
@@ -71,8 +73,8 @@ func (t *Target) Follow(each func(n int, token llama.Token)) {
 	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.err = err
 	}
-	_, _ = io.Copy(io.Discard, t.stdout) // it must not wait for a reader
-	_ = t.cmd.Wait()                     // its state is looked at
+	_, _ = io.Copy(io.Discard, t.stdout) // the target must not wait for a reader
+	_ = t.cmd.Wait()                     // its state is looked at later
 	t.waited = true
 	close(t.done)
 }
@@ -108,8 +110,8 @@ func (t *Target) Problem() string {
 	return message
 }
 
-// State is how it ended; it is valid once Done is closed.
+// State says how the target ended. It is valid once Done is closed.
 func (t *Target) State() *os.ProcessState { return t.cmd.ProcessState }
 
-// Wrong is what was wrong with the target's output, besides its end.
-func (t *Target) Wrong() error { return t.err }
+// OutputError returns what was wrong with the target's output, besides its end.
+func (t *Target) OutputError() error { return t.err }

@@ -1,6 +1,7 @@
 package confine
 
-// This file measures M, the bytes of weights that a generated token reads, and which experts routers choose, by tracing a run of the target.
+// This file measures M, the bytes of weights that a generated token reads, and which experts
+// routers choose, by tracing a run of the target.
 
 import (
 	"context"
@@ -27,16 +28,18 @@ type Extent struct {
 
 // Weights is what a generated token reads.
 type Weights struct {
-	TokenBytes int64    // distinct bytes per token
-	Routed     bool     // which weights are read depends on a router (MoE)
-	Trunk      int64    // of TokenBytes: all but experts, which every token reads
-	Extents    []Extent // whole tensors that a token reads from, in the order of first access, without embedding rows
+	TokenBytes int64 // distinct bytes per token
+	Routed     bool  // a router chooses which weights are read (MoE)
+	Trunk      int64 // the part of TokenBytes that every token reads: all but experts
+	// Extents are the whole tensors that a token reads from, in the order of first access, without
+	// embedding rows.
+	Extents []Extent
 	// Routes are the experts that were chosen; nil if there are none, or if layers differ in how many they have.
 	Routes *moe.Trace
 }
 
-// TraceWeights runs the command to its end under a tracer, and counts what its tokens read. The command finds descriptor 3 open, for
-// marks. log receives warnings.
+// TraceWeights runs the command to its end under a tracer, and counts what its tokens read. The
+// command finds descriptor 3 open, for marks. log receives warnings.
 func TraceWeights(ctx context.Context, args []string, log *slog.Logger) (w Weights, err error) {
 	dir, err := os.MkdirTemp("", "tensorcast-weights-")
 	if err != nil {
@@ -63,13 +66,14 @@ func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) 
 	cmd := exec.Command(args[0], args[1:]...)
 	var stderr proc.Tail
 	cmd.Stderr, cmd.ExtraFiles = &stderr, []*os.File{null} // for the marks
-	cmd.WaitDelay = time.Second                            // for what keeps its output open
+	cmd.WaitDelay = time.Second                            // for processes that keep its output open
 	c, err := capture.Start(ctx, cmd, capture.Options{Log: log})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	recorder, err := trace.NewRecorder(trace.RecorderOptions{Dir: dir, Command: args, PID: c.PID(), Log: log, Counters: c.Counters, Libraries: c.Libraries})
+	recorder, err := trace.NewRecorder(trace.RecorderOptions{Dir: dir, Command: args, PID: c.PID(), Log: log,
+		Counters: c.Counters, Libraries: c.Libraries})
 	if err != nil {
 		return err
 	}
@@ -87,7 +91,7 @@ func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) 
 	case status != 0:
 		return fmt.Errorf("the target ends with status %d: %s", status, strings.TrimSpace(stderr.String()))
 	case errors.Is(finishErr, event.ErrNoDecode) && c.Explain() != nil:
-		return c.Explain() // says why none was seen
+		return c.Explain() // it says why no token was seen
 	case finishErr != nil:
 		return finishErr
 	case meta.Counters.Lost() > 0:

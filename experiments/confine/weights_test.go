@@ -15,14 +15,16 @@ import (
 func plantWeights(t *testing.T, rows []tables.StructureRow, steps ...[]tables.Access) *trace.Capture {
 	t.Helper()
 	dir := t.TempDir()
-	meta := &tables.Meta{Models: []tables.ModelInfo{{Path: "/m.gguf", Bytes: 1e6, Fingerprint: "00112233445566778899aabbccddeeff"}}}
+	meta := &tables.Meta{Models: []tables.ModelInfo{{Path: "/m.gguf", Bytes: 1e6,
+		Fingerprint: "00112233445566778899aabbccddeeff"}}}
 	w, err := trace.Create(dir, meta, rows)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for step, accesses := range steps {
 		for i, a := range accesses {
-			a.Step, a.Token, a.Timestamp, a.Duration, a.Stall = int32(step), int32(step)-1, int64(step*1000+i), 1, tables.NotObserved
+			a.Step, a.Token, a.Timestamp, a.Duration, a.Stall = int32(step), int32(step)-1, int64(step*1000+i), 1,
+				tables.NotObserved
 			a.Phase, a.Offset = tables.PhaseGeneration, a.Offset+rows[a.Tensor].Offset
 			if step == 0 {
 				a.Phase = tables.PhasePrompt
@@ -46,7 +48,8 @@ func TestCountWeights(t *testing.T) {
 	rows := []tables.StructureRow{
 		{Name: "token_embd.weight", Offset: 1000, Size: 6400, Shape: []int64{16, 100}, File: "m.gguf"},
 		{Name: "blk.0.attn_norm.weight", Offset: 8000, Size: 64, Shape: []int64{16}, File: "m.gguf"},
-		{Name: "blk.0.ffn_up_exps.weight", Offset: 9000, Size: 8000, Shape: []int64{10, 25, 8}, Experts: 8, ExpertStride: 1000, File: "m.gguf"},
+		{Name: "blk.0.ffn_up_exps.weight", Offset: 9000, Size: 8000, Shape: []int64{10, 25, 8}, Experts: 8,
+			ExpertStride: 1000, File: "m.gguf"},
 		{Name: "output.weight", Offset: 20000, Size: 6400, Shape: []int64{16, 100}, File: "m.gguf"},
 		{Name: "unread.weight", Offset: 30000, Size: 6400, Shape: []int64{16, 100}, File: "m.gguf"},
 	}
@@ -61,14 +64,18 @@ func TestCountWeights(t *testing.T) {
 		prompt, token []tables.Access
 		want          Weights
 	}{
-		"dense": {[]tables.Access{embed, norm, output}, []tables.Access{embed, norm, output}, Weights{TokenBytes: 64 + 64 + 6400, Trunk: 64 + 64 + 6400, Extents: []Extent{{8000, 64}, {20000, 6400}}}},
+		"dense": {[]tables.Access{embed, norm, output}, []tables.Access{embed, norm, output},
+			Weights{TokenBytes: 64 + 64 + 6400, Trunk: 64 + 64 + 6400, Extents: []Extent{{8000, 64}, {20000, 6400}}}},
 		"experts": {[]tables.Access{embed, norm, all, output}, []tables.Access{embed, norm, experts, output}, Weights{
-			TokenBytes: 64 + 64 + 2000 + 6400, Routed: true, Trunk: 64 + 64 + 6400, Extents: []Extent{{8000, 64}, {9000, 8000}, {20000, 6400}},
+			TokenBytes: 64 + 64 + 2000 + 6400, Routed: true, Trunk: 64 + 64 + 6400,
+			Extents: []Extent{{8000, 64}, {9000, 8000}, {20000, 6400}},
 		}},
-		"tied embeddings, a weight twice": {[]tables.Access{tied}, []tables.Access{embed, norm, norm, tied}, Weights{TokenBytes: 64 + 6400, Trunk: 64 + 6400, Extents: []Extent{{8000, 64}, {1000, 6400}}}},
+		"tied embeddings, a weight twice": {[]tables.Access{tied}, []tables.Access{embed, norm, norm, tied},
+			Weights{TokenBytes: 64 + 6400, Trunk: 64 + 6400, Extents: []Extent{{8000, 64}, {1000, 6400}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := countWeights(plantWeights(t, rows, tc.prompt, tc.token, tc.token, tc.token[1:])) // the last token lacks a read
+			// the last token lacks a read
+			got, err := countWeights(plantWeights(t, rows, tc.prompt, tc.token, tc.token, tc.token[1:]))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +91,8 @@ func TestCountWeights(t *testing.T) {
 	}{
 		"no token": {plantWeights(t, rows, []tables.Access{embed}), "the target generated no token"},
 		"nothing":  {plantWeights(t, rows), "the target generated no token"},
-		"split":    {plantWeights(t, append(rows[:4:4], tables.StructureRow{Name: "x", File: "m-2.gguf"}), []tables.Access{embed}), "split in 2 files"},
+		"split": {plantWeights(t, append(rows[:4:4], tables.StructureRow{Name: "x", File: "m-2.gguf"}),
+			[]tables.Access{embed}), "split in 2 files"},
 	} {
 		if _, err := countWeights(tc.c); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want %q", name, err, tc.want)
@@ -92,7 +100,7 @@ func TestCountWeights(t *testing.T) {
 	}
 }
 
-// The routes are those of the tokens, without the warm-up; the trunk is all but experts.
+// The routes are those of the tokens, without the warm-up. The trunk is everything except experts.
 func TestRoutes(t *testing.T) {
 	dir := t.TempDir()
 	if err := tracetest.Write(dir, tracetest.Options{}); err != nil {
@@ -110,13 +118,14 @@ func TestRoutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w.Routes == nil {
-		t.Fatalf("%+v", w)
+		t.Fatalf("%+v, want routes", w)
 	}
 	chosen := int64(0)
 	for _, l := range w.Routes.Layers {
 		chosen += l.Bytes * int64(w.Routes.K)
 	}
-	if !w.Routed || w.Routes.Experts != 8 || len(w.Routes.Tokens) == 0 || w.Routes.FirstDecode() != 1 || w.TokenBytes != w.Trunk+chosen {
+	if !w.Routed || w.Routes.Experts != 8 || len(w.Routes.Tokens) == 0 || w.Routes.FirstDecode() != 1 ||
+		w.TokenBytes != w.Trunk+chosen {
 		t.Errorf("%+v: %d bytes of experts a token", w, chosen)
 	}
 }

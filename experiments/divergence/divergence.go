@@ -1,8 +1,10 @@
-// Package divergence measures how far the predictions of models are from those of a reference model. An unmodified llama.cpp computes the
-// next-token distributions of both at the same positions of the same texts, and these are compared in pairs. The perplexities are reported,
-// too, but they need far more text to distinguish two good approximations. "lab divergence" runs it.
+// Package divergence measures how far the predictions of models are from those of a reference
+// model. An unmodified llama.cpp computes the next-token distributions of both at the same
+// positions of the same texts, and these are compared in pairs. The perplexities are reported, too,
+// but they need far more text to distinguish two good approximations. "lab divergence" runs it.
 //
-// Texts are scored as llama-perplexity does (see llama.Options.Logits), so that the figures are comparable.
+// Texts are scored as llama-perplexity does (see llama.Options.Logits), so that the figures are
+// comparable.
 package divergence
 
 // This file runs the models over the texts, and compares their outputs.
@@ -29,8 +31,8 @@ import (
 type Candidate struct {
 	Name string // name in the report
 	Path string // path of the GGUF file (of a split model: its first part)
-	// BytesPerWeight is the size of its weights where they are used; 0 means their size in the file. It must be set for a reconstruction
-	// that is stored as F32.
+	// BytesPerWeight is the size of its weights where they are used; 0 means their size in the
+	// file. It must be set for a reconstruction that is stored as F32.
 	BytesPerWeight float64
 }
 
@@ -43,22 +45,26 @@ type Config struct {
 	Chunks     int      // largest number of chunks per text; 0: all
 	Threads    int      // threads of each llama.cpp; 0: 1
 	Parallel   int      // llama.cpps that run at the same time; 0: as many as there are CPUs for, with Threads each
-	// Progress, if not nil, is called when a run of a model over a text begins or ends: done of total runs have ended. Calls do not
-	// overlap.
+	// Progress, if not nil, is called when a run of a model over a text begins or ends: done of
+	// total runs have ended. Calls do not overlap.
 	Progress func(done, total int)
 }
 
-// ErrTokens says that a candidate splits a text into other tokens than the reference, so that predictions cannot be paired.
+// ErrTokens says that a candidate splits a text into other tokens than the reference, so that
+// predictions cannot be paired.
 var ErrTokens = errors.New("it tokenises the text differently from the reference")
 
-// Compare runs the reference once over each text, then each candidate, and returns a row for each text and candidate, in this order. If ctx
-// ends or a run fails, it returns the report of the complete rows (nil if there are none) with the error.
+// Compare runs the reference once over each text, then each candidate, and returns a row for each
+// text and candidate, in this order. If ctx ends or a run fails, it returns the report of the
+// complete rows (nil if there are none) with the error.
 //
-// A model diverges from itself by exactly 0, because its logits are the same bit for bit. Any change of type, even one that keeps the
-// values, changes how llama.cpp rounds activations and sums.
+// A model diverges from itself by exactly 0, because its logits are the same bit for bit. Any
+// change of type, even one that keeps the values, changes how llama.cpp rounds activations and
+// sums.
 //
-// While it runs, the reference's logits are stored in a temporary directory (TMPDIR): for each text about 2 bytes times tokens of the text
-// times size of the vocabulary. It needs memory for the models, for one distribution of each, and 24 bytes per prediction.
+// While it runs, the reference's logits are stored in a temporary directory (TMPDIR). For each text
+// they take about 2 bytes times the tokens of the text times the size of the vocabulary. It needs
+// memory for the models, for one distribution of each, and 24 bytes per prediction.
 func Compare(ctx context.Context, in *llama.Installation, cfg Config) (*Report, error) {
 	if len(cfg.Candidates) == 0 || len(cfg.Texts) == 0 {
 		return nil, errors.New("compare models: no candidate or no text")
@@ -85,16 +91,17 @@ func Compare(ctx context.Context, in *llama.Installation, cfg Config) (*Report, 
 	}
 	defer os.RemoveAll(dir)
 
-	c := comparison{Config: cfg, in: in, dir: dir, progress: progress{report: cfg.Progress, total: len(cfg.Texts) * (1 + len(cfg.Candidates))}}
+	c := comparison{Config: cfg, in: in, dir: dir,
+		progress: progress{report: cfg.Progress, total: len(cfg.Texts) * (1 + len(cfg.Candidates))}}
 	c.progress.add(0)
 	r := &Report{Reference: cfg.Reference, Context: cfg.Context, Rows: make([]Row, len(cfg.Texts)*len(cfg.Candidates))}
 	if r.ReferenceBytesPerWeight, err = bytesPerWeight(cfg.Reference); err != nil {
 		return nil, fmt.Errorf("reference: %w", err)
 	}
 	results := make([]*llama.Result, len(cfg.Texts))
-	err = c.each(ctx, len(cfg.Texts), func(ctx context.Context, i int) (err error) {
+	err = c.forEach(ctx, len(cfg.Texts), func(ctx context.Context, i int) (err error) {
 		o := c.options(cfg.Reference, i)
-		o.Logits = c.kept(i)
+		o.Logits = c.logitsPath(i)
 		if results[i], err = in.Run(ctx, o); err != nil {
 			return fmt.Errorf("reference, %s: %w", cfg.Texts[i], err)
 		}
@@ -104,7 +111,7 @@ func Compare(ctx context.Context, in *llama.Installation, cfg Config) (*Report, 
 		return nil, err
 	}
 	r.Llama, r.Threads = results[0].Llama, results[0].Threads
-	err = c.each(ctx, len(r.Rows), func(ctx context.Context, i int) error {
+	err = c.forEach(ctx, len(r.Rows), func(ctx context.Context, i int) error {
 		text, candidate := i/len(cfg.Candidates), cfg.Candidates[i%len(cfg.Candidates)]
 		row, err := c.row(ctx, candidate, text)
 		if err != nil {
@@ -146,8 +153,8 @@ func (p *progress) add(n int) {
 	}
 }
 
-// each calls do for 0 to n-1, Parallel at a time, until one call fails.
-func (c *comparison) each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+// forEach calls do for 0 to n-1, Parallel at a time, until one call fails.
+func (c *comparison) forEach(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	g, running := errgroup.WithContext(ctx)
 	g.SetLimit(c.Parallel)
 	for i := range n {
@@ -166,14 +173,15 @@ func (c *comparison) each(ctx context.Context, n int, do func(ctx context.Contex
 }
 
 func (c *comparison) options(model string, text int) llama.Options {
-	return llama.Options{Model: model, TextFile: c.Texts[text], Context: c.Context, Chunks: c.Chunks, Threads: c.Threads, Warmup: "none"}
+	return llama.Options{Model: model, TextFile: c.Texts[text], Context: c.Context, Chunks: c.Chunks,
+		Threads: c.Threads, Warmup: "none"}
 }
 
-// kept is the path of the reference's logits for a text.
-func (c *comparison) kept(text int) string { return filepath.Join(c.dir, strconv.Itoa(text)) }
+// logitsPath is the path of the reference's logits for a text.
+func (c *comparison) logitsPath(text int) string { return filepath.Join(c.dir, strconv.Itoa(text)) }
 
 func (c *comparison) row(ctx context.Context, candidate Candidate, text int) (Row, error) {
-	f, err := os.Open(c.kept(text))
+	f, err := os.Open(c.logitsPath(text))
 	if err != nil {
 		return Row{}, err
 	}

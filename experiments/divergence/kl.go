@@ -21,8 +21,9 @@ type pair struct {
 	sameTop    bool    // both have the same most likely token (the first one, if several are equal)
 }
 
-// compare compares two vectors of logits, in float64. log p_i = x_i - max - log sum_j exp(x_j - max) neither overflows nor loses small
-// differences between p and q; identical logits diverge by exactly 0. exps is scratch space of p's length.
+// compare compares two vectors of logits, in float64. log p_i = x_i - max - log sum_j exp(x_j -
+// max) neither overflows nor loses small differences between p and q. Identical logits diverge by
+// exactly 0. exps is scratch space of p's length.
 func compare(p, q []float32, target int, exps []float64) (pair, error) {
 	topP, topQ := argmax(p), argmax(q)
 	maxP, maxQ := float64(p[topP]), float64(q[topQ])
@@ -80,8 +81,9 @@ func (s *sums) add(p, q []float32, target int) error {
 	return nil
 }
 
-// row summarises the pairs, of which there must be at least one. Predictions within a chunk share their context and are not independent, so
-// standard errors are computed from the means of the chunks.
+// row summarises the pairs, of which there must be at least one. Predictions within a chunk share
+// their context and are not independent, so standard errors are computed from the means of the
+// chunks.
 func (s *sums) row() Row {
 	ratios := make([]float64, len(s.kl))
 	for i := range ratios {

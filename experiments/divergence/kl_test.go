@@ -1,5 +1,7 @@
 package divergence
 
+// This file tests the divergence of two distributions against closed forms.
+
 import (
 	"errors"
 	"math"
@@ -22,7 +24,8 @@ func mustCompare(t *testing.T, p, q []float32, target int) pair {
 	return r
 }
 
-// TestBernoulli: two outcomes with probabilities a and b have a closed form, whatever is added to the logits.
+// TestBernoulli checks two outcomes with probabilities a and b, whose divergence has a closed form,
+// whatever is added to the logits.
 func TestBernoulli(t *testing.T) {
 	for _, a := range []float64{0.001, 0.25, 0.5, 0.75, 0.999} {
 		for _, b := range []float64{0.001, 0.25, 0.5, 0.75, 0.999} {
@@ -32,8 +35,10 @@ func TestBernoulli(t *testing.T) {
 				r := mustCompare(t, p, q, 1)
 				want := a*math.Log(a/b) + (1-a)*math.Log((1-a)/(1-b))
 				// float32 holds a logit of 1000 to 3e-5.
-				if math.Abs(r.kl-want) > 1e-6+math.Abs(shift)*3e-7 || math.Abs(r.nllP+math.Log(1-a)) > 1e-6+math.Abs(shift)*1e-7 ||
-					math.Abs(r.nllQ+math.Log(1-b)) > 1e-6+math.Abs(shift)*1e-7 || r.sameTop != ((a >= 0.5) == (b >= 0.5)) {
+				if math.Abs(r.kl-want) > 1e-6+math.Abs(shift)*3e-7 ||
+					math.Abs(r.nllP+math.Log(1-a)) > 1e-6+math.Abs(shift)*1e-7 ||
+					math.Abs(r.nllQ+math.Log(1-b)) > 1e-6+math.Abs(shift)*1e-7 ||
+					r.sameTop != ((a >= 0.5) == (b >= 0.5)) {
 					t.Errorf("p(0) %g, q(0) %g, shift %g: %+v, want KL %g", a, b, shift, r, want)
 				}
 			}
@@ -41,7 +46,8 @@ func TestBernoulli(t *testing.T) {
 	}
 }
 
-// TestUniform: KL of n equal ones against one logit of x and n-1 of 0 is log(n-1+e^x) - x/n - log n.
+// TestUniform checks n equal logits against one logit of x and n-1 of 0. Their divergence is
+// log(n-1+e^x) - x/n - log n.
 func TestUniform(t *testing.T) {
 	for _, n := range []int{1, 2, 259, 100_000} {
 		for _, x := range []float64{0, 1, -3, 80} {
@@ -56,7 +62,10 @@ func TestUniform(t *testing.T) {
 	}
 }
 
-// TestSmall: to second order KL(p || p + d) is half the variance of d under p. It is small where approximations are good, and must not drown in rounding.
+// TestSmall checks small divergences: to second order KL(p
+//
+// p + d) is half the variance of d under p. It is small where approximations are good, and must not
+// drown in rounding.
 func TestSmall(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, size := range []float64{1e-2, 1e-3, 1e-4} {
@@ -73,19 +82,21 @@ func TestSmall(t *testing.T) {
 			t.Errorf("changes of %g: KL %g, want %g", size, r.kl, want)
 		}
 		if r := mustCompare(t, p, p, 0); r.kl != 0 || !r.sameTop || r.nllP != r.nllQ {
-			t.Errorf("with itself: %+v", r)
+			t.Errorf("with itself: %+v, want no divergence", r)
 		}
 	}
 }
 
-// TestRange: logits as large as float32 has them overflow nothing.
+// TestRange checks that logits as large as float32 has them overflow nothing.
 func TestRange(t *testing.T) {
-	r := mustCompare(t, []float32{math.MaxFloat32, -math.MaxFloat32, 0}, []float32{math.MaxFloat32, 0, -math.MaxFloat32}, 0)
+	r := mustCompare(t, []float32{math.MaxFloat32, -math.MaxFloat32, 0},
+		[]float32{math.MaxFloat32, 0, -math.MaxFloat32}, 0)
 	if r.kl != 0 || r.nllP != 0 || r.nllQ != 0 {
-		t.Errorf("%+v", r)
+		t.Errorf("%+v, want zeros", r)
 	}
-	if r := mustCompare(t, []float32{1e30, 0}, []float32{0, 1e30}, 0); !near(r.kl, 1e30, 1e-6) || !near(r.nllQ, 1e30, 1e-6) || r.sameTop {
-		t.Errorf("%+v", r)
+	if r := mustCompare(t, []float32{1e30, 0}, []float32{0, 1e30}, 0); !near(r.kl, 1e30, 1e-6) ||
+		!near(r.nllQ, 1e30, 1e-6) || r.sameTop {
+		t.Errorf("%+v, want a divergence of 1e30", r)
 	}
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	for _, bad := range []float32{inf, -inf, nan} {
@@ -98,7 +109,7 @@ func TestRange(t *testing.T) {
 				_, both := compare(broken, broken, target, make([]float64, 3))
 				for _, err := range []error{first, second, both} {
 					if !errors.Is(err, errNotFinite) {
-						t.Errorf("logit %d is %v: %v", i, bad, err)
+						t.Errorf("logit %d is %v: %v, want errNotFinite", i, bad, err)
 					}
 				}
 			}
@@ -106,7 +117,8 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// FuzzCompare: whatever the logits, a divergence is a number that is not negative, or there is an error.
+// FuzzCompare checks that a divergence is a number that is not negative, whatever the logits, or
+// that there is an error.
 func FuzzCompare(f *testing.F) {
 	f.Add(float32(1), float32(2), float32(3), float32(1), float32(2), float32(3))
 	f.Add(float32(-1e38), float32(0), float32(1e38), float32(1e-40), float32(2), float32(100))
@@ -126,7 +138,8 @@ func FuzzCompare(f *testing.F) {
 	})
 }
 
-// TestRow: two chunks of two predictions, of two equally likely tokens against probabilities of 1/4 and 3/4.
+// TestRow checks two chunks of two predictions, of two equally likely tokens against probabilities
+// of 1/4 and 3/4.
 func TestRow(t *testing.T) {
 	s := newSums(llama.LogitsHeader{Vocab: 2, Context: 6, Chunks: 2, Scored: 2})
 	even, odd := []float32{0, 0}, []float32{0, float32(math.Log(3))}
@@ -145,9 +158,12 @@ func TestRow(t *testing.T) {
 		name      string
 		got, want float64
 	}{
-		{"KL", r.KL, kl / 2}, {"its error", r.KLError, kl / 2}, {"99 %", r.KLP99, kl}, {"max", r.KLMax, kl}, {"same top", r.SameTop, 0.5},
-		{"reference's perplexity", r.ReferencePerplexity, 2}, {"perplexity", r.Perplexity, 2 * ratio}, {"ratio", r.Ratio, ratio},
-		{"its error", r.RatioError, ratio * math.Log(ratio)}, {"chunks", float64(r.Chunks), 2}, {"predictions", float64(r.Predictions), 4},
+		{"KL", r.KL, kl / 2}, {"its error", r.KLError, kl / 2}, {"99 %", r.KLP99, kl}, {"max", r.KLMax, kl},
+		{"same top", r.SameTop, 0.5},
+		{"reference's perplexity", r.ReferencePerplexity, 2}, {"perplexity", r.Perplexity, 2 * ratio},
+		{"ratio", r.Ratio, ratio},
+		{"its error", r.RatioError, ratio * math.Log(ratio)}, {"chunks", float64(r.Chunks), 2},
+		{"predictions", float64(r.Predictions), 4},
 	} {
 		if !near(c.got, c.want, 1e-7) {
 			t.Errorf("%s: %g, want %g", c.name, c.got, c.want)

@@ -22,8 +22,8 @@ type Report struct {
 	Interrupted             bool    `json:"interrupted,omitempty"` // some rows are missing
 }
 
-// Row compares a candidate with the reference on one text. Standard errors are those of the mean over chunks; they are 0 if there is only
-// one chunk.
+// Row compares a candidate with the reference on one text. Standard errors are those of the mean
+// over chunks; they are 0 if there is only one chunk.
 type Row struct {
 	Candidate      string  `json:"candidate"`
 	Text           string  `json:"text"` // base name of the file
@@ -45,7 +45,8 @@ type Row struct {
 
 // columns are the columns of the table.
 var columns = tabular.Left(
-	"text", "model", "bytes/weight", "mean KL", "its error", "99 %", "max", "same top %", "perplexity", "reference's", "ratio", "its error",
+	"text", "model", "bytes/weight", "mean KL", "its error", "99 %", "max", "same top %", "perplexity",
+	"reference's", "ratio", "its error",
 )
 
 func (r *Report) rows() [][]string {
@@ -57,8 +58,10 @@ func (r *Report) rows() [][]string {
 		}
 		rows = append(rows, []string{
 			row.Text, row.Candidate, fmt.Sprintf("%.3f", row.BytesPerWeight),
-			fmt.Sprintf("%.4g", row.KL), klError, fmt.Sprintf("%.3g", row.KLP99), fmt.Sprintf("%.3g", row.KLMax), fmt.Sprintf("%.2f", 100*row.SameTop),
-			fmt.Sprintf("%.4f", row.Perplexity), fmt.Sprintf("%.4f", row.ReferencePerplexity), fmt.Sprintf("%.6f", row.Ratio), ratioError,
+			fmt.Sprintf("%.4g", row.KL), klError, fmt.Sprintf("%.3g", row.KLP99), fmt.Sprintf("%.3g", row.KLMax),
+			fmt.Sprintf("%.2f", 100*row.SameTop),
+			fmt.Sprintf("%.4f", row.Perplexity), fmt.Sprintf("%.4f", row.ReferencePerplexity),
+			fmt.Sprintf("%.6f", row.Ratio), ratioError,
 		})
 	}
 	return rows
@@ -68,8 +71,9 @@ func (r *Report) rows() [][]string {
 func (r *Report) remarks() tabular.Lines {
 	var texts []string
 	for _, row := range r.Rows {
-		text := fmt.Sprintf("%s: %d predictions in %d chunks of %d tokens", row.Text, row.Predictions, row.Chunks, r.Context)
-		if !slices.Contains(texts, text) { // the text of several rows
+		text := fmt.Sprintf("%s: %d predictions in %d chunks of %d tokens", row.Text, row.Predictions, row.Chunks,
+			r.Context)
+		if !slices.Contains(texts, text) { // several rows have the same text
 			texts = append(texts, text)
 		}
 	}
@@ -78,7 +82,8 @@ func (r *Report) remarks() tabular.Lines {
 		lines = append(lines, "INTERRUPTED: rows that were to follow are missing.")
 	}
 	return append(lines,
-		fmt.Sprintf("reference: %s, %.3f bytes/weight; llama.cpp: %s, %d threads", r.Reference, r.ReferenceBytesPerWeight, r.Llama, r.Threads),
+		fmt.Sprintf("reference: %s, %.3f bytes/weight; llama.cpp: %s, %d threads", r.Reference,
+			r.ReferenceBytesPerWeight, r.Llama, r.Threads),
 		strings.Join(texts, "; "),
 		"KL: KL(reference || model) of next-token distributions, nats; errors are standard errors over chunks",
 	)

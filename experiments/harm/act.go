@@ -29,11 +29,13 @@ type actor struct {
 	scene  Scene
 	group  *cgroup.Group // the one with the limit
 	limit  int64
-	target int // 0: the helper starts it, see launched
+	target int // process id; 0: the helper starts the target, see launched
 	model  string
 	helper *proc.Group // nil: none, or launched
 
-	launched func() (helper, target int) // nil: the helper does not start the target. Process ids, 0 of what is not there
+	// launched returns the process ids of helper and target, 0 for one that is not there. It is nil
+	// if the helper does not start the target.
+	launched func() (helper, target int)
 
 	hold    time.Duration
 	done    <-chan struct{} // closed when the target has ended: a scene ends then, too
@@ -51,7 +53,8 @@ type hog struct {
 	has io.Reader // a byte comes when it has its memory
 }
 
-// prepare starts the hogs of the scene; they wait, outside of the target's group. release must be called in any case.
+// prepare starts the hogs of the scene. They wait outside of the target's group. release must be
+// called in any case.
 func (a *actor) prepare(ctx context.Context, program, marker string) error {
 	if a.scene.hogs == 0 {
 		return nil
@@ -62,7 +65,8 @@ func (a *actor) prepare(ctx context.Context, program, marker string) error {
 	}
 	defer r.Close()
 	a.gate = w
-	args := append([]string{program, strconv.FormatInt(a.scene.size, 10), strconv.FormatInt(a.scene.rate, 10)}, a.group.ProcsFiles()...)
+	args := append([]string{program, strconv.FormatInt(a.scene.size, 10), strconv.FormatInt(a.scene.rate, 10)},
+		a.group.ProcsFiles()...)
 	for range a.scene.hogs {
 		cmd := proc.GroupCommand(ctx, args...)
 		cmd.Env = append(os.Environ(), marker)
@@ -79,7 +83,8 @@ func (a *actor) prepare(ctx context.Context, program, marker string) error {
 	return nil
 }
 
-// release ends the hogs. It returns how many others have killed, or an error if one could not enter the group.
+// release ends the hogs. It returns how many of them were killed by somebody else, or an error if
+// one could not enter the group.
 func (a *actor) release() (killed int, err error) {
 	for _, h := range a.hogs {
 		_ = h.cmd.Process.Signal(syscall.SIGTERM) // it may have been killed
@@ -88,7 +93,7 @@ func (a *actor) release() (killed int, err error) {
 		_ = a.gate.Close() // for hogs that had not begun; it may be closed already
 	}
 	for _, h := range a.hogs {
-		_ = h.cmd.Wait() // its status is looked at
+		_ = h.cmd.Wait() // its status is looked at below
 		switch status, _ := h.cmd.ProcessState.Sys().(syscall.WaitStatus); {
 		case status.Signaled() && status.Signal() == syscall.SIGKILL:
 			killed++
@@ -98,6 +103,25 @@ func (a *actor) release() (killed int, err error) {
 	}
 	a.hogs = nil
 	return killed, err
+}
+
+// actAfter makes the scene happen after the time that comes on moment, unless the target ends
+// before such a time comes. The channel that it returns then gets the error of act, once.
+func (a *actor) actAfter(ctx context.Context, moment <-chan time.Duration) <-chan error {
+	acting := make(chan error, 1)
+	go func() {
+		select {
+		case wait := <-moment:
+			select {
+			case <-time.After(wait):
+			case <-a.done:
+			}
+			acting <- a.act(ctx)
+		case <-a.done:
+			acting <- nil
+		}
+	}()
+	return acting
 }
 
 // act makes the scene happen and ends it: after a while, or with the target. An error is a failure of the instrument.
@@ -111,36 +135,15 @@ func (a *actor) act(ctx context.Context) error {
 	launcher := 0
 	if a.launched != nil {
 		launcher, a.target = a.launched()
-		if a.target == 0 && a.scene.kind != none { // too late, or too early: nothing that was asked for can happen
+		// It is too late or too early: nothing that was asked for can happen.
+		if a.target == 0 && a.scene.kind != none {
 			a.acted = false
 			return nil
 		}
 	}
 	switch a.scene.kind {
 	case instant, slow, swarm:
-		_ = a.gate.Close()
-		var taking sync.WaitGroup
-		for _, h := range a.hogs {
-			taking.Go(func() { _, _ = h.has.Read(make([]byte, 1)) }) // also returns when the hog ends
-		}
-		taken := make(chan struct{})
-		go func() {
-			taking.Wait()
-			close(taken)
-		}()
-		select {
-		case <-taken:
-			a.wait(ctx)
-		case <-a.done:
-		case <-ctx.Done():
-		}
-		for _, h := range a.hogs {
-			_ = h.cmd.Process.Signal(syscall.SIGTERM)
-		}
-		<-taken
-		var err error
-		a.killed, err = a.release()
-		return err
+		return a.takeMemory(ctx)
 	case limit:
 		if err := a.setLimit(ctx, int64(a.scene.factor*float64(a.limit))); err != nil || a.refused {
 			return err
@@ -158,7 +161,7 @@ func (a *actor) act(ctx context.Context) error {
 			_ = unix.Kill(a.helper.PID, signal) // it may have just ended
 		}
 		if launcher != 0 {
-			a.ended = unix.Kill(launcher, signal) == nil && signal == syscall.SIGTERM // it passes that on
+			a.ended = unix.Kill(launcher, signal) == nil && signal == syscall.SIGTERM // it passes the signal on
 		}
 	case stopHelper:
 		if a.helper != nil && !a.helper.Ended() {
@@ -172,24 +175,50 @@ func (a *actor) act(ctx context.Context) error {
 			_ = unix.Kill(launcher, syscall.SIGCONT)
 		}
 	case stopTarget:
-		_ = unix.Kill(a.all(), syscall.SIGSTOP)
+		_ = unix.Kill(a.targetOrGroup(), syscall.SIGSTOP)
 		a.wait(ctx)
-		_ = unix.Kill(a.all(), syscall.SIGCONT)
+		_ = unix.Kill(a.targetOrGroup(), syscall.SIGCONT)
 	case killTarget:
-		a.ended = unix.Kill(a.all(), syscall.SIGKILL) == nil
+		a.ended = unix.Kill(a.targetOrGroup(), syscall.SIGKILL) == nil
 	}
 	return nil
 }
 
-// all is the target for kill(2): with its process group, unless that is the helper's, too.
-func (a *actor) all() int {
+// takeMemory lets the hogs take their memory, and ends them after a while or with the target.
+func (a *actor) takeMemory(ctx context.Context) (err error) {
+	_ = a.gate.Close()
+	var taking sync.WaitGroup
+	for _, h := range a.hogs {
+		taking.Go(func() { _, _ = h.has.Read(make([]byte, 1)) }) // also returns when the hog ends
+	}
+	taken := make(chan struct{})
+	go func() {
+		taking.Wait()
+		close(taken)
+	}()
+	select {
+	case <-taken:
+		a.wait(ctx)
+	case <-a.done:
+	case <-ctx.Done():
+	}
+	for _, h := range a.hogs {
+		_ = h.cmd.Process.Signal(syscall.SIGTERM)
+	}
+	<-taken
+	a.killed, err = a.release()
+	return err
+}
+
+// targetOrGroup is the target for kill(2): its process group, unless the helper is in that, too.
+func (a *actor) targetOrGroup() int {
 	if a.launched != nil {
 		return a.target
 	}
 	return -a.target
 }
 
-// wait holds what the scene has done.
+// wait waits while the scene lasts.
 func (a *actor) wait(ctx context.Context) {
 	select {
 	case <-time.After(a.hold):
@@ -198,11 +227,11 @@ func (a *actor) wait(ctx context.Context) {
 	}
 }
 
-// retry is how long the kernel may refuse a limit.
+// retry is for how long a limit is tried again that the kernel refuses.
 const retry = 5 * time.Second
 
-// setLimit sets the group's limit. Version 1 of control groups refuses one that it cannot reclaim down to; that is tried again for a while,
-// as an administrator would.
+// setLimit sets the group's limit. Version 1 of control groups refuses a limit that it cannot
+// reclaim down to. That is tried again for a while, as an administrator would.
 func (a *actor) setLimit(ctx context.Context, to int64) error {
 	end := time.Now().Add(retry)
 	for {
@@ -224,8 +253,9 @@ func (a *actor) setLimit(ctx context.Context, to int64) error {
 	}
 }
 
-// move moves the target to the group with the limit. Pages stay charged to the group that they were read in, so those of the model are
-// reclaimed: the target reads them again, now on the account of its new group. Those that the helper holds stay where they are.
+// move moves the target to the group with the limit. Pages stay charged to the group that they were
+// read in. So those of the model are reclaimed, and the target reads them again, now on the account
+// of its new group. Pages that the helper holds stay where they are.
 func (a *actor) move() error {
 	if err := a.group.Join(a.target); errors.Is(err, unix.ESRCH) {
 		return nil // it has just ended

@@ -1,13 +1,16 @@
-// Package harm looks for harm that a helper does to a llama.cpp: does it die, or say something else, with a helper where it would not without
-// one? "lab harm" runs it.
+// Package harm looks for harm that a helper does to a llama.cpp: does it die with a helper, or
+// generate another text, where it would not without one? "lab harm" runs it.
 //
-// A run is one target in a new memory control group that holds a share x of the model. A helper, any command, starts beside it, outside of
-// that group. While the target generates, at a random moment, a [Scene] happens: another process in the group takes memory, the limit
-// changes, somebody is killed or stopped. Afterwards it is recorded who was killed, whether the text is that of a reference run without a
-// limit, and what is left when target and helper have ended: processes, and pages of the model that cannot be dropped.
+// A run is one target in a new memory control group that holds a share x of the model. A helper,
+// any command, starts beside it, outside of that group. While the target generates, at a random
+// moment, a [Scene] happens: another process in the group takes memory, the limit changes, somebody
+// is killed or stopped. Afterwards it is recorded who was killed, whether the text is that of a
+// reference run without a limit, and what is left when target and helper have ended: processes, and
+// pages of the model that cannot be dropped.
 //
-// Runs are made in pairs, with and without the helper, that share the scene's moment; which of the two is first alternates. Kills and texts
-// need no quiet machine, so several pairs may run at the same time, each on a copy of the model, as its pages are shared else.
+// Runs are made in pairs, with and without the helper, that share the scene's moment. Which of the
+// two is first alternates. Kills and texts need no quiet machine, so several pairs may run at the
+// same time, each on a copy of the model, because its pages would be shared otherwise.
 //
 // Amounts are bytes. Everything needs root, to make control groups and to trace.
 package harm
@@ -40,13 +43,16 @@ import (
 // Config says what to run.
 type Config struct {
 	Model string
-	// Target is the command line that runs a model: it must print what llamarun --stream prints, and generate the same text each time.
+	// Target is the command line that runs a model. It must print what llamarun --stream prints,
+	// and generate the same text each time.
 	Target func(model string) []string
 	// Trace is a shorter run of the same, to count the weights that a token reads. It is not used if Weights is given.
 	Trace   func(model string) []string
-	Weights int64 // that a token reads, in bytes
+	Weights int64 // what a token reads, in bytes
 
-	Helper   string // a simple shell command; {pid} is replaced by the target's process id. One that ends in {target} starts the target itself, in its group
+	// Helper is a simple shell command. {pid} in it is replaced by the target's process id. A
+	// command that ends in {target} starts the target itself, in the target's group.
+	Helper   string
 	X        []float64
 	Scenes   []Scene
 	Pairs    int           // of each scene and x
@@ -56,12 +62,17 @@ type Config struct {
 	Hold     time.Duration // how long a scene lasts, once it is complete
 	Timeout  time.Duration // of a run; a target that takes longer hangs
 	Parallel int           // pairs that run at the same time
-	// HelpedOnly leaves out the runs without the helper: a target that is lost at all counts as harmed then.
+	// HelpedOnly leaves out the runs without the helper. Then every target that is lost counts as
+	// harmed.
 	HelpedOnly bool
-	OtherText  bool   // the helper may change the text: in its runs it is not compared
-	Dir        string // where copies of the model and a program are put; with Parallel 1 only the program
+	// OtherText says that the helper may change the text. It is not compared in runs with the
+	// helper.
+	OtherText bool
+	// Dir is where copies of the model and a program are put; with Parallel 1 only the program.
+	Dir string
 
-	// Progress, if not nil, is called with what is being done: done of total runs are complete. It is called from one goroutine at a time.
+	// Progress, if not nil, is called with what is being done: done of total runs are complete. It
+	// is called from one goroutine at a time.
 	Progress func(done, total int, what string)
 	Log      *slog.Logger // receives warnings; nil: none
 }
@@ -69,8 +80,8 @@ type Config struct {
 // launcher is the beginning of the helper's command, if it starts the target itself.
 func (c *Config) launcher() (string, bool) { return strings.CutSuffix(c.Helper, "{target}") }
 
-// compared says that a scene has runs without the helper, too.
-func (c *Config) compared(s Scene) bool { return !c.HelpedOnly && !s.helperOnly() }
+// isCompared reports whether a scene has runs without the helper, too.
+func (c *Config) isCompared(s Scene) bool { return !c.HelpedOnly && !s.concernsHelper() }
 
 func (c *Config) check() error {
 	switch {
@@ -89,7 +100,8 @@ func (c *Config) check() error {
 	case slices.ContainsFunc(c.X, func(x float64) bool { return !(x > 0) || math.IsInf(x, 0) }):
 		return errors.New("a share of the model is not a positive number")
 	}
-	if _, starts := c.launcher(); starts && slices.ContainsFunc(c.Scenes, func(s Scene) bool { return s.kind == moved }) {
+	if _, starts := c.launcher(); starts &&
+		slices.ContainsFunc(c.Scenes, func(s Scene) bool { return s.kind == moved }) {
 		return errors.New("scene moved: a helper that starts the target is in its group from the beginning")
 	}
 	return nil
@@ -102,8 +114,8 @@ var ErrNotRoot = errors.New("not root: it makes control groups, drops the page c
 type series struct {
 	cfg    Config
 	root   *cgroup.Group
-	name   string // begins the names of its groups; no other series has it
-	hog    string // the program
+	name   string // the beginning of its groups' names; no other series has it
+	hog    string // the path of the program that takes memory
 	report *Report
 	runs   atomic.Int64 // started so far
 
@@ -112,14 +124,15 @@ type series struct {
 	total int
 }
 
-// lane is what one pair at a time runs on.
+// lane is a copy of the model, with which one pair at a time runs.
 type lane struct {
 	path  string
 	model *confine.Model
 }
 
-// Measure runs a series. When ctx ends, all processes that it started are ended. If ctx ends or a run fails, the report of the whole pairs
-// so far (nil if there are none) is returned with the error. In any case its control groups, processes and files are gone afterwards.
+// Measure runs a series. When ctx ends, all processes that it started are ended. If ctx ends or a
+// run fails, the report of the whole pairs so far (nil if there are none) is returned with the
+// error. In any case its control groups, processes and files are gone afterwards.
 func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -152,7 +165,7 @@ func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 		Started: time.Now(), Host: host.Read(), Model: cfg.Model, TokenBytes: cfg.Weights, Helper: cfg.Helper,
 		Seed: cfg.Seed, Hold: cfg.Hold, Settle: cfg.Settle, Parallel: cfg.Parallel, Runs: []Run{},
 	}
-	first, err := s.open(cfg.Model)
+	first, err := s.openLane(cfg.Model)
 	if err != nil {
 		return nil, err
 	}
@@ -166,12 +179,13 @@ func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 		return nil, err
 	}
 	if need := first.model.Size * int64(cfg.Parallel); memory.Available < need {
-		return nil, fmt.Errorf("%d runs at a time of %s need %d MiB and this machine has %d MiB free: it would be under pressure itself", cfg.Parallel, cfg.Model, need>>20, memory.Available>>20)
+		return nil, fmt.Errorf("%d runs at a time of %s need %d MiB and this machine has %d MiB free: it would be "+
+			"under pressure itself", cfg.Parallel, cfg.Model, need>>20, memory.Available>>20)
 	}
-	if err := s.reference(ctx, first); err != nil {
+	if err := s.runReference(ctx, first); err != nil {
 		return nil, err
 	}
-	err = s.all(ctx, first, dir, specs)
+	err = s.runPairs(ctx, first, dir, specs)
 	if err != nil {
 		if len(s.report.Runs) == 0 {
 			return nil, err
@@ -182,7 +196,7 @@ func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 	return s.report, err
 }
 
-func (s *series) open(path string) (*lane, error) {
+func (s *series) openLane(path string) (*lane, error) {
 	m, err := confine.Open(path)
 	if err != nil {
 		return nil, err
@@ -198,15 +212,15 @@ func (s *series) progress(what string) {
 	}
 }
 
-// specs lists the runs of each pair, in the order in which they are made. All scenes take turns, so that a series that is cut short has
-// some of each.
+// specs lists the runs of each pair, in the order in which they are made. All scenes take turns, so
+// that a series that is cut short has some of each.
 func (s *series) specs() [][]spec {
 	var all [][]spec
 	for n := range s.cfg.Pairs {
 		for _, x := range s.cfg.X {
 			for _, scene := range s.cfg.Scenes {
 				pair := []spec{{scene, x, n, true}}
-				if s.cfg.compared(scene) {
+				if s.cfg.isCompared(scene) {
 					pair = append(pair, spec{scene, x, n, false})
 				}
 				if n%2 == 1 {
@@ -219,8 +233,9 @@ func (s *series) specs() [][]spec {
 	return all
 }
 
-// reference runs the target without limit and helper: its text is what all others must generate, and its memory tells the limit.
-func (s *series) reference(ctx context.Context, l *lane) (err error) {
+// runReference runs the target without limit and helper. All others must generate its text, and the
+// limit follows from its memory.
+func (s *series) runReference(ctx context.Context, l *lane) (err error) {
 	if s.report.TokenBytes == 0 {
 		s.progress("tracing what a token reads")
 		w, err := confine.TraceWeights(ctx, s.cfg.Trace(l.path), s.cfg.Log)
@@ -238,10 +253,10 @@ func (s *series) reference(ctx context.Context, l *lane) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, confine.End(variable+"="+name), group.Remove()) }()
+	defer func() { err = errors.Join(err, confine.KillMarked(markVariable+"="+name), group.Remove()) }()
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
-	t, err := confine.StartTarget(running, group, s.cfg.Target(l.path), variable+"="+name)
+	t, err := confine.StartTarget(running, group, s.cfg.Target(l.path), markVariable+"="+name)
 	if err != nil {
 		return err
 	}
@@ -257,20 +272,20 @@ func (s *series) reference(ctx context.Context, l *lane) (err error) {
 		return fmt.Errorf("the target without a limit: %w", context.Cause(running))
 	case ownErr != nil:
 		return fmt.Errorf("measure the target's own memory: %w", ownErr)
-	case !t.State().Success() || t.Wrong() != nil || len(t.IDs) != s.cfg.Tokens:
+	case !t.State().Success() || t.OutputError() != nil || len(t.IDs) != s.cfg.Tokens:
 		return fmt.Errorf("the target fails without a limit: %s", t.Problem())
 	}
 	s.report.Own, s.report.Text, s.report.TokenIDs = own, t.Text.String(), t.IDs
 	return nil
 }
 
-// limit is that of a group which holds the share x of what a token reads.
+// limit is the limit of a group which holds the share x of what a token reads.
 func (s *series) limit(x float64) int64 {
 	return (int64(x*float64(s.report.TokenBytes)) + s.report.Own) &^ int64(os.Getpagesize()-1) // as the kernel does
 }
 
-// all runs the pairs, several at the same time if so configured.
-func (s *series) all(ctx context.Context, first *lane, dir string, specs [][]spec) (err error) {
+// runPairs runs the pairs, several at the same time if so configured.
+func (s *series) runPairs(ctx context.Context, first *lane, dir string, specs [][]spec) (err error) {
 	lanes := []*lane{first}
 	for n := 1; n < min(s.cfg.Parallel, len(specs)); n++ {
 		s.progress("copying the model")
@@ -278,7 +293,7 @@ func (s *series) all(ctx context.Context, first *lane, dir string, specs [][]spe
 		if err := confine.Copy(ctx, path, s.cfg.Model); err != nil {
 			return err
 		}
-		l, err := s.open(path)
+		l, err := s.openLane(path)
 		if err != nil {
 			return err
 		}
@@ -301,7 +316,7 @@ func (s *series) all(ctx context.Context, first *lane, dir string, specs [][]spe
 	for _, l := range lanes {
 		g.Go(func() error {
 			for pair := range next {
-				if err := s.pair(ctx, l, pair); err != nil {
+				if err := s.runPair(ctx, l, pair); err != nil {
 					return err
 				}
 			}
@@ -311,8 +326,8 @@ func (s *series) all(ctx context.Context, first *lane, dir string, specs [][]spe
 	return g.Wait()
 }
 
-// pair makes the runs of a pair, and reports them when it is whole.
-func (s *series) pair(ctx context.Context, l *lane, pair []spec) error {
+// runPair makes the runs of a pair, and reports them when it is whole.
+func (s *series) runPair(ctx context.Context, l *lane, pair []spec) error {
 	var runs []Run
 	for _, r := range pair {
 		run, err := s.run(ctx, l, r)

@@ -1,6 +1,7 @@
 package harm
 
-// This file tests whole series, on a target whose text and memory are known, with helpers that do harm and with one that does none.
+// This file tests whole series, on a target whose text and memory are known, with helpers that do
+// harm and with one that does none.
 
 import (
 	"context"
@@ -29,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if err := nothingLeft(); err != nil {
+		if err := checkNothingLeft(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -37,8 +38,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// nothingLeft fails if a series of this process has left a group or a process.
-func nothingLeft() error {
+// checkNothingLeft fails if a series of this process has left a group or a process.
+func checkNothingLeft() error {
 	root, err := cgroup.Root()
 	if errors.Is(err, cgroup.ErrNoController) {
 		return nil
@@ -49,7 +50,7 @@ func nothingLeft() error {
 	for _, file := range root.ProcsFiles() {
 		left, err := filepath.Glob(filepath.Join(filepath.Dir(file), fmt.Sprintf("tensorcast-harm-%d-*", os.Getpid())))
 		if err != nil || len(left) > 0 {
-			return fmt.Errorf("control groups are left: %v, %v", left, err)
+			return fmt.Errorf("control groups are left: %v, %v; want none", left, err)
 		}
 	}
 	all, err := procfs.AllProcs()
@@ -59,7 +60,7 @@ func nothingLeft() error {
 	for _, p := range all {
 		env, _ := proc.Environ(p.PID) // it may end
 		if slices.ContainsFunc(env, func(v string) bool {
-			return strings.HasPrefix(v, fmt.Sprintf("%s=tensorcast-harm-%d-", variable, os.Getpid()))
+			return strings.HasPrefix(v, fmt.Sprintf("%s=tensorcast-harm-%d-", markVariable, os.Getpid()))
 		}) {
 			return fmt.Errorf("process %d is left: %q", p.PID, proc.CommandLine(p.PID))
 		}
@@ -67,7 +68,8 @@ func nothingLeft() error {
 	return nil
 }
 
-// targetSource reads all of its model, and then a part of it with each token. A token is another one once the file OTHER exists.
+// targetSource reads all of its model first, and then a part of it with each token. The tokens
+// change once the file OTHER exists.
 const targetSource = `
 #include <fcntl.h>
 #include <stdio.h>
@@ -76,7 +78,11 @@ const targetSource = `
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-static long now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000000L + t.tv_nsec; }
+static long now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000L + t.tv_nsec;
+}
 int main(int argc, char **argv) { // MODEL TOKENS MILLISECONDS OTHER
 	struct stat st;
 	int fd = open(argv[1], O_RDONLY), tokens = atoi(argv[2]);
@@ -89,15 +95,16 @@ int main(int argc, char **argv) { // MODEL TOKENS MILLISECONDS OTHER
 		long begin = now(), part = st.st_size / 8;
 		for (long i = n % 8 * part; i < (n % 8 + 1) * part; i += 4096) sum += p[i];
 		usleep(1000 * atoi(argv[3]));
-		printf("{\"token\":%d,\"id\":%d,\"begin_ns\":%ld,\"end_ns\":%ld,\"text\":\"%s\"}\n", n, n + 1, begin, now(), access(argv[4], F_OK) ? "a" : "b");
+		printf("{\"token\":%d,\"id\":%d,\"begin_ns\":%ld,\"end_ns\":%ld,\"text\":\"%s\"}\n",
+			n, n + 1, begin, now(), access(argv[4], F_OK) ? "a" : "b");
 		fflush(stdout);
 	}
 	return 0;
 }
 `
 
-// lockerSource holds the target's model locked once the target has read it, from outside of the target's group. With a third argument it
-// does so in the background, and does not end when it is told to.
+// lockerSource locks the target's model once the target has read it, from outside of the target's
+// group. With a third argument it does so in the background, and does not end when it is told to.
 const lockerSource = `
 #include <fcntl.h>
 #include <signal.h>
@@ -146,7 +153,8 @@ func build(t *testing.T, source string) string {
 	return path
 }
 
-// known is a series of the target of this file. At the end of the test none of its files may be left.
+// known is the configuration of a series with the target of this file. At the end of the test none
+// of its files may be left.
 func known(t *testing.T, helper string, scenes ...string) Config {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -180,18 +188,20 @@ func known(t *testing.T, helper string, scenes ...string) Config {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if all, err := os.ReadDir(dir); err != nil || slices.ContainsFunc(all, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), "tensorcast") }) {
+		if all, err := os.ReadDir(dir); err != nil ||
+			slices.ContainsFunc(all, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), "tensorcast") }) {
 			t.Errorf("files are left: %v, %v", all, err)
 		}
 	})
 	return Config{
-		Model: model, Weights: modelBytes, Helper: helper, X: []float64{0.85}, Scenes: all, Pairs: 1, Tokens: 12, Settle: 4, Seed: 1,
+		Model: model, Weights: modelBytes, Helper: helper, X: []float64{0.85}, Scenes: all, Pairs: 1, Tokens: 12,
+		Settle: 4, Seed: 1,
 		Hold: 100 * time.Millisecond, Timeout: time.Minute, Parallel: 1, Dir: dir,
 		Target: func(model string) []string { return []string{program, model, "12", "20", other} },
 	}
 }
 
-// longer makes the target generate so many tokens, each in 20 ms and more.
+// longer makes the target generate so many tokens, each in 20 ms or more.
 func (c *Config) longer(tokens int) {
 	c.Tokens = tokens
 	target := c.Target
@@ -218,7 +228,8 @@ func measure(t *testing.T, cfg Config) *Report {
 	}
 	t.Log("\n" + text.String())
 	data, err := json.Marshal(r)
-	if again := new(Report); err != nil || json.Unmarshal(data, again) != nil || !reflect.DeepEqual(again.Runs, r.Runs) || !reflect.DeepEqual(again.Rows, r.Rows) {
+	if again := new(Report); err != nil || json.Unmarshal(data, again) != nil ||
+		!reflect.DeepEqual(again.Runs, r.Runs) || !reflect.DeepEqual(again.Rows, r.Rows) {
 		t.Errorf("the report does not survive JSON: %v", err)
 	}
 	return r
@@ -226,50 +237,59 @@ func measure(t *testing.T, cfg Config) *Report {
 
 // A helper that does nothing does no harm in any scene; each scene happens, and is undone.
 func TestHarmless(t *testing.T) {
-	const all = 30 // a scene begins before three fifths of them, and what is left is time enough for it on a busy machine
-	cfg := known(t, "sleep 1000", "instant:12MB", "swarm:6x2MB", "limit:0.5", "none", "kill-helper", "term-helper", "stop-helper", "stop-target", "kill-target")
+	// A scene begins before three fifths of them. What is left is time enough for it, even on a
+	// busy machine.
+	const all = 30
+	cfg := known(t, "sleep 1000", "instant:12MB", "swarm:6x2MB", "limit:0.5", "none", "kill-helper", "term-helper",
+		"stop-helper", "stop-target", "kill-target")
 	cfg.longer(all)
 	r := measure(t, cfg)
 	if harm := r.Harm(); harm != "" {
 		t.Error(harm)
 	}
 	if r.Own <= 0 || r.Own > 8<<20 || r.Text != strings.Repeat("a", all) || len(r.Rows) != 9 || len(r.Runs) != 2*9-3 {
-		t.Errorf("own memory %d, text %q, %d rows, %d runs", r.Own, r.Text, len(r.Rows), len(r.Runs))
+		t.Errorf("own memory %d, text %q, %d rows, %d runs; want a few MB, 30 tokens, 9 rows and 15 runs", r.Own,
+			r.Text, len(r.Rows), len(r.Runs))
 	}
 	for _, run := range r.Runs {
 		want, tokens := Finished, all
 		if run.Scene == "kill-target" {
 			want, tokens = Ended, run.Moment.Token
 		}
-		// A target that is to be killed may come to write a few more.
-		if run.Outcome != want || run.Tokens < tokens || !run.TextSame || !run.Acted || run.Refused || run.OOMKills != 0 || run.HogsKilled != 0 || run.PagesLeft != 0 || run.ProcessesLeft != nil {
+		// A target that is to be killed may still write a few more.
+		if run.Outcome != want || run.Tokens < tokens || !run.TextSame || !run.Acted || run.Refused ||
+			run.OOMKills != 0 || run.HogsKilled != 0 || run.PagesLeft != 0 || run.ProcessesLeft != nil {
 			t.Errorf("%+v", run)
 		}
 		if x := 0.85; run.Limit != (int64(x*modelBytes)+r.Own)&^4095 {
-			t.Errorf("limit %d, own memory %d", run.Limit, r.Own)
+			t.Errorf("limit %d, want 0.85 of the model beside the own memory of %d", run.Limit, r.Own)
 		}
 		status := "signal: terminated"
 		if run.Scene == "kill-helper" {
 			status = "signal: killed"
 		}
-		if h := run.Helper; run.Helped != (h != nil) || h != nil && (h.Status != status || h.Killed || h.Early || h.Hung) {
+		if h := run.Helper; run.Helped != (h != nil) || h != nil &&
+			(h.Status != status || h.Killed || h.Early || h.Hung) {
 			t.Errorf("%s: helper %+v", run.Scene, h)
 		}
 	}
 	for _, row := range r.Rows {
-		if (row.Without == nil) != strings.HasSuffix(row.Scene, "-helper") || (row.Ratio == nil) != (row.Without == nil || row.Scene == "kill-target") {
+		if (row.Without == nil) != strings.HasSuffix(row.Scene, "-helper") ||
+			(row.Ratio == nil) != (row.Without == nil || row.Scene == "kill-target") {
 			t.Errorf("%+v", row)
 		}
 	}
 }
 
-// A helper that locks what the target has read leaves nothing that the kernel could take when another process needs memory.
+// A helper that locks what the target has read leaves nothing that the kernel could take when
+// another process needs memory.
 func TestLockingIsHarm(t *testing.T) {
 	cfg := known(t, build(t, lockerSource)+" {pid} {model}", "instant:12MB")
 	cfg.longer(60)
 	cfg.Settle = 30 // there is time to lock
 	r := measure(t, cfg)
-	if row := r.Rows[0]; row.With.OOMKilled != 1 || row.With.Lost != 1 || row.Without.Lost != 0 || row.With.PagesLeft != 0 {
+	if row := r.Rows[0]; row.With.OOMKilled != 1 || row.With.Lost != 1 || row.Without.Lost != 0 ||
+		row.With.PagesLeft != 0 {
 		t.Errorf("%+v, without %+v", row.With, row.Without)
 	}
 	if want := "the target was lost in 1 runs with the helper and in 0 without it"; r.Harm() != want {
@@ -298,7 +318,7 @@ func TestMoved(t *testing.T) {
 		for _, name := range []string{"memory.usage_in_bytes", "memory.current"} { // of either version
 			series, err := filepath.Glob(filepath.Join(cfg.Dir, "tensorcast-harm-*"))
 			if err != nil || len(series) != 1 {
-				t.Errorf("the directory of the series: %q, %v", series, err)
+				t.Errorf("the directory of the series: %q, %v; want one", series, err)
 				return
 			}
 			files, err := filepath.Glob(filepath.Join(root.Dir(), filepath.Base(series[0])+"-[12]", name))
@@ -319,25 +339,30 @@ func TestMoved(t *testing.T) {
 	if len(r.Runs) != 2 || r.Harm() != "" || !r.Runs[0].Acted || !r.Runs[1].Acted {
 		t.Fatalf("%s: %+v", r.Harm(), r.Runs)
 	}
-	if output := r.Runs[0].Helper.Output; !strings.Contains(output, "-1-outside\n") || !strings.Contains(output, "-1\n") || strings.LastIndex(output, "-1-outside\n") > strings.LastIndex(output, "-1\n") {
+	if output := r.Runs[0].Helper.Output; !strings.Contains(output, "-1-outside\n") ||
+		!strings.Contains(output, "-1\n") || strings.LastIndex(output, "-1-outside\n") > strings.LastIndex(output,
+		"-1\n") {
 		t.Errorf("groups:\n%s", output)
 	}
 	if len(usage) != 2 || usage[0] < modelBytes/2 || usage[1] < modelBytes/2 {
-		t.Errorf("%d bytes are charged to the groups with the limit", usage)
+		t.Errorf("%d bytes are charged to the groups with the limit, want half of the model or more in each of 2",
+			usage)
 	}
 }
 
 // A process that the helper leaves behind, with pages that it holds, is found, and ended before the next run.
 func TestLeftovers(t *testing.T) {
 	cfg := known(t, build(t, lockerSource)+" {pid} {model} stay", "none")
-	cfg.X = []float64{2} // whoever is first to read a page, there is room for it
+	// There is room for each page, whoever is first to read it.
+	cfg.X = []float64{2}
 	r := measure(t, cfg)
 	for _, run := range r.Runs {
-		if run.Helped && (run.PagesLeft != modelBytes || len(run.ProcessesLeft) != 1 || !strings.Contains(run.ProcessesLeft[0], cfg.Model+" stay")) {
+		if run.Helped && (run.PagesLeft != modelBytes || len(run.ProcessesLeft) != 1 ||
+			!strings.Contains(run.ProcessesLeft[0], cfg.Model+" stay")) {
 			t.Fatalf("%d bytes, processes %q", run.PagesLeft, run.ProcessesLeft)
 		}
 		if !run.Helped && (run.PagesLeft != 0 || run.ProcessesLeft != nil) {
-			t.Errorf("without: %d bytes, processes %q", run.PagesLeft, run.ProcessesLeft)
+			t.Errorf("without the helper: %d bytes, processes %q; want nothing left", run.PagesLeft, run.ProcessesLeft)
 		}
 		if run.Outcome != Finished {
 			t.Errorf("%+v", run)
@@ -349,7 +374,7 @@ func TestLeftovers(t *testing.T) {
 	pid, _, _ := strings.Cut(r.Runs[0].ProcessesLeft[0], " ")
 	if n, err := strconv.Atoi(pid); err != nil {
 		t.Error(err)
-	} else if p, err := proc.Open(n); err == nil { // nobody may have waited for it
+	} else if p, err := proc.Open(n); err == nil { // perhaps nobody has waited for it
 		defer p.Close()
 		if ended, err := p.Ended(); !ended || err != nil {
 			t.Errorf("process %d is still there: %v", n, err)
@@ -359,55 +384,64 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// A helper that starts the target itself, in its group: one that is killed leaves it alone, one that ends for what was asked of it ends it.
+// A helper starts the target itself, in its group. A helper that is killed leaves the target alone.
+// A helper that ends because it was asked to ends the target.
 func TestLauncher(t *testing.T) {
 	const all = 20
-	cfg := known(t, `sh -c 'touch {other}; "$@" & trap "kill $!" TERM; wait $!; s=$?; rm -f {other}; exit $s' launcher {target}`, "instant:12MB", "none", "kill-helper", "term-helper", "stop-helper", "stop-target", "kill-target")
+	helper := `sh -c 'touch {other}; "$@" & trap "kill $!" TERM; wait $!; s=$?; rm -f {other}; exit $s' launcher {target}`
+	cfg := known(t, helper, "instant:12MB", "none", "kill-helper", "term-helper", "stop-helper", "stop-target",
+		"kill-target")
 	cfg.longer(all)
 	cfg.OtherText, cfg.HelpedOnly = true, true
 	r := measure(t, cfg)
 	if harm := r.Harm(); harm != "" || len(r.Runs) != 7 {
-		t.Errorf("%d runs: %s", len(r.Runs), harm)
+		t.Errorf("%d runs: %s; want 7 without harm", len(r.Runs), harm)
 	}
 	for _, run := range r.Runs {
 		want, tokens := Finished, all
 		if run.Scene == "kill-target" || run.Scene == "term-helper" {
 			want, tokens = Ended, run.Moment.Token
 		}
-		if h := run.Helper; run.Outcome != want || run.Tokens < tokens || !run.TextSame || !run.Acted || h == nil || h.Killed || run.PagesLeft != 0 || run.ProcessesLeft != nil {
+		if h := run.Helper; run.Outcome != want || run.Tokens < tokens || !run.TextSame || !run.Acted || h == nil ||
+			h.Killed || run.PagesLeft != 0 || run.ProcessesLeft != nil {
 			t.Errorf("%+v, helper %+v", run, h)
 		}
-		_ = os.Remove(cfg.Target(cfg.Model)[4]) // a helper that was killed leaves it
+		_ = os.Remove(cfg.Target(cfg.Model)[4]) // a helper that was killed leaves this file
 	}
 	cfg.Scenes = []Scene{{text: "moved", kind: moved}}
 	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "moved") {
-		t.Errorf("a launcher's target is not moved: %v", err)
+		t.Errorf("a launcher and the scene moved: %v, want an error", err)
 	}
 }
 
-// Harm without a lack of memory: another text, a target that is killed, stopped for good, or that waits for its helper.
+// There is harm without a lack of memory, too: another text, and a target that is killed, stopped
+// for good, or waits for its helper.
 func TestOtherHarm(t *testing.T) {
 	for name, want := range map[string]struct {
 		helper  string
 		outcome Outcome
 		harm    string
 	}{
-		"text": {"sh -c 'echo > {other}; exec sleep 1000'", Finished, "the text differs in 1 runs with the helper and in 0 without it"},
-		"kill": {"sh -c 'kill -9 {pid}; exec sleep 1000'", Failed, "the target was lost in 1 runs with the helper and in 0 without it"},
-		"stop": {"sh -c 'kill -19 {pid}; exec sleep 1000'", Hung, "the target hung in 1 runs with the helper and in 0 without it"},
+		"text": {"sh -c 'echo > {other}; exec sleep 1000'", Finished,
+			"the text differs in 1 runs with the helper and in 0 without it"},
+		"kill": {"sh -c 'kill -9 {pid}; exec sleep 1000'", Failed,
+			"the target was lost in 1 runs with the helper and in 0 without it"},
+		"stop": {"sh -c 'kill -19 {pid}; exec sleep 1000'", Hung,
+			"the target hung in 1 runs with the helper and in 0 without it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := known(t, want.helper, "none")
 			if want.outcome == Hung {
 				cfg.Timeout = 5 * time.Second
 			}
-			cfg.Progress = func(_, _ int, what string) { // the run without is the second one
+			cfg.Progress = func(_, _ int, what string) { // the run without the helper is the second one
 				if strings.Contains(what, "without") {
 					_ = os.Remove(filepath.Join(cfg.Dir, "other"))
 				}
 			}
 			r := measure(t, cfg)
-			if run := r.Runs[0]; !run.Helped || run.Outcome != want.outcome || run.OOMKills != 0 || (want.outcome != Finished) != (run.Error != "") {
+			if run := r.Runs[0]; !run.Helped || run.Outcome != want.outcome || run.OOMKills != 0 ||
+				(want.outcome != Finished) != (run.Error != "") {
 				t.Errorf("%+v", run)
 			}
 			if r.Harm() != want.harm {
@@ -417,17 +451,20 @@ func TestOtherHarm(t *testing.T) {
 	}
 }
 
-// A helper that fails is told of: a series with it would prove nothing.
+// A helper that fails is reported: a series with it would prove nothing.
 func TestHelperFails(t *testing.T) {
 	cfg := known(t, "sh -c 'echo no such target >&2; exit 3'", "none")
 	r := measure(t, cfg)
 	var text strings.Builder
-	if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "the helper ended before the target (exit status 3): no such target") || r.Rows[0].With.HelperEarly != 1 {
+	if err := r.WriteText(&text); err != nil ||
+		!strings.Contains(text.String(), "the helper ended before the target (exit status 3): no such target") ||
+		r.Rows[0].With.HelperEarly != 1 {
 		t.Errorf("%v\n%s", err, &text)
 	}
 }
 
-// Several runs at the same time have files of their own: a drop in one takes no page from another.
+// Several runs at the same time have files of their own: a drop of the page cache in one takes no
+// page from another.
 func TestParallel(t *testing.T) {
 	cfg := known(t, "sleep 1000", "instant:12MB", "swarm:6x2MB")
 	cfg.Parallel, cfg.Pairs = 3, 2
@@ -449,7 +486,7 @@ func TestParallel(t *testing.T) {
 	}
 	r := measure(t, cfg)
 	if r.Harm() != "" || len(r.Runs) != 8 || len(models) != 2 {
-		t.Errorf("%s; %d runs, models %v", r.Harm(), len(r.Runs), models)
+		t.Errorf("%s; %d runs, models %v; want no harm, 8 runs and 2 models", r.Harm(), len(r.Runs), models)
 	}
 	for _, run := range r.Runs {
 		if run.Outcome != Finished || run.TokS != 0 {
@@ -458,7 +495,7 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// Without runs without the helper, a target that is lost at all was harmed.
+// If there are no runs without the helper, every target that is lost was harmed.
 func TestHelpedOnly(t *testing.T) {
 	cfg := known(t, "sleep 1000", "kill-target")
 	cfg.HelpedOnly, cfg.Pairs = true, 2
@@ -472,7 +509,8 @@ func TestHelpedOnly(t *testing.T) {
 	}
 }
 
-// A series that is cut short ends its processes and reports whole pairs; without any there is no report.
+// A series that is cut short ends its processes and reports whole pairs. Without any there is no
+// report.
 func TestInterrupted(t *testing.T) {
 	for after, want := range map[int]int{1: 0, 3: 2} {
 		t.Run(strconv.Itoa(after), func(t *testing.T) {
@@ -496,7 +534,8 @@ func TestInterrupted(t *testing.T) {
 				return
 			}
 			var text strings.Builder
-			if err := r.WriteText(&text); err != nil || len(r.Runs) != want || !r.Interrupted || !strings.Contains(text.String(), "INTERRUPTED after 2 runs") {
+			if err := r.WriteText(&text); err != nil || len(r.Runs) != want || !r.Interrupted ||
+				!strings.Contains(text.String(), "INTERRUPTED after 2 runs") {
 				t.Errorf("%v\n%s", err, &text)
 			}
 		})
@@ -516,13 +555,15 @@ func TestMeasureRefuses(t *testing.T) {
 		"few tokens":   {func(c *Config) { c.Settle = c.Tokens }, "more tokens"},
 		"no directory": {func(c *Config) { c.Dir = "/nonexistent" }, "no such file"},
 		"other tokens": {func(c *Config) { c.Tokens = 13 }, "exit status 0 after 12 tokens"},
-		"no target":    {func(c *Config) { c.Target = func(string) []string { return []string{"/nonexistent"} } }, "nonexistent"},
-		"too large":    {func(c *Config) { c.Parallel = 1 << 20 }, "under pressure itself"},
-		"too slow":     {func(c *Config) { c.Timeout = time.Millisecond }, "it took too long"},
+		"no target": {func(c *Config) { c.Target = func(string) []string { return []string{"/nonexistent"} } },
+			"nonexistent"},
+		"too large": {func(c *Config) { c.Parallel = 1 << 20 }, "under pressure itself"},
+		"too slow":  {func(c *Config) { c.Timeout = time.Millisecond }, "it took too long"},
 	} {
 		cfg := good
 		test.change(&cfg)
-		if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+		if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), test.want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: error %v, want one line with %q", name, err, test.want)
 		}
 	}

@@ -2,14 +2,15 @@
 
 // (The first line keeps the go command, which would require cgo for a C file, from compiling this one.)
 //
-// hog is a process that suddenly needs memory. It has no run-time system, so that the memory that it is said to take is the memory that it
-// takes.
+// hog is a process that suddenly needs memory. It has no run-time system, so it takes exactly the memory that it is
+// told to take.
 //
 //     hog BYTES BYTES_PER_SECOND CGROUP.PROCS...
 //
-// It waits for the end of its standard input, so that many can begin at once. Then it enters the control groups with these files, and takes
-// the memory: at this rate, or with 0 as fast as the kernel gives it. It writes one byte when it has all, and holds it until it is killed.
-// It ends by itself if its parent does. Exit code: 1 failure, 2 wrong usage, 125 if it cannot enter a group.
+// It waits for the end of its standard input, so that many can begin at once. Then it enters the control groups with
+// these files, and takes the memory: at this rate, or with 0 as fast as the kernel gives it. It writes one byte when it
+// has everything, and holds it until it is killed. It ends by itself if its parent does. Exit code: 1 failure, 2 wrong
+// usage, 125 if it cannot enter a group.
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -35,7 +36,7 @@ int main(int argc, char **argv) {
 	pid_t parent = getppid();
 	char c;
 	while (read(0, &c, 1) > 0) {}
-	if (getppid() != parent) return 1; // that was why it ended
+	if (getppid() != parent) return 1; // the input ended because the parent did
 	for (int i = 3; i < argc; i++) {
 		int fd = open(argv[i], O_WRONLY | O_CLOEXEC);
 		if (fd < 0 || write(fd, "0", 1) != 1) return 125;

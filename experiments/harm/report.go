@@ -46,22 +46,26 @@ type Report struct {
 
 // Row sums up one scene at one x.
 type Row struct {
-	Scene   string  `json:"scene"`
-	X       float64 `json:"x"`
-	Limit   int64   `json:"limit_bytes"`
-	Pairs   int     `json:"pairs"`
-	With    Side    `json:"with"`
-	Without *Side   `json:"without,omitempty"` // nil if there are no runs without: the scene needs a helper, or Config.HelpedOnly
-	// Ratio is tok/s with the helper over tok/s without, by pair. It is nil if there is no pair in which both finished, or if several runs
-	// went on at the same time.
+	Scene string  `json:"scene"`
+	X     float64 `json:"x"`
+	Limit int64   `json:"limit_bytes"`
+	Pairs int     `json:"pairs"`
+	With  Side    `json:"with"`
+	// Without is nil if there are no runs without the helper: the scene needs a helper, or
+	// Config.HelpedOnly is set.
+	Without *Side `json:"without,omitempty"`
+	// Ratio is tok/s with the helper divided by tok/s without it, by pair. It is nil if there is no
+	// pair in which both finished, or if several runs went on at the same time.
 	Ratio *stats.Interval `json:"ratio,omitempty"`
 }
 
 // Side counts the runs of a row with the helper, or those without.
 type Side struct {
-	Runs          int `json:"runs"`
-	OOMKilled     int `json:"oom_killed"`     // the target
-	Lost          int `json:"lost"`           // the target died, in whatever way, except by the scene; includes OOMKilled
+	Runs      int `json:"runs"`
+	OOMKilled int `json:"oom_killed"` // the target
+	// Lost counts the deaths of the target in whatever way, except by the scene. It includes
+	// OOMKilled.
+	Lost          int `json:"lost"`
 	Hung          int `json:"hung"`           // the target
 	Different     int `json:"different_text"` // of the target
 	HelperKilled  int `json:"helper_killed"`
@@ -81,9 +85,17 @@ func (s *Side) add(r *Run) {
 		count *int
 		is    bool
 	}{
-		{&s.OOMKilled, r.Outcome == Killed}, {&s.Lost, r.Outcome.Lost()}, {&s.Hung, r.Outcome == Hung}, {&s.Different, !r.TextSame}, {&s.Refused, r.Refused}, {&s.Missed, !r.Acted && r.Outcome == Finished},
-		{&s.HelperKilled, r.Helper != nil && r.Helper.Killed}, {&s.HelperEarly, r.Helper != nil && r.Helper.Early}, {&s.HelperHung, r.Helper != nil && r.Helper.Hung},
-		{&s.PagesLeft, r.PagesLeft > 0}, {&s.ProcessesLeft, len(r.ProcessesLeft) > 0},
+		{&s.OOMKilled, r.Outcome == Killed},
+		{&s.Lost, r.Outcome.IsLost()},
+		{&s.Hung, r.Outcome == Hung},
+		{&s.Different, !r.TextSame},
+		{&s.Refused, r.Refused},
+		{&s.Missed, !r.Acted && r.Outcome == Finished},
+		{&s.HelperKilled, r.Helper != nil && r.Helper.Killed},
+		{&s.HelperEarly, r.Helper != nil && r.Helper.Early},
+		{&s.HelperHung, r.Helper != nil && r.Helper.Hung},
+		{&s.PagesLeft, r.PagesLeft > 0},
+		{&s.ProcessesLeft, len(r.ProcessesLeft) > 0},
 	} {
 		if c.is {
 			*c.count++
@@ -95,10 +107,10 @@ func (r *Report) summarise(cfg Config) {
 	for _, x := range cfg.X {
 		for _, scene := range cfg.Scenes {
 			row := Row{Scene: scene.String(), X: x}
-			if cfg.compared(scene) {
+			if cfg.isCompared(scene) {
 				row.Without = &Side{}
 			}
-			speed := map[int][2]float64{} // with, without; by pair
+			speed := map[int][2]float64{} // with and without the helper, by pair
 			for i := range r.Runs {
 				run := &r.Runs[i]
 				if run.Scene != row.Scene || run.X != x {
@@ -133,8 +145,9 @@ func (r *Report) summarise(cfg Config) {
 	}
 }
 
-// Harm says what harm the helper did; empty if it did none. It is harm if the target was lost in more runs with the helper than without it,
-// over all scenes, or hung in more; if a text differs; if the helper left pages of the model that cannot be dropped, or processes.
+// Harm says what harm the helper did; empty if it did none. It is harm if the target, over all
+// scenes, was lost or hung in more runs with the helper than without it, if a text differs, or if
+// pages of the model that cannot be dropped, or processes, were left.
 func (r *Report) Harm() string {
 	var with, without, hung, unhelpedHung, different, unhelped, pages, processes int
 	for _, row := range r.Rows {
@@ -151,13 +164,16 @@ func (r *Report) Harm() string {
 	}
 	var all []string
 	if with > without {
-		all = append(all, fmt.Sprintf("the target was lost in %d runs with the helper and in %d without it", with, without))
+		all = append(all, fmt.Sprintf("the target was lost in %d runs with the helper and in %d without it", with,
+			without))
 	}
 	if hung > unhelpedHung {
-		all = append(all, fmt.Sprintf("the target hung in %d runs with the helper and in %d without it", hung, unhelpedHung))
+		all = append(all, fmt.Sprintf("the target hung in %d runs with the helper and in %d without it", hung,
+			unhelpedHung))
 	}
 	if different+unhelped > 0 {
-		all = append(all, fmt.Sprintf("the text differs in %d runs with the helper and in %d without it", different, unhelped))
+		all = append(all, fmt.Sprintf("the text differs in %d runs with the helper and in %d without it", different,
+			unhelped))
 	}
 	if pages > 0 {
 		all = append(all, fmt.Sprintf("pages of the model were left after %d runs", pages))
@@ -169,7 +185,8 @@ func (r *Report) Harm() string {
 }
 
 // columns are the columns of the table.
-var columns = slices.Concat(tabular.Left("scene"), tabular.Right("x", "limit MiB", "pairs", "lost with", "without", "helper killed", "hogs killed with", "without", "text differs with", "without", "pages left", "tok/s with/without"))
+var columns = slices.Concat(tabular.Left("scene"), tabular.Right("x", "limit MiB", "pairs", "lost with", "without",
+	"helper killed", "hogs killed with", "without", "text differs with", "without", "pages left", "tok/s with/without"))
 
 func (r *Report) cells(row Row) []string {
 	without := func(count func(*Side) int) string {
@@ -183,7 +200,8 @@ func (r *Report) cells(row Row) []string {
 		ratio = fmt.Sprintf("%.2f (%.2f..%.2f)", row.Ratio.Estimate, row.Ratio.Low, row.Ratio.High)
 	}
 	return []string{
-		row.Scene, strconv.FormatFloat(row.X, 'g', -1, 64), strconv.FormatInt(row.Limit/mib, 10), strconv.Itoa(row.Pairs),
+		row.Scene, strconv.FormatFloat(row.X, 'g', -1, 64), strconv.FormatInt(row.Limit/mib, 10),
+		strconv.Itoa(row.Pairs),
 		strconv.Itoa(row.With.Lost), without(func(s *Side) int { return s.Lost }),
 		strconv.Itoa(row.With.HelperKilled),
 		strconv.Itoa(row.With.HogsKilled), without(func(s *Side) int { return s.HogsKilled }),
@@ -204,10 +222,13 @@ func (r *Report) document() tabular.Document {
 		table.Rows = append(table.Rows, r.cells(row))
 	}
 	conditions := tabular.Lines{
-		fmt.Sprintf("model: %s, %d MiB; a token reads %d MiB; the target's own memory is %d MiB", filepath.Base(r.Model), r.ModelBytes/mib, r.TokenBytes/mib, r.Own/mib),
-		fmt.Sprintf("machine: %d x %s, %d GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(), r.Host.Memory>>30, r.Host.Kernel, r.Host.CgroupVersion),
+		fmt.Sprintf("model: %s, %d MiB; a token reads %d MiB; the target's own memory is %d MiB",
+			filepath.Base(r.Model), r.ModelBytes/mib, r.TokenBytes/mib, r.Own/mib),
+		fmt.Sprintf("machine: %d x %s, %d GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(),
+			r.Host.Memory>>30, r.Host.Kernel, r.Host.CgroupVersion),
 		fmt.Sprintf("helper: %s", r.Helper),
-		fmt.Sprintf("seed %d; %d tokens, a scene not before token %d, held for %v; %d at the same time", r.Seed, len(r.TokenIDs), r.Settle, r.Hold, r.Parallel),
+		fmt.Sprintf("seed %d; %d tokens, a scene not before token %d, held for %v; %d at the same time", r.Seed,
+			len(r.TokenIDs), r.Settle, r.Hold, r.Parallel),
 	}
 	return tabular.Document{conditions, table, r.remarks()}
 }
@@ -216,13 +237,19 @@ func (r *Report) document() tabular.Document {
 func (r *Report) remarks() tabular.Lines {
 	var lines tabular.Lines
 	if r.Interrupted {
-		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d runs: those that were to follow are missing.", len(r.Runs)))
+		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d runs: those that were to follow are missing.",
+			len(r.Runs)))
 	}
 	if harm := r.Harm(); harm != "" {
 		lines = append(lines, "HARM: "+harm+".")
 	} else {
 		lines = append(lines, "No harm was seen.")
 	}
+	return slices.Concat(lines, r.rowRemarks(), r.runRemarks())
+}
+
+// rowRemarks are the notes on rows.
+func (r *Report) rowRemarks() (lines tabular.Lines) {
 	for _, row := range r.Rows {
 		at := fmt.Sprintf("%s at %g: ", row.Scene, row.X)
 		add := func(count int, format string, args ...any) {
@@ -232,11 +259,21 @@ func (r *Report) remarks() tabular.Lines {
 		}
 		plain := cmp.Or(row.Without, &Side{})
 		if row.Without != nil {
-			add(row.With.Lost-plain.Lost, "lost more often with the helper (%d of %d) than without (%d of %d)", row.With.Lost, row.With.Runs, plain.Lost, plain.Runs)
+			add(row.With.Lost-plain.Lost, "lost more often with the helper (%d of %d) than without (%d of %d)",
+				row.With.Lost, row.With.Runs, plain.Lost, plain.Runs)
 		}
-		add(row.With.Refused+plain.Refused, "the kernel refused the limit %d times with the helper and %d times without", row.With.Refused, plain.Refused)
-		add(row.With.Missed+plain.Missed, "the target ended before the scene in %d runs with the helper and in %d without", row.With.Missed, plain.Missed)
+		add(row.With.Refused+plain.Refused,
+			"the kernel refused the limit %d times with the helper and %d times without", row.With.Refused,
+			plain.Refused)
+		add(row.With.Missed+plain.Missed,
+			"the target ended before the scene in %d runs with the helper and in %d without", row.With.Missed,
+			plain.Missed)
 	}
+	return lines
+}
+
+// runRemarks are the notes on runs. Each is told once, with the number of runs that it belongs to.
+func (r *Report) runRemarks() (lines tabular.Lines) {
 	seen := map[string]int{}
 	var order []string
 	note := func(run *Run, text string) {
@@ -259,7 +296,8 @@ func (r *Report) remarks() tabular.Lines {
 			case h.Hung:
 				note(run, "the helper did not end when it was told to")
 			case h.Early && !h.Killed:
-				note(run, fmt.Sprintf("the helper ended before the target (%s): %s", h.Status, cmp.Or(proc.LastLine(h.Output), "it said nothing")))
+				note(run, fmt.Sprintf("the helper ended before the target (%s): %s", h.Status,
+					cmp.Or(proc.LastLine(h.Output), "it said nothing")))
 			}
 		}
 		if run.PagesLeft > 0 {

@@ -1,6 +1,7 @@
 package harm
 
-// This file makes one run: a target in a group with a limit, perhaps a helper beside it, a scene, and then a look at what is left.
+// This file makes one run: a target in a group with a limit, perhaps a helper beside it, and a
+// scene. Then it looks at what is left.
 
 import (
 	"context"
@@ -32,8 +33,8 @@ const (
 	Ended    Outcome = "ended"      // by the scene
 )
 
-// Lost reports whether the target died, for another reason than the scene's own signal.
-func (o Outcome) Lost() bool { return o == Killed || o == Failed }
+// IsLost reports whether the target died, for another reason than the scene's own signal.
+func (o Outcome) IsLost() bool { return o == Killed || o == Failed }
 
 // Run is one run of a target.
 type Run struct {
@@ -46,20 +47,26 @@ type Run struct {
 	Acted   bool    `json:"acted"`   // the scene happened; false: the target ended before
 	Refused bool    `json:"refused"` // the kernel did not set the scene's limit
 
-	Outcome  Outcome `json:"outcome"`
-	Status   string  `json:"status"` // how the target ended, in the words of package os
-	Error    string  `json:"error,omitempty"`
-	Tokens   int     `json:"tokens"`    // generated
-	TextSame bool    `json:"text_same"` // tokens and text are those of the reference; of a run without all tokens: its beginning. Always, where they are not compared (Config.OtherText)
-	TokS     float64 `json:"tok_s"`     // 0 unless Outcome is Finished, and if several runs went on at the same time
+	Outcome Outcome `json:"outcome"`
+	Status  string  `json:"status"` // how the target ended, in the words of package os
+	Error   string  `json:"error,omitempty"`
+	Tokens  int     `json:"tokens"` // generated
+	// TextSame says that tokens and text are those of the reference or, in a run without all
+	// tokens, its beginning. It is always true where they are not compared (Config.OtherText).
+	TextSame bool `json:"text_same"`
+	// TokS is 0 unless Outcome is Finished. It is also 0 if several runs went on at the same time.
+	TokS float64 `json:"tok_s"`
 
-	OOMKills   int64      `json:"oom_kills"` // processes that the kernel has killed in the group, target and helper included
+	// OOMKills counts the processes that the kernel has killed in the group, target and helper
+	// included.
+	OOMKills   int64      `json:"oom_kills"`
 	Hogs       int        `json:"hogs"`
 	HogsKilled int        `json:"hogs_killed"`
 	Helper     *HelperEnd `json:"helper,omitempty"`
 
-	// What is there when target and helper have ended: bytes of the model that a drop of the page cache leaves, and processes that were
-	// started by the target, the helper or the scene, or are in the group.
+	// What is there when target and helper have ended: bytes of the model that remain when the page
+	// cache is dropped, and processes. The processes were started by the target, the helper or the
+	// scene, or are in the group.
 	PagesLeft     int64    `json:"pages_left_bytes"`
 	ProcessesLeft []string `json:"processes_left,omitempty"`
 }
@@ -75,11 +82,14 @@ type HelperEnd struct {
 
 // Moment is when a scene happens.
 type Moment struct {
-	Token    int     `json:"token"`    // after this many tokens
-	Fraction float64 `json:"fraction"` // and this part of the time that the last one took; in the scene "moved" both give way to earliest and latest
+	Token int `json:"token"` // after this many tokens
+	// Fraction is a part of the time that the last token took, by which the scene happens later. In the scene "moved",
+	// Token is not used, and Fraction is the moment between earliest and latest.
+	Fraction float64 `json:"fraction"`
 }
 
-// The target is moved this long after the helper was started: the helper has looked, and not yet taken hold.
+// The target is moved between these times after the helper was started: the helper has seen the
+// target by then, and not yet taken hold of its pages.
 const (
 	earliest = 100 * time.Millisecond
 	latest   = time.Second
@@ -102,16 +112,19 @@ func (s *series) moment(r spec) Moment {
 	return Moment{s.cfg.Settle + random.IntN(last-s.cfg.Settle+1), random.Float64()}
 }
 
-// shellSignal and the number of a signal are the status of a launcher whose target was ended by that signal.
+// A launcher whose target was ended by a signal has the status shellSignal plus the number of the
+// signal.
 const shellSignal = 128
 
 var errHung = errors.New("it took too long")
 
-// variable marks the processes of a run: those that leave their group and their parents are found by it.
-const variable = "TENSORCAST_HARM_RUN"
+// markVariable is an environment variable that marks the processes of a run. By it those are found that leave their
+// group and their parents.
+const markVariable = "TENSORCAST_HARM_RUN"
 
-// run makes one run with a lane's model. What a target or a helper does wrong is recorded in Run; an error is a failure of the instrument,
-// or ctx's. In any case the run's groups and processes are gone afterwards.
+// run makes one run with a lane's model. What a target or a helper does wrong is recorded in Run;
+// an error is a failure of the instrument, or the context's. In any case the run's groups and
+// processes are gone afterwards.
 func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error) {
 	run = &Run{Scene: r.scene.String(), X: r.x, Pair: r.pair, Helped: r.helped, Moment: s.moment(r), Hogs: r.scene.hogs}
 	run.Limit = s.limit(r.x)
@@ -120,14 +133,14 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 		return nil, err
 	}
 	name := fmt.Sprintf("%s-%d", s.name, s.runs.Add(1))
-	marker := variable + "=" + name
+	marker := markVariable + "=" + name
 	group, err := cgroup.Create(s.root, name)
 	if err != nil {
 		return nil, err
 	}
 	groups := []*cgroup.Group{group}
 	defer func() {
-		err = errors.Join(err, confine.End(marker))
+		err = errors.Join(err, confine.KillMarked(marker))
 		for _, g := range groups {
 			err = errors.Join(err, g.Remove())
 		}
@@ -145,16 +158,10 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
-	args := s.cfg.Target(l.path)
 	launcher, launched := s.cfg.launcher()
-	if launched = launched && r.helped; launched {
-		args = []string{"/bin/sh", "-c", "exec " + launcher + ` "$@"`, "launcher"}
-		args = append(args, s.cfg.Target(l.path)...)
-	}
-	t, err := confine.StartTarget(running, home, args, marker)
-	if err != nil && errors.Is(context.Cause(running), errHung) {
-		return nil, fmt.Errorf("start the target: %w: %v", errHung, s.cfg.Timeout)
-	} else if err != nil {
+	launched = launched && r.helped
+	t, err := s.startTarget(running, home, l, launcher, launched, marker)
+	if err != nil {
 		return nil, err
 	}
 	defer t.Kill(cancel)
@@ -166,7 +173,8 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 		}
 		defer h.Kill()
 	}
-	a := &actor{scene: r.scene, group: group, limit: run.Limit, target: t.PID, model: l.path, helper: h, hold: s.cfg.Hold, done: t.Done}
+	a := &actor{scene: r.scene, group: group, limit: run.Limit, target: t.PID, model: l.path, helper: h,
+		hold: s.cfg.Hold, done: t.Done}
 	if launched {
 		a.launched = func() (helper, target int) { return t.PID, launchedBy(marker, s.cfg.Target(l.path)) }
 	}
@@ -178,43 +186,19 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 		return nil, err
 	}
 
-	var early atomic.Bool // the helper had ended at the last token
-	acting := make(chan error, 1)
-	moment := make(chan time.Duration, 1)
-	if r.scene.kind == moved {
-		moment <- earliest + time.Duration(run.Moment.Fraction*float64(latest-earliest))
-	}
-	go func() {
-		select {
-		case wait := <-moment:
-			select {
-			case <-time.After(wait):
-			case <-t.Done:
-			}
-			acting <- a.act(running)
-		case <-t.Done:
-			acting <- nil
-		}
-	}()
-	t.Follow(func(n int, token llama.Token) {
-		early.Store(h != nil && h.Ended())
-		if n == run.Moment.Token && r.scene.kind != moved {
-			moment <- time.Duration(run.Moment.Fraction * float64(token.End-token.Begin))
-		}
-		s.progress(fmt.Sprintf("%s: token %d", r, n))
-	})
-	if err := <-acting; err != nil && ctx.Err() == nil {
-		return nil, fmt.Errorf("scene %s: %w", r.scene, err)
-	}
-	if _, err := a.release(); err != nil { // they still wait if the target ended before the scene
-		return nil, fmt.Errorf("scene %s: %w", r.scene, err)
+	early, err := s.follow(ctx, running, t, a, r, run.Moment)
+	if err != nil {
+		return nil, err
 	}
 	if h != nil {
-		run.Helper = stopHelperOf(h, early.Load(), a)
+		run.Helper = endHelper(h, early, a)
 	}
 	if launched {
 		status, _ := t.State().Sys().(syscall.WaitStatus)
-		run.Helper = &HelperEnd{Status: t.State().String(), Output: t.Problem(), Killed: status.Signaled() && status.Signal() == syscall.SIGKILL && !(a.acted && a.scene.kind == killHelper)}
+		killed := status.Signaled() && status.Signal() == syscall.SIGKILL
+		run.Helper = &HelperEnd{
+			Status: t.State().String(), Output: t.Problem(), Killed: killed && !(a.acted && a.scene.kind == killHelper),
+		}
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -230,11 +214,54 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	if err := run.finish(t, running, a, s); err != nil {
 		return nil, err
 	}
-	if run.ProcessesLeft, err = confine.Left(ctx, marker, groups); err != nil {
+	if run.ProcessesLeft, err = confine.ListLeft(ctx, marker, groups); err != nil {
 		return nil, err
 	}
-	run.PagesLeft, err = l.model.Left(ctx)
+	run.PagesLeft, err = l.model.DropAndCount(ctx)
 	return run, err
+}
+
+// startTarget starts the target in its home group, by the launcher if launched says so.
+func (s *series) startTarget(
+	running context.Context, home *cgroup.Group, l *lane, launcher string, launched bool, marker string,
+) (*confine.Target, error) {
+	args := s.cfg.Target(l.path)
+	if launched {
+		args = append([]string{"/bin/sh", "-c", "exec " + launcher + ` "$@"`, "launcher"}, args...)
+	}
+	t, err := confine.StartTarget(running, home, args, marker)
+	if err != nil && errors.Is(context.Cause(running), errHung) {
+		return nil, fmt.Errorf("start the target: %w: %v", errHung, s.cfg.Timeout)
+	}
+	return t, err
+}
+
+// follow reads the target's tokens to its end, and makes the scene happen at its moment. early says that the helper had
+// ended at the last token.
+func (s *series) follow(
+	ctx, running context.Context, t *confine.Target, a *actor, r spec, at Moment,
+) (early bool, err error) {
+	var helperEnded atomic.Bool
+	moment := make(chan time.Duration, 1)
+	if r.scene.kind == moved {
+		moment <- earliest + time.Duration(at.Fraction*float64(latest-earliest))
+	}
+	acting := a.actAfter(running, moment)
+	t.Follow(func(n int, token llama.Token) {
+		helperEnded.Store(a.helper != nil && a.helper.Ended())
+		if n == at.Token && r.scene.kind != moved {
+			moment <- time.Duration(at.Fraction * float64(token.End-token.Begin))
+		}
+		s.progress(fmt.Sprintf("%s: token %d", r, n))
+	})
+	if err := <-acting; err != nil && ctx.Err() == nil {
+		return false, fmt.Errorf("scene %s: %w", r.scene, err)
+	}
+	// The hogs still wait if the target ended before the scene.
+	if _, err := a.release(); err != nil {
+		return false, fmt.Errorf("scene %s: %w", r.scene, err)
+	}
+	return helperEnded.Load(), nil
 }
 
 func (r spec) String() string {
@@ -245,9 +272,10 @@ func (r spec) String() string {
 	return fmt.Sprintf("%s x=%g %s", r.scene, r.x, who)
 }
 
-// launchedBy finds a run's target among its processes by its command line; 0: it does not run.
+// launchedBy finds a run's target among its processes by its command line. It returns 0 if the
+// target does not run.
 func launchedBy(marker string, args []string) int {
-	pids, err := confine.Marked(marker)
+	pids, err := confine.ListMarked(marker)
 	if err != nil {
 		return 0
 	}
@@ -259,11 +287,13 @@ func launchedBy(marker string, args []string) int {
 	return 0
 }
 
-// finish fills in how the target ended. Of one that the helper has started, the helper's status tells, as a shell's does.
+// finish fills in how the target ended. If the helper has started the target, the helper's status
+// tells, as a shell's does.
 func (run *Run) finish(t *confine.Target, running context.Context, a *actor, s *series) error {
 	run.Status, run.Tokens = t.State().String(), len(t.IDs)
 	text := t.Text.String()
-	run.TextSame = len(t.IDs) <= len(s.report.TokenIDs) && slices.Equal(t.IDs, s.report.TokenIDs[:len(t.IDs)]) && strings.HasPrefix(s.report.Text, text)
+	run.TextSame = len(t.IDs) <= len(s.report.TokenIDs) && slices.Equal(t.IDs, s.report.TokenIDs[:len(t.IDs)]) &&
+		strings.HasPrefix(s.report.Text, text)
 	if len(t.IDs) == len(s.report.TokenIDs) {
 		run.TextSame = run.TextSame && text == s.report.Text
 	}
@@ -273,7 +303,9 @@ func (run *Run) finish(t *confine.Target, running context.Context, a *actor, s *
 	success := status.Exited() && status.ExitStatus() == 0
 	if a.launched != nil {
 		killed = killed || status.Exited() && status.ExitStatus() > shellSignal
-		success = success || status.Signaled() && status.Signal() == syscall.SIGKILL // with all tokens: the target has gone on
+		// A launcher that was killed leaves the target alone. If that has all tokens, the run is a
+		// success.
+		success = success || status.Signaled() && status.Signal() == syscall.SIGKILL
 	}
 	switch {
 	case status.Exited() && status.ExitStatus() == confine.ExitNotJoined:
@@ -286,7 +318,8 @@ func (run *Run) finish(t *confine.Target, running context.Context, a *actor, s *
 	case killed && a.ended:
 		run.Outcome = Ended
 	case killed && errors.Is(context.Cause(running), errHung):
-		run.Outcome, run.Error = Hung, fmt.Sprintf("%v: %d of %d tokens in %v", errHung, len(t.IDs), len(s.report.TokenIDs), s.cfg.Timeout)
+		run.Outcome, run.Error = Hung, fmt.Sprintf("%v: %d of %d tokens in %v", errHung, len(t.IDs),
+			len(s.report.TokenIDs), s.cfg.Timeout)
 	case killed && run.OOMKills > 0:
 		run.Outcome = Killed
 	default:
@@ -295,14 +328,16 @@ func (run *Run) finish(t *confine.Target, running context.Context, a *actor, s *
 	return nil
 }
 
-// stopHelperOf ends the helper, and returns how it ended. A helper that the scene has killed or stopped is not to blame.
-func stopHelperOf(h *proc.Group, early bool, a *actor) *HelperEnd {
+// endHelper ends the helper, and returns how it ended. A helper that the scene has killed or
+// stopped is not to blame.
+func endHelper(h *proc.Group, early bool, a *actor) *HelperEnd {
 	byScene := a.acted && (a.scene.kind == killHelper || a.scene.kind == termHelper)
 	err := h.Stop(syscall.SIGTERM)
 	h.Kill()
 	status, _ := h.State().Sys().(syscall.WaitStatus)
 	return &HelperEnd{
-		Killed: err == nil && status.Signaled() && status.Signal() == syscall.SIGKILL && !(byScene && a.scene.kind == killHelper),
-		Early:  early && !byScene, Hung: err != nil, Status: h.State().String(), Output: h.Output.String(),
+		Killed: err == nil && status.Signaled() && status.Signal() == syscall.SIGKILL &&
+			!(byScene && a.scene.kind == killHelper),
+		Early: early && !byScene, Hung: err != nil, Status: h.State().String(), Output: h.Output.String(),
 	}
 }

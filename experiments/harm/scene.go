@@ -41,14 +41,16 @@ type Scene struct {
 // String is the scene as ParseScenes takes it.
 func (s Scene) String() string { return s.text }
 
-// helperOnly says that the scene happens to the helper, so that there is nothing to see without one.
-func (s Scene) helperOnly() bool {
+// concernsHelper reports whether the scene happens to the helper. Then there is nothing to see
+// without one.
+func (s Scene) concernsHelper() bool {
 	return s.kind == killHelper || s.kind == termHelper || s.kind == stopHelper
 }
 
 // sets are names for several scenes.
 var sets = map[string][]string{
-	"hogs":   {"instant:50MB", "instant:150MB", "instant:400MB", "slow:400MB@100MB", "swarm:40x10MB", "limit:0.5", "moved", "none"},
+	"hogs": {"instant:50MB", "instant:150MB", "instant:400MB", "slow:400MB@100MB", "swarm:40x10MB", "limit:0.5",
+		"moved", "none"},
 	"faults": {"kill-helper", "term-helper", "stop-helper", "stop-target", "kill-target", "limit:0.5", "limit:1.5"},
 }
 
@@ -59,7 +61,8 @@ var Forms = [][2]string{
 	{"slow:400MB@100MB", "the same, at this many bytes per second"},
 	{"swarm:40x10MB", "the same, by this many processes at once, each this much"},
 	{"limit:0.5", "the group's limit is multiplied by this; afterwards it is what it was"},
-	{"moved", "the target starts in a group without a limit, and is moved to its own when the helper has looked; its pages are dropped then"},
+	{"moved", "the target starts in a group without a limit, and is moved to its own when the helper has looked; " +
+		"its pages are dropped then"},
 	{"kill-helper", "SIGKILL to the helper"},
 	{"term-helper", "SIGTERM to the helper"},
 	{"stop-helper", "SIGSTOP to the helper, afterwards SIGCONT"},
@@ -67,8 +70,8 @@ var Forms = [][2]string{
 	{"kill-target", "SIGKILL to the target"},
 }
 
-// ParseScenes parses scenes: the forms of [Forms], and the names of sets ("hogs", "faults", "all"). A scene that is named twice counts
-// once.
+// ParseScenes parses scenes: the forms of [Forms], and the names of sets ("hogs", "faults", "all").
+// A scene that is named twice counts once.
 func ParseScenes(names []string) ([]Scene, error) {
 	var all []Scene
 	for _, name := range names {
@@ -92,10 +95,10 @@ func ParseScenes(names []string) ([]Scene, error) {
 	return all, nil
 }
 
-// most bounds what a scene takes: more is a slip of the pen.
+// Bounds of what a scene takes. Larger numbers are slips of the pen.
 const (
-	mostHogs  = 1000
-	mostBytes = 1 << 40
+	maxHogs  = 1000
+	maxBytes = 1 << 40
 )
 
 func parseScene(text string) (Scene, error) {
@@ -107,20 +110,20 @@ func parseScene(text string) (Scene, error) {
 		ok = !given
 	case instant:
 		s.hogs = 1
-		s.size, ok = amountOf(amount)
+		s.size, ok = parseAmount(amount)
 	case slow:
 		size, rate, _ := strings.Cut(amount, "@")
 		s.hogs = 1
 		var rated bool
-		s.size, ok = amountOf(size)
-		s.rate, rated = amountOf(rate)
+		s.size, ok = parseAmount(size)
+		s.rate, rated = parseAmount(rate)
 		ok = ok && rated
 	case swarm:
 		n, size, _ := strings.Cut(amount, "x")
 		var err error
 		s.hogs, err = strconv.Atoi(n)
-		s.size, ok = amountOf(size)
-		ok = ok && err == nil && s.hogs > 0 && s.hogs <= mostHogs
+		s.size, ok = parseAmount(size)
+		ok = ok && err == nil && s.hogs > 0 && s.hogs <= maxHogs
 	case limit:
 		var err error
 		s.factor, err = strconv.ParseFloat(amount, 64)
@@ -133,12 +136,13 @@ func parseScene(text string) (Scene, error) {
 		for _, f := range Forms {
 			forms = append(forms, f[0])
 		}
-		return Scene{}, fmt.Errorf("scene %q: want one of hogs, faults, all, or such as %s", text, strings.Join(forms, ", "))
+		return Scene{}, fmt.Errorf("scene %q: want one of hogs, faults, all, or such as %s", text,
+			strings.Join(forms, ", "))
 	}
 	return s, nil
 }
 
-func amountOf(text string) (int64, bool) {
+func parseAmount(text string) (int64, bool) {
 	n, err := humanize.ParseBytes(text)
-	return int64(min(n, mostBytes)), err == nil && n > 0 && n <= mostBytes
+	return int64(min(n, maxBytes)), err == nil && n > 0 && n <= maxBytes
 }

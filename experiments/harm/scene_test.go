@@ -1,5 +1,7 @@
 package harm
 
+// This file tests how scenes are parsed, when they happen, and what they do to a group.
+
 import (
 	"fmt"
 	"os"
@@ -29,14 +31,17 @@ func TestParseScenes(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %+v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "nothing", "none:1", "instant", "instant:0", "instant:much", "instant:2PB", "slow:1MB", "slow:1MB@0", "slow:@1MB", "swarm:10MB", "swarm:0x1MB", "swarm:1001x1MB", "swarm:-1x1MB", "limit:0", "limit:NaN", "limit:-1", "limit:101", "limit", "kill-helper:9"} {
-		if got, err := ParseScenes([]string{text}); err == nil || !strings.Contains(err.Error(), "want one of hogs") || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: %+v, %v", text, got, err)
+	for _, text := range []string{"", "nothing", "none:1", "instant", "instant:0", "instant:much", "instant:2PB",
+		"slow:1MB", "slow:1MB@0", "slow:@1MB", "swarm:10MB", "swarm:0x1MB", "swarm:1001x1MB", "swarm:-1x1MB",
+		"limit:0", "limit:NaN", "limit:-1", "limit:101", "limit", "kill-helper:9"} {
+		if got, err := ParseScenes([]string{text}); err == nil ||
+			!strings.Contains(err.Error(), "want one of hogs") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %+v, %v; want an error of one line that lists the forms", text, got, err)
 		}
 	}
 	all, err := ParseScenes([]string{"all", "none", "limit:0.5"})
-	if err != nil || len(all) != 14 { // 8 and 7, one of them in both
-		t.Errorf("%d scenes, %v: %v", len(all), err, all)
+	if err != nil || len(all) != 14 { // 8 and 7, of which one is in both sets
+		t.Errorf("%d scenes, want 14 (%v): %v", len(all), err, all)
 	}
 	for _, f := range Forms {
 		if _, err := ParseScenes([]string{f[0]}); err != nil {
@@ -45,7 +50,8 @@ func TestParseScenes(t *testing.T) {
 	}
 }
 
-// The moment of a scene is the same with and without a helper, another one in each pair, and never before the target has settled.
+// The moment of a scene is the same with and without a helper, another one in each pair, and never
+// before Settle tokens.
 func TestMoment(t *testing.T) {
 	s := &series{cfg: Config{Settle: 5, Tokens: 20, Seed: 7}}
 	scene := Scene{text: "none", kind: none}
@@ -56,14 +62,15 @@ func TestMoment(t *testing.T) {
 			t.Error("the two runs of a pair differ")
 		}
 		if m.Token < 5 || m.Token > 12 || m.Fraction < 0 || m.Fraction >= 1 {
-			t.Errorf("%+v", m)
+			t.Errorf("%+v, want token 5 to 12 and a fraction below 1", m)
 		}
 		seen[m.Token] = true
 	}
 	if len(seen) != 8 {
-		t.Errorf("tokens %v", seen)
+		t.Errorf("tokens %v, want 8 different ones", seen)
 	}
-	if (&series{cfg: Config{Settle: 5, Tokens: 20, Seed: 8}}).moment(spec{scene, 0.5, 0, true}) == s.moment(spec{scene, 0.5, 0, true}) {
+	if (&series{cfg: Config{Settle: 5, Tokens: 20, Seed: 8}}).moment(spec{scene, 0.5, 0,
+		true}) == s.moment(spec{scene, 0.5, 0, true}) {
 		t.Error("the seed changes nothing")
 	}
 }
@@ -83,26 +90,28 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 		}
 		done := make(chan struct{})
 		a := &actor{scene: scene, group: group, hold: time.Hour, done: done}
-		if err := a.prepare(t.Context(), program, variable+"=hogs"); err != nil {
+		if err := a.prepare(t.Context(), program, markVariable+"=hogs"); err != nil {
 			t.Fatal(err)
 		}
 		if usage, err := group.Usage(); err != nil || usage > 1<<20 {
-			t.Errorf("%s: %d bytes before, %v", scene, usage, err)
+			t.Errorf("%s: %d bytes before, %v; want 1 MiB at most", scene, usage, err)
 		}
 		acted := make(chan error, 1)
 		start := time.Now()
 		go func() { acted <- a.act(t.Context()) }()
 		want := int64(scene.hogs) * scene.size
 		var usage int64
-		for end := time.Now().Add(20 * time.Second); usage < want && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(20 * time.Second); usage < want &&
+			time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 			if usage, err = group.Usage(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if scene.rate > 0 && time.Since(start) < 240*time.Millisecond { // a quarter of a second, less one step
-			t.Errorf("%s: it took %v", scene, time.Since(start))
+			t.Errorf("%s: it took %v, want 240 ms or more", scene, time.Since(start))
 		}
-		if procs, err := group.Procs(); usage < want || usage > want+int64(scene.hogs+1)<<20 || err != nil || len(procs) != scene.hogs {
+		if procs, err := group.Procs(); usage < want || usage > want+int64(scene.hogs+1)<<20 || err != nil ||
+			len(procs) != scene.hogs {
 			t.Errorf("%s: %d bytes in %d processes, want %d (%v)", scene, usage, len(procs), want, err)
 		}
 		close(done)
@@ -110,7 +119,7 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 			t.Errorf("%s: %v, %d killed", scene, err, a.killed)
 		}
 		if procs, err := group.Procs(); err != nil || len(procs) > 0 {
-			t.Errorf("%s: %d processes are left, %v", scene, len(procs), err)
+			t.Errorf("%s: %d processes are left, %v; want none", scene, len(procs), err)
 		}
 		if err := group.Remove(); err != nil {
 			t.Error(err)
@@ -118,7 +127,7 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 	}
 }
 
-// A limit is another one for a while, and then what it was.
+// The scene's limit holds for a while. Then the limit is what it was.
 func TestLimitComesBack(t *testing.T) {
 	cfg := known(t, "sleep 1000", "limit:0.5", "limit:1.5")
 	root, err := cgroup.Root()
@@ -151,7 +160,7 @@ func TestLimitComesBack(t *testing.T) {
 			t.Errorf("%s: %v, refused %v", scene, err, a.refused)
 		}
 		if limit, ok, err := group.Limit(); limit != bytes || !ok || err != nil {
-			t.Errorf("%s: the limit is %d afterwards, %v, %v", scene, limit, ok, err)
+			t.Errorf("%s: the limit is %d afterwards, %v, %v; want %d", scene, limit, ok, err, bytes)
 		}
 	}
 }

@@ -1,9 +1,13 @@
-// Package latency measures how long a helper takes from a router's choice to its first read for it. "lab latency" runs it.
+// Package latency measures how long a helper takes from a router's choice to its first read for it.
+// "lab latency" runs it.
 //
-// A llama.cpp generates in a memory control group with a limit, in as many threads as there are processors, which spin at each barrier. A helper runs beside it. BPF programs of the instrument's own
-// take the times: of the target's op that reads a router's choice first, of the helper's next read of the model's disk as it is handed to the block layer, and of the request that holds its
-// first sector as it is given to the driver. So the helper is any command, and what it says of itself does not matter. A helper that reads for other reasons, too, at that moment, as one that streams what
-// every token reads, seems faster than it is.
+// A llama.cpp generates in a memory control group with a limit. It has as many threads as there are
+// processors, and they spin at each barrier. A helper runs beside it. The instrument's own BPF
+// programs take the times: when the target's first op reads a router's choice, when the helper's
+// next read of the model's disk is handed to the block layer, and when the request that holds its
+// first sector is given to the driver. So the helper may be any command, and what it says of itself
+// does not matter. A helper that also reads for other reasons at that moment, as one that streams
+// what every token reads, seems faster than it is.
 //
 // Everything needs root.
 package latency
@@ -26,7 +30,7 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// Times are how long after a choice its first read came.
+// Times say how long after a choice its first read came.
 type Times struct {
 	Queued time.Duration // handed to the block layer
 	Issued time.Duration // given to the driver; 0: that was not seen, as with a disk on top of others
@@ -34,12 +38,13 @@ type Times struct {
 
 // Seen is what the probes have seen.
 type Seen struct {
-	Choices     int // of routers
-	TargetFirst int // of these, how often the target itself read before the helper did
+	Choices int // of routers
+	// TargetFirst counts the choices after which the target itself read before the helper did.
+	TargetFirst int
 	Times       []Times
 }
 
-// Meter is the probes in a target.
+// Meter holds the probes in a target.
 type Meter struct {
 	objects latencyObjects
 	links   []link.Link
@@ -48,13 +53,16 @@ type Meter struct {
 // maxTimes is how many times are kept.
 const maxTimes = 1 << 16
 
-// errNoChoice says what no choice means.
-var errNoChoice = errors.New("no router's choice was seen: the model is no mixture of experts, or this build of ggml names it in another way")
+// errNoChoice says what it means that no choice was seen.
+var errNoChoice = errors.New("no router's choice was seen: the model is no mixture of experts, or this build of " +
+	"ggml names it in another way")
 
-// Attach sets probes in a target, of which a helper reads ahead. dev is the number of the model's disk, as [proc.FileID] has it. The caller must call Close. It needs uprobe_multi (Linux 6.6).
+// Attach sets probes in a target for which a helper reads ahead. dev is the number of the model's
+// disk, as [proc.FileID] has it. The caller must call Close. It needs uprobe_multi (Linux 6.6).
 func Attach(target, helper int, images []*ggml.Image, dev uint64) (_ *Meter, err error) {
 	if ns, err := proc.PIDNamespace(); err != nil || ns != 0 {
-		return nil, errors.Join(err, errors.New("this instrument works in the first PID namespace only: run it on the host"))
+		return nil, errors.Join(err,
+			errors.New("this instrument works in the first PID namespace only: run it on the host"))
 	}
 	layout, err := ggml.Infer(images)
 	if err != nil {
@@ -64,7 +72,8 @@ func Attach(target, helper int, images []*ggml.Image, dev uint64) (_ *Meter, err
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded programs: %w", err)
 	}
-	for name, value := range map[string]uint32{"target": uint32(target), "helper": uint32(helper), "device": uint32(dev), "src_at": layout.Src, "name_at": layout.Name} {
+	for name, value := range map[string]uint32{"target": uint32(target), "helper": uint32(helper),
+		"device": uint32(dev), "src_at": layout.Src, "name_at": layout.Name} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("configure the embedded programs: %w", err)
 		}
@@ -81,7 +90,8 @@ func Attach(target, helper int, images []*ggml.Image, dev uint64) (_ *Meter, err
 			err = errors.Join(err, m.Close())
 		}
 	}()
-	for name, program := range map[string]*ebpf.Program{"block_bio_queue": m.objects.BioQueued, "block_rq_issue": m.objects.RequestIssued} {
+	for name, program := range map[string]*ebpf.Program{"block_bio_queue": m.objects.BioQueued,
+		"block_rq_issue": m.objects.RequestIssued} {
 		l, err := link.Tracepoint("block", name, program, nil)
 		if err != nil {
 			return nil, fmt.Errorf("attach to block:%s: %w", name, err)
@@ -89,15 +99,15 @@ func Attach(target, helper int, images []*ggml.Image, dev uint64) (_ *Meter, err
 		m.links = append(m.links, l)
 	}
 	for _, im := range images {
-		if err := m.probe(im, target); err != nil {
+		if err := m.attachToOps(im, target); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
 }
 
-// probe sets the probe on what every op calls.
-func (m *Meter) probe(im *ggml.Image, target int) error {
+// attachToOps sets the probe on the function that every op calls.
+func (m *Meter) attachToOps(im *ggml.Image, target int) error {
 	var at []uint64
 	for _, s := range im.Sites {
 		if s.Role == ggml.RoleOp {
@@ -119,7 +129,7 @@ func (m *Meter) probe(im *ggml.Image, target int) error {
 	return nil
 }
 
-// Read says what was seen up to now.
+// Read returns what was seen up to now.
 func (m *Meter) Read() (Seen, error) {
 	var c latencyCounts
 	if err := m.objects.Seen.Get(&c); err != nil {
@@ -145,7 +155,7 @@ func (m *Meter) Close() error {
 	return errors.Join(append(errs, m.objects.Close())...)
 }
 
-// Images says what is in the files with code that a process maps.
+// Images describes the files with code that a process maps.
 func Images(pid int) ([]*ggml.Image, error) {
 	mappings, err := proc.Mappings(pid)
 	if err != nil {

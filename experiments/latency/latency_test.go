@@ -23,8 +23,9 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// plantedSource calls what every op calls, for a router's choice, and has a child read a page of a file after a delay. It prints, of each choice, the delay and an upper bound of what is to be measured:
-// from before the op to when the child has the page.
+// plantedSource calls the function that every op calls, for a router's choice, and has a child read
+// a page of a file after a delay. For each choice it prints the delay and an upper bound of what is
+// to be measured: the time from before the op until the child has the page.
 const plantedSource = `
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -97,7 +98,8 @@ int main(int argc, char **argv)
 	if (getchar() == EOF)
 		return 1;
 	struct ggml_tensor choice = { .name = "ffn_moe_topk-3" }, other = { .name = "ffn_norm-3" };
-	struct ggml_tensor looks = { .src = { &other, &choice }, .name = "ffn_moe_weights-3" }, gate = { .src = { &other, &other, &choice }, .name = "ffn_moe_gate-3" };
+	struct ggml_tensor looks = { .src = { &other, &choice }, .name = "ffn_moe_weights-3" };
+	struct ggml_tensor gate = { .src = { &other, &other, &choice }, .name = "ffn_moe_gate-3" };
 	struct ggml_tensor norm = { .src = { &other, &other }, .name = "norm" };
 	struct params first = { 0, 2 }, second = { 1, 2 };
 	for (int i = 0; i < n; i++) {
@@ -130,7 +132,8 @@ func TestPlanted(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
 	program, data := filepath.Join(dir, "planted"), filepath.Join(dir, "model")
-	if err := cc.Compile(t.Context(), program, plantedSource, "-fno-omit-frame-pointer"); errors.Is(err, cc.ErrNoCompiler) {
+	if err := cc.Compile(t.Context(), program, plantedSource, "-fno-omit-frame-pointer"); errors.Is(err,
+		cc.ErrNoCompiler) {
 		t.Skip(err)
 	} else if err != nil {
 		t.Fatal(err)
@@ -145,7 +148,7 @@ func TestPlanted(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := make([]byte, 4096)
-	for i := range int64(choices) { // no holes: they are not read from the disk
+	for i := range int64(choices) { // no holes, because they are not read from the disk
 		for _, at := range []int64{i, 1000 + i} {
 			if _, err := f.WriteAt(page, at<<20); err != nil {
 				t.Fatal(err)
@@ -217,24 +220,28 @@ func TestPlanted(t *testing.T) {
 	}
 	const read = choices / 3 * 2
 	if seen.Choices != choices || seen.TargetFirst != choices/3 || len(seen.Times) != read || len(bounds) != read {
-		t.Fatalf("%d choices, in %d the target read first, %d times; want %d, %d, %d of %d", seen.Choices, seen.TargetFirst, len(seen.Times), choices, choices/3, read, len(bounds))
+		t.Fatalf("%d choices, in %d the target read first, %d times; want %d, %d, %d of %d", seen.Choices,
+			seen.TargetFirst, len(seen.Times), choices, choices/3, read, len(bounds))
 	}
 	for i, w := range seen.Times {
 		if w.Queued < delay || w.Issued < w.Queued || w.Issued > bounds[i] {
-			t.Errorf("choice %d: queued after %v, issued after %v; planted %v, the page was there after %v", i, w.Queued, w.Issued, delay, bounds[i])
+			t.Errorf("choice %d: queued after %v, issued after %v; planted %v, the page was there after %v", i,
+				w.Queued, w.Issued, delay, bounds[i])
 		}
 	}
 	r := &Report{}
 	r.add(seen)
-	if r.Choices != choices || r.Read != read || r.Queued.N != read || r.Issued.N != read || r.Queued.Median < float64(delay.Microseconds()) || r.Issued.Max < r.Issued.P99 || r.Issued.P99 < r.Issued.Median {
-		t.Errorf("report %+v", r)
+	if r.Choices != choices || r.Read != read || r.Queued.N != read || r.Issued.N != read ||
+		r.Queued.Median < float64(delay.Microseconds()) || r.Issued.Max < r.Issued.P99 ||
+		r.Issued.P99 < r.Issued.Median {
+		t.Errorf("report %+v, want all choices, and times in order", r)
 	}
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// The distribution of known times.
+// The report shows the distribution of known times.
 func TestReport(t *testing.T) {
 	s := Seen{Choices: 200, TargetFirst: 3}
 	for i := range 101 {
@@ -246,16 +253,20 @@ func TestReport(t *testing.T) {
 	if r.Queued != want {
 		t.Errorf("queued %+v, want %+v", r.Queued, want)
 	}
-	if w := r.Issued; w.N != 100 || math.Abs(w.Median-101) > 1e-9 || w.Max != 200 { // that which took no time was not seen
-		t.Errorf("issued %+v", w)
+	// The time of 0 was not seen.
+	if w := r.Issued; w.N != 100 || math.Abs(w.Median-101) > 1e-9 || w.Max != 200 {
+		t.Errorf("issued %+v, want 100 values, a median of 101 and a maximum of 200", w)
 	}
 	var text strings.Builder
-	if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "200 choices in 10 tokens at 5.00 tok/s, 2 threads, limit 1.0 GiB; after 101 the helper read, in 3 the target read first") {
+	if err := r.WriteText(&text); err != nil ||
+		!strings.Contains(text.String(),
+			"200 choices in 10 tokens at 5.00 tok/s, 2 threads, limit 1.0 GiB; after 101 the helper read, in 3 "+
+				"the target read first") {
 		t.Errorf("%v:\n%s", err, text.String())
 	}
 }
 
-// A run that cannot be made says why.
+// A run that cannot be made gives the reason.
 func TestMeasureRefuses(t *testing.T) {
 	for want, c := range map[string]Config{
 		"no model":          {},

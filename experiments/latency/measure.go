@@ -24,10 +24,10 @@ import (
 // Config says what to measure.
 type Config struct {
 	Model  string
-	Target []string // the command line: it must print what llamarun --stream does
+	Target []string // the command line; it must print what llamarun --stream does
 	Helper string   // a simple shell command; {pid} is replaced by the target's process id
 	Limit  int64    // bytes of memory for both
-	Skip   int      // tokens after which it is measured
+	Skip   int      // tokens before the measurement
 	// Progress, if not nil, is called with how many tokens were generated.
 	Progress func(tokens int)
 }
@@ -46,12 +46,14 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Measure makes a run. When ctx ends, or it fails, all processes that it has started are ended; nothing is returned then.
+// Measure makes a run. When ctx ends, or it fails, all processes that it has started are ended, and
+// nothing is returned.
 func Measure(ctx context.Context, cfg Config) (r *Report, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	r = &Report{Started: time.Now(), Host: host.Read(), Model: cfg.Model, Target: cfg.Target, Helper: cfg.Helper, Limit: cfg.Limit, Skip: cfg.Skip}
+	r = &Report{Started: time.Now(), Host: host.Read(), Model: cfg.Model, Target: cfg.Target, Helper: cfg.Helper,
+		Limit: cfg.Limit, Skip: cfg.Skip}
 	model, err := confine.Open(cfg.Model)
 	if err != nil {
 		return nil, err
@@ -83,7 +85,8 @@ func Measure(ctx context.Context, cfg Config) (r *Report, err error) {
 		return nil, err
 	}
 	defer t.end(cancel)
-	h, err := proc.StartGroup(ctx, confine.In(group, nil, strings.ReplaceAll(cfg.Helper, "{pid}", strconv.Itoa(t.cmd.Process.Pid)))...)
+	h, err := proc.StartGroup(ctx,
+		confine.In(group, nil, strings.ReplaceAll(cfg.Helper, "{pid}", strconv.Itoa(t.cmd.Process.Pid)))...)
 	if err != nil {
 		return nil, fmt.Errorf("start the helper: %w", err)
 	}
@@ -94,7 +97,7 @@ func Measure(ctx context.Context, cfg Config) (r *Report, err error) {
 	return r, h.Stop(syscall.SIGTERM)
 }
 
-// follow reads the target's tokens to its end, with probes in it from Config.Skip on.
+// follow reads the target's tokens to its end. From Config.Skip on there are probes in it.
 func (r *Report) follow(ctx context.Context, cfg *Config, t *target, h *proc.Group, dev uint64) (err error) {
 	stream, err := llama.NewStream(t.stdout)
 	if err != nil {
@@ -123,7 +126,8 @@ func (r *Report) follow(ctx context.Context, cfg *Config, t *target, h *proc.Gro
 			return fmt.Errorf("the helper ended: %s", h.LastLine())
 		}
 		if n == cfg.Skip {
-			// Not before: a program may load several builds of ggml, and keep one.
+			// The images are not read before: a program may load several builds of ggml, and keep
+			// one.
 			images, err := Images(t.cmd.Process.Pid)
 			if err != nil {
 				return err
@@ -173,18 +177,18 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string) (*targ
 	if err != nil {
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
-	confine.Joined(ctx, t.cmd.Process.Pid)
+	confine.AwaitJoined(ctx, t.cmd.Process.Pid)
 	return t, nil
 }
 
-// end ends it, and waits for that.
+// end kills the target, and waits for its end.
 func (t *target) end(cancel context.CancelFunc) {
 	cancel()
 	_, _ = io.Copy(io.Discard, t.stdout)
 	_ = t.cmd.Wait() // that it was killed is expected
 }
 
-// failure adds what the target has said to an error.
+// failure adds the target's output to an error.
 func (t *target) failure(err error) error {
 	if said := t.stderr.LastLine(); said != "" {
 		return fmt.Errorf("%w (the target: %s)", err, said)

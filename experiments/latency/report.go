@@ -23,15 +23,19 @@ type Report struct {
 	Helper  string    `json:"helper"`
 	Limit   int64     `json:"limit_bytes"`
 	Threads int       `json:"threads"` // of the target
-	Skip    int       `json:"skip"`    // tokens before it was measured
-	Tokens  int       `json:"tokens"`  // while it was
-	TokS    float64   `json:"tok_s"`   // of these
+	Skip    int       `json:"skip"`    // tokens before the measurement
+	Tokens  int       `json:"tokens"`  // tokens during the measurement
+	TokS    float64   `json:"tok_s"`   // the speed of these tokens
 
-	Choices     int  `json:"choices"`      // of routers
-	Read        int  `json:"read"`         // of these, after which the helper read before the next one: the others had nothing missing
-	TargetFirst int  `json:"target_first"` // of all, when the target itself read before the helper did
-	Queued      Wait `json:"queued_us"`    // from the choice until the helper's first read was handed to the block layer
-	Issued      Wait `json:"issued_us"`    // until the request with it was given to the disk's driver
+	Choices int `json:"choices"` // of routers
+	// Read counts the choices after which the helper read before the next choice. For the others
+	// nothing was missing.
+	Read int `json:"read"`
+	// TargetFirst counts the choices after which the target itself read before the helper did.
+	TargetFirst int `json:"target_first"`
+	// from the choice until the helper's first read was handed to the block layer
+	Queued Wait `json:"queued_us"`
+	Issued Wait `json:"issued_us"` // until the request with it was given to the disk's driver
 }
 
 // Wait is a distribution of times, in microseconds.
@@ -43,7 +47,7 @@ type Wait struct {
 	Max    float64 `json:"max"`
 }
 
-func waits(us []float64) Wait {
+func distributionOf(us []float64) Wait {
 	return Wait{len(us), stats.Median(us), stats.Quantile(us, 0.9), stats.Quantile(us, 0.99), stats.Quantile(us, 1)}
 }
 
@@ -57,7 +61,7 @@ func (r *Report) add(s Seen) {
 			issued = append(issued, us(t.Issued))
 		}
 	}
-	r.Queued, r.Issued = waits(queued), waits(issued)
+	r.Queued, r.Issued = distributionOf(queued), distributionOf(issued)
 }
 
 func (r *Report) document() tabular.Document {
@@ -70,10 +74,13 @@ func (r *Report) document() tabular.Document {
 	}
 	return tabular.Document{
 		&tabular.Table{
-			Columns: append(tabular.Left("from a router's choice to"), tabular.Right("times", "median us", "p90", "p99", "max")...),
-			Rows:    [][]string{row("the helper's first read in the block layer", r.Queued), row("that read at the disk's driver", r.Issued)},
+			Columns: append(tabular.Left("from a router's choice to"),
+				tabular.Right("times", "median us", "p90", "p99", "max")...),
+			Rows: [][]string{row("the helper's first read in the block layer", r.Queued),
+				row("that read at the disk's driver", r.Issued)},
 		},
-		tabular.Lines{fmt.Sprintf("%d choices in %d tokens at %.2f tok/s, %d threads, limit %s; after %d the helper read, in %d the target read first.",
+		tabular.Lines{fmt.Sprintf("%d choices in %d tokens at %.2f tok/s, %d threads, limit %s; after %d the "+
+			"helper read, in %d the target read first.",
 			r.Choices, r.Tokens, r.TokS, r.Threads, humanize.IBytes(uint64(r.Limit)), r.Read, r.TargetFirst)},
 	}
 }

@@ -1,6 +1,7 @@
-// This file manages the cache: its place, and how directories are put into it atomically and only once.
-
 package llama
+
+// This file manages the cache: where it is, and how directories are put into it atomically and only
+// once.
 
 import (
 	"context"
@@ -42,8 +43,9 @@ func cacheDir() (string, error) {
 	return privateDir(filepath.Join(os.TempDir(), fmt.Sprintf("tensorcast-%d", os.Geteuid())))
 }
 
-// privateDir makes dir and returns the cache's directory in it. If the parent is writable for all, someone else could have made dir first,
-// so that we would run their programs; therefore dir must belong to this user, and only this user may write to it.
+// privateDir makes dir and returns the cache's directory in it. If the parent is writable for all,
+// someone else could have made dir first, and we would run their programs. Therefore dir must
+// belong to this user, and only this user may write to it.
 func privateDir(dir string) (string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("make the cache: %w (set %s to a directory that can be written)", err, envCache)
@@ -54,7 +56,8 @@ func privateDir(dir string) (string, error) {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || int(stat.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
-		return "", fmt.Errorf("make the cache: %s exists and is not a directory that only this user can write to (set %s)", dir, envCache)
+		return "", fmt.Errorf("make the cache: %s exists and is not a directory that only this user can write to "+
+			"(set %s)", dir, envCache)
 	}
 	dir = filepath.Join(dir, "llama")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -63,8 +66,8 @@ func privateDir(dir string) (string, error) {
 	return dir, nil
 }
 
-// makeDir calls fill with a temporary directory next to dir, and renames that to dir if fill succeeds. If dir exists, it does nothing. Of
-// several processes, one fills it and the others wait.
+// makeDir calls fill with a temporary directory next to dir, and renames that to dir if fill
+// succeeds. If dir exists, it does nothing. Of several processes, one fills it and the others wait.
 func makeDir(ctx context.Context, dir string, fill func(tmp string) error) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil

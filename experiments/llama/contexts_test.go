@@ -1,7 +1,7 @@
 package llama_test
 
-// This file tests how the driver imitates a server: several contexts, sequences and models in one process, and tokens printed as they are
-// generated.
+// This file tests how the driver imitates a server: several contexts, sequences and models in one
+// process, and tokens printed as they are generated.
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ import (
 
 var prompts = []string{"Once upon a time", "The page cache", "zzz", "0123456789"}
 
-// alone returns the tokens that each prompt leads to in a process of its own.
-func alone(t *testing.T, in *llama.Installation, model string, n int) [][]int32 {
+// runAlone returns the tokens that each prompt leads to in a process of its own.
+func runAlone(t *testing.T, in *llama.Installation, model string, n int) [][]int32 {
 	t.Helper()
 	var all [][]int32
 	for _, p := range prompts {
@@ -34,10 +34,11 @@ func TestContexts(t *testing.T) {
 	in := llamatest.ForTest(t)
 	const n, repeat = 4, 2
 	first, second := llamatest.Model(t, dense), llamatest.Model(t, moe)
-	want := map[string][][]int32{first: alone(t, in, first, n), second: alone(t, in, second, n)}
+	want := map[string][][]int32{first: runAlone(t, in, first, n), second: runAlone(t, in, second, n)}
 	for _, concurrent := range []bool{false, true} {
 		t.Run(fmt.Sprintf("concurrent=%v", concurrent), func(t *testing.T) {
-			r, ops := runOps(t, in, llama.Options{Model: first, Model2: second, Contexts: 2, Concurrent: concurrent, Prompt: prompts[0], Prompts: prompts[1:],
+			r, ops := runOps(t, in, llama.Options{Model: first, Model2: second, Contexts: 2, Concurrent: concurrent,
+				Prompt: prompts[0], Prompts: prompts[1:],
 				Tokens: n, Threads: 1, Repeat: repeat, NoRepack: true})
 			all := r.Generations()
 			if len(all) != 4*repeat {
@@ -46,7 +47,8 @@ func TestContexts(t *testing.T) {
 			files := []string{first, first, second, second} // by context
 			for i, g := range all {
 				if g.Context != i%4 || g.Sequence != 0 || !slices.Equal(g.Tokens, want[files[g.Context]][g.Context]) {
-					t.Errorf("generation %d: context %d, sequence %d: %v, want %v", i, g.Context, g.Sequence, g.Tokens, want[files[i%4]][i%4])
+					t.Errorf("generation %d: context %d, sequence %d: %v, want %v", i, g.Context, g.Sequence,
+						g.Tokens, want[files[i%4]][i%4])
 				}
 			}
 			// Each context reads its own model, and every decode belongs to one context.
@@ -77,18 +79,21 @@ func TestParallel(t *testing.T) {
 	in := llamatest.ForTest(t)
 	const n = 4
 	eachModel(t, func(t *testing.T, path string) {
-		r, ops := runOps(t, in, llama.Options{Model: path, Parallel: 3, Prompt: prompts[0], Prompts: prompts[1:3], Tokens: n, Threads: 1, NoRepack: true})
+		r, ops := runOps(t, in, llama.Options{Model: path, Parallel: 3, Prompt: prompts[0], Prompts: prompts[1:3],
+			Tokens: n, Threads: 1, NoRepack: true})
 		all := r.Generations()
 		if len(all) != 3 {
 			t.Fatalf("%d generations, want 3", len(all))
 		}
 		for s, g := range all {
 			if g.Sequence != s || len(g.Tokens) != n {
-				t.Errorf("sequence %d: %+v", s, g)
+				t.Errorf("sequence %d: %+v, want %d tokens", s, g, n)
 			}
-			// A batch rounds otherwise than a single token may, so later tokens need not be the same; the first comes of the same prompt.
-			if one := run(t, in, llama.Options{Model: path, Prompt: prompts[s], Tokens: 1, Threads: 1, NoRepack: true}); one.Tokens[0] != g.Tokens[0] {
-				t.Errorf("sequence %d begins with %d, alone with %d", s, g.Tokens[0], one.Tokens[0])
+			// A batch rounds otherwise than a single token may, so later tokens need not be the
+			// same. The first token follows from the same prompt.
+			if one := run(t, in, llama.Options{Model: path, Prompt: prompts[s], Tokens: 1, Threads: 1,
+				NoRepack: true}); one.Tokens[0] != g.Tokens[0] {
+				t.Errorf("sequence %d begins with %d, want %d as alone", s, g.Tokens[0], one.Tokens[0])
 			}
 		}
 		decodes := map[int]bool{}
@@ -111,7 +116,8 @@ func TestParallel(t *testing.T) {
 	})
 }
 
-// TestGuess: the tokens are those without guesses, of fewer decodes where a trained model repeats itself, and of any number where a random one does not.
+// TestGuess checks that the tokens are those without guesses. A trained model repeats itself, so it
+// needs fewer decodes; a random one may need any number.
 func TestGuess(t *testing.T) {
 	in := llamatest.ForTest(t)
 	compare := func(t *testing.T, path string, n, most int) {
@@ -134,14 +140,15 @@ func TestGuess(t *testing.T) {
 	t.Run("trained", func(t *testing.T) { compare(t, llamatest.Trained(t, "tiny-dense-q8_0.gguf"), 100, 90) })
 }
 
-// TestCountOps: the counts add up, grow by the same for each more token, and counting changes nothing.
+// TestCountOps checks that the counts add up, that they grow by the same number for each more
+// token, and that counting changes nothing.
 func TestCountOps(t *testing.T) {
 	in := llamatest.ForTest(t)
 	path := llamatest.Model(t, moe)
 	o := llama.Options{Model: path, Prompt: "x", Tokens: 2, Threads: 1}
 	plain := run(t, in, o)
 	if plain.Nodes != 0 || plain.Ops != nil {
-		t.Errorf("counted unasked: %d, %v", plain.Nodes, plain.Ops)
+		t.Errorf("counted unasked: %d, %v; want nothing", plain.Nodes, plain.Ops)
 	}
 	o.CountOps = true
 	var nodes []int64
@@ -153,10 +160,10 @@ func TestCountOps(t *testing.T) {
 			sum += n
 		}
 		if sum != r.Nodes || r.Ops["MUL_MAT_ID"] != int64(3*moe.Layers*(2+tokens)) {
-			t.Errorf("%d nodes, by op %v", r.Nodes, r.Ops)
+			t.Errorf("%d nodes, by op %v; want their sum", r.Nodes, r.Ops)
 		}
 		if tokens == 2 && !slices.Equal(r.Tokens, plain.Tokens) {
-			t.Errorf("counted %v, else %v", r.Tokens, plain.Tokens)
+			t.Errorf("tokens with counting %v, want %v", r.Tokens, plain.Tokens)
 		}
 		nodes = append(nodes, r.Nodes)
 	}
@@ -168,7 +175,8 @@ func TestCountOps(t *testing.T) {
 func TestStream(t *testing.T) {
 	in := llamatest.ForTest(t)
 	const n, repeat = 3, 2
-	o := llama.Options{Model: llamatest.Model(t, dense), Prompt: "x", Prompts: []string{"y"}, Parallel: 2, Tokens: n, Threads: 1, Repeat: repeat, CountOps: true}
+	o := llama.Options{Model: llamatest.Model(t, dense), Prompt: "x", Prompts: []string{"y"}, Parallel: 2,
+		Tokens: n, Threads: 1, Repeat: repeat, CountOps: true}
 	want := run(t, in, o)
 	o.Stream = true
 	cmd := in.Command(t.Context(), o)
@@ -180,7 +188,8 @@ func TestStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Run.PID != cmd.Process.Pid || s.Run.PromptTokens != want.PromptTokens || s.Run.Threads != 1 || s.Run.Lib != want.Lib {
+	if s.Run.PID != cmd.Process.Pid || s.Run.PromptTokens != want.PromptTokens || s.Run.Threads != 1 ||
+		s.Run.Lib != want.Lib {
 		t.Errorf("%+v", s.Run)
 	}
 	var end int64
@@ -192,7 +201,8 @@ func TestStream(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if tok.Generation != g || tok.Token != i || tok.Sequence != q || tok.Context != 0 || tok.End <= tok.Begin || q == 0 && tok.Begin < end {
+				if tok.Generation != g || tok.Token != i || tok.Sequence != q || tok.Context != 0 ||
+					tok.End <= tok.Begin || q == 0 && tok.Begin < end {
 					t.Errorf("%+v after %d: want token %d of sequence %d, generation %d", tok, end, i, q, g)
 				}
 				end = tok.End
@@ -207,7 +217,7 @@ func TestStream(t *testing.T) {
 		}
 	}
 	if _, err := s.Next(); err != io.EOF {
-		t.Errorf("after the last token: %v", err)
+		t.Errorf("after the last token: %v, want io.EOF", err)
 	}
 	if s.Run.Nodes != want.Nodes || !maps.Equal(s.Run.Ops, want.Ops) {
 		t.Errorf("counts %d %v, want %d %v", s.Run.Nodes, s.Run.Ops, want.Nodes, want.Ops)
@@ -216,7 +226,7 @@ func TestStream(t *testing.T) {
 
 func TestStreamBroken(t *testing.T) {
 	if _, err := llama.NewStream(strings.NewReader("")); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("an empty stream: %v", err)
+		t.Errorf("an empty stream: %v, want io.ErrUnexpectedEOF", err)
 	}
 	s, err := llama.NewStream(strings.NewReader("{}\n{\"token\":1}\n{\"token\""))
 	if err != nil {
@@ -226,6 +236,6 @@ func TestStreamBroken(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := s.Next(); err == nil || !strings.Contains(err.Error(), "line 3") {
-		t.Errorf("a line cut short: %v", err)
+		t.Errorf("a line cut short: %v, want an error at line 3", err)
 	}
 }

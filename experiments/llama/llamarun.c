@@ -1,18 +1,22 @@
 //go:build ignore
 
-// (The first line keeps the go command, which would require cgo for a C file, from compiling this one.)
+// (The first line keeps the go command, which would require cgo for a C file, from compiling this
+// one.)
 //
-// llamarun is a small llama-cli: it decodes a prompt and generates n tokens greedily, with the libllama that it finds at run time, and
-// prints the text and the time of each token as JSON. As it is a target of experiments, it links only libc (no Go runtime), and it is
-// placed next to the libraries like the programs of a llama.cpp installation.
+// llamarun is a small llama-cli. It decodes a prompt and generates n tokens greedily, with the
+// libllama that it finds at run time, and prints the text and the time of each token as JSON. It
+// links only libc (no Go runtime), because it is a target of experiments, and it is placed next to
+// the libraries like the programs of a llama.cpp installation.
 //
-// --ops FILE writes, through ggml's eval callback, what each op really reads of the weights: the ground truth for a tracer.
-// --logits FILE writes what the model predicts for the tokens of a text, so that two models can be compared.
-// With several contexts, several sequences per batch and a second model it looks to a tracer like a server.
+// --ops FILE writes, through ggml's eval callback, what each op really reads of the weights: the
+// ground truth for a tracer. --logits FILE writes what the model predicts for the tokens of a text,
+// so that two models can be compared. With several contexts, several sequences per batch and a
+// second model it looks to a tracer like a server.
 //
-// It needs no header of llama.cpp. Functions are looked up by name. Parameter structs are passed by value: on x86-64, one of more than 16
-// bytes is copied to the stack, so an oversized struct that *_default_params has filled in can be passed without knowing its layout. The
-// few fields that llamarun sets are only set if their neighbours hold the defaults of a layout known here (2026).
+// It needs no header of llama.cpp. Functions are looked up by name. Parameter structs are passed by
+// value: on x86-64, a struct of more than 16 bytes is copied to the stack, so an oversized struct
+// that *_default_params has filled in can be passed without knowing its layout. The few fields that
+// llamarun sets are only set if their neighbours hold the defaults of a layout known here (2026).
 //
 // Build: gcc -O2 -o llamarun llamarun.c -ldl -pthread
 
@@ -39,7 +43,7 @@
 
 #include "gathers.h" // ggml's gathering ops: package ggml puts its table here
 
-// ---- errors: one line on stderr; 1 failure, 2 usage
+// ---- errors: one line on stderr, exit code 1 for a failure and 2 for wrong usage
 
 // A file that appears under its name once it is complete. A pipe or a device is written directly.
 typedef struct {
@@ -50,7 +54,8 @@ typedef struct {
 
 static output ops_file, logits_file;
 
-// It uses _exit, because ggml's threads may be running when the callback fails, and destructors must not run then.
+// quit prints the error and ends the program. It uses _exit, because ggml's threads may be running when the callback
+// fails, and destructors must not run then.
 __attribute__((noreturn, format(printf, 2, 3))) static void quit(int code, const char *fmt, ...) {
 	va_list ap;
 	va_start(ap, fmt);
@@ -70,7 +75,7 @@ static void *xalloc(size_t n, size_t size) {
 	return p;
 }
 
-static void create(output *o, const char *path) {
+static void create_output(output *o, const char *path) {
 	struct stat st;
 	char *tmp = NULL;
 	o->path = path;
@@ -79,8 +84,9 @@ static void create(output *o, const char *path) {
 	o->tmp = tmp;
 }
 
-static void finish(output *o) {
-	if (ferror(o->f) | fclose(o->f) || (o->tmp && rename(o->tmp, o->path))) die("write %s: %s", o->path, strerror(errno));
+static void finish_output(output *o) {
+	if (ferror(o->f) | fclose(o->f) || (o->tmp && rename(o->tmp, o->path)))
+		die("write %s: %s", o->path, strerror(errno));
 	o->tmp = NULL;
 }
 
@@ -118,7 +124,8 @@ typedef struct tensor { // ggml_tensor; checked against ggml's own getters befor
 	char *data;
 	char name[64];
 } tensor;
-_Static_assert(offsetof(tensor, src) == 152 && offsetof(tensor, data) == 248 && offsetof(tensor, name) == 256, "ggml_tensor");
+_Static_assert(offsetof(tensor, src) == 152 && offsetof(tensor, data) == 248 && offsetof(tensor, name) == 256,
+    "ggml_tensor");
 
 enum {
 	FLAG_COMPUTE = 16,
@@ -169,8 +176,8 @@ enum {
 NEEDED(DECLARE)
 OPTIONAL(DECLARE)
 
-// open_lib loads the library with this name from dir; the file name may have a version before or after ".so". Returns false if there is
-// none.
+// open_lib loads the library with this name from dir. The file name may have a version before or
+// after ".so". It returns false if there is none.
 static bool open_lib(const char *dir, const char *name) {
 	static const char *const suffix[] = {".so", ".so.[0-9]*", ".v[0-9]*.so"};
 	for (int i = 0; i < 3; i++) {
@@ -187,8 +194,8 @@ static bool open_lib(const char *dir, const char *name) {
 }
 
 static void load_libs(const char *dir) {
-	// In this order, each library's dependencies are already loaded, whatever its RUNPATH is. A build with the CPU code as a plug-in has no
-	// plain ggml-cpu.
+	// In this order, each library's dependencies are already loaded, whatever its RUNPATH is. A
+	// build with the CPU code as a plug-in has no plain ggml-cpu.
 	if (!open_lib(dir, "ggml-base")) die("no libggml-base.so in %s (name llama.cpp's directory with --lib DIR)", dir);
 	open_lib(dir, "ggml-cpu");
 	if (!open_lib(dir, "ggml")) die("no libggml.so in %s", dir);
@@ -199,7 +206,7 @@ static void load_libs(const char *dir) {
 	OPTIONAL(LOOKUP)
 }
 
-// ---- llama.cpp's log: shown with -v; otherwise only its first error is kept, because it names the cause
+// ---- llama.cpp's log: it is shown with -v; otherwise only its first error is kept, because it names the cause
 
 static bool verbose;
 static char first_error[400];
@@ -215,7 +222,7 @@ static void on_log(int level, const char *text, void *user) {
 
 // ---- JSON
 
-// json_string writes bytes as a JSON string; bytes that are not valid UTF-8 become U+FFFD.
+// json_string writes bytes as a JSON string. Bytes that are not valid UTF-8 become U+FFFD.
 static void json_string(FILE *f, const char *s, size_t len) {
 	const unsigned char *p = (const unsigned char *)s, *end = p + len;
 	fputc('"', f);
@@ -226,8 +233,9 @@ static void json_string(FILE *f, const char *s, size_t len) {
 		                                                : 0;
 		bool ok = n > 0 && p + n <= end;
 		for (int i = 1; ok && i < n; i++) ok = (p[i] & 0xc0) == 0x80;
-		if (ok && n == 3) ok = !(p[0] == 0xe0 && p[1] < 0xa0) && !(p[0] == 0xed && p[1] > 0x9f); // overlong, surrogate
-		if (ok && n == 4) ok = !(p[0] == 0xf0 && p[1] < 0x90) && !(p[0] == 0xf4 && p[1] > 0x8f); // overlong, beyond U+10FFFF
+		// Overlong encodings, surrogates, and what is beyond U+10FFFF are not valid.
+		if (ok && n == 3) ok = !(p[0] == 0xe0 && p[1] < 0xa0) && !(p[0] == 0xed && p[1] > 0x9f);
+		if (ok && n == 4) ok = !(p[0] == 0xf0 && p[1] < 0x90) && !(p[0] == 0xf4 && p[1] > 0x8f);
 		if (!ok) {
 			fputs("\\ufffd", f);
 			p++;
@@ -255,12 +263,13 @@ typedef struct {
 	sequence *seq;         // opt.parallel of them, decoded in one batch
 	double prompt_ms, *ms; // ms: by token, of the whole batch
 	llama_batch batch;     // room for the largest decode
-	int decode, node;      // the decode under way, and how many nodes of it were computed
+	int decode, node;      // number of the decode under way, and how many nodes of it were computed
 	bool warmup;
-	int last, steps; // --guess: where the last decode has the logits of the next token, and decodes since the prompt
+	int last;  // --guess: the index in the last decode's batch that has the logits of the next token
+	int steps; // --guess: decodes since the prompt
 } context;
 
-enum { MOST_GUESSES = 63 };
+enum { MAX_GUESSES = 63 };
 
 static struct {
 	const char *model, *model2, *load_mode, *warmup, *lib, *ops, *logits, *text_file, **prompts;
@@ -285,8 +294,8 @@ static struct map {
 } * maps;
 static size_t n_maps;
 
-// read_maps lists the file mappings of this process. After the model is loaded, a tensor whose data is in one of them is read from the
-// file.
+// read_maps lists the file mappings of this process. After the model is loaded, a tensor whose data
+// is in one of them is read from the file.
 static void read_maps(void) {
 	FILE *f = fopen("/proc/self/maps", "r");
 	char *line = NULL;
@@ -297,7 +306,9 @@ static void read_maps(void) {
 		unsigned long inode;
 		int path = 0;
 		line[strcspn(line, "\n")] = 0;
-		if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNx64 " %*s %lu %n", &m.lo, &m.hi, &m.offset, &inode, &path) < 4 || !inode || !path) continue;
+		int n = sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNx64 " %*s %lu %n",
+		    &m.lo, &m.hi, &m.offset, &inode, &path);
+		if (n < 4 || !inode || !path) continue;
 		m.path = strdup(line + path);
 		maps = realloc(maps, (n_maps + 1) * sizeof *maps);
 		if (!maps || !m.path) die("out of memory");
@@ -324,7 +335,8 @@ static const tensor *weight_of(const tensor *s) {
 // gather_of returns how op t gathers parts of its source i; NULL if t reads the whole source.
 static const struct gather *gather_of(const tensor *t, int i) {
 	for (int k = 0; k < GATHERS; k++)
-		if (i == gathers[k].source && !strcmp(ggml_op_name(t->op), gathers[k].op)) return t->src[gathers[k].ids] ? &gathers[k] : NULL;
+		if (i == gathers[k].source && !strcmp(ggml_op_name(t->op), gathers[k].op))
+			return t->src[gathers[k].ids] ? &gathers[k] : NULL;
 	return NULL;
 }
 
@@ -332,9 +344,10 @@ static int32_t id_at(const tensor *ids, int64_t i0, int64_t i1, int64_t i2) {
 	return *(const int32_t *)(ids->data + i0 * ids->nb[0] + i1 * ids->nb[1] + i2 * ids->nb[2]);
 }
 
-// distinct stores the distinct ids in order of first appearance and returns their number. For rows (GET_ROWS), dimensions 1 and 2 of ids
-// select dimensions 2 and 3 of the source; ids of experts are [slot, token] and all index the same dimension.
-static int64_t distinct(const tensor *w, const tensor *ids, int dim, bool rows, int64_t **list) {
+// list_distinct stores the distinct ids in order of first appearance and returns their number. The
+// caller frees the list. For rows (GET_ROWS), dimensions 1 and 2 of ids select dimensions 2 and 3
+// of the source. Ids of experts are [slot, token], and all index the same dimension.
+static int64_t list_distinct(const tensor *w, const tensor *ids, int dim, bool rows, int64_t **list) {
 	int64_t n = 0, ne = w->ne[dim], span = rows ? ne * w->ne[2] * w->ne[3] : ne;
 	char *seen = xalloc(span, 1);
 	*list = xalloc(ggml_nelements(ids), sizeof **list);
@@ -342,7 +355,8 @@ static int64_t distinct(const tensor *w, const tensor *ids, int dim, bool rows, 
 		for (int64_t i1 = 0; i1 < ids->ne[1]; i1++)
 			for (int64_t i0 = 0; i0 < ids->ne[0]; i0++) {
 				int64_t id = id_at(ids, i0, i1, i2);
-				if (id < 0 || id >= ne) die("id %" PRId64 " outside 0..%" PRId64 " in %s: the ids were misread", id, ne - 1, ids->name);
+				if (id < 0 || id >= ne)
+					die("id %" PRId64 " outside 0..%" PRId64 " in %s: the ids were misread", id, ne - 1, ids->name);
 				if (rows) id += ne * (i1 + w->ne[2] * i2);
 				if (id >= span) die("the ids %s do not fit %s", ids->name, w->name);
 				if (!seen[id]) seen[id] = 1, (*list)[n++] = id;
@@ -351,7 +365,8 @@ static int64_t distinct(const tensor *w, const tensor *ids, int dim, bool rows, 
 	return n;
 }
 
-static void record(const tensor *t, const context *c) {
+// record_op writes a line for each weight that an op reads.
+static void record_op(const tensor *t, const context *c) {
 	const char *op = ggml_op_name(t->op);
 	flockfile(ops_file.f); // contexts may be decoded concurrently
 	for (int i = 0; i < 10; i++) {
@@ -360,21 +375,25 @@ static void record(const tensor *t, const context *c) {
 		const struct map *m = find_map(s->data);
 		const struct gather *g = gather_of(t, i);
 		const tensor *ids = g ? t->src[g->ids] : NULL;
-		int64_t *list = NULL, n = g ? distinct(s, ids, g->dim, !g->experts, &list) : 0;
+		int64_t *list = NULL, n = g ? list_distinct(s, ids, g->dim, !g->experts, &list) : 0;
 		size_t bytes = g ? n * s->nb[g->dim] : ggml_nbytes(s);
-		fprintf(ops_file.f, "{\"decode\":%d,\"repeat\":%d,\"context\":%d,\"sequences\":%d,\"n_tokens\":%d,\"warmup\":%s,\"node\":%d,\"op\":\"%s\",\"name\":",
-		    c->decode, generation, c->index, c->warmup ? 1 : opt.parallel, c->batch.n_tokens, c->warmup ? "true" : "false", c->node, op);
+		fprintf(ops_file.f, "{\"decode\":%d,\"repeat\":%d,\"context\":%d,\"sequences\":%d,\"n_tokens\":%d,",
+		    c->decode, generation, c->index, c->warmup ? 1 : opt.parallel, c->batch.n_tokens);
+		fprintf(ops_file.f, "\"warmup\":%s,\"node\":%d,\"op\":\"%s\",\"name\":",
+		    c->warmup ? "true" : "false", c->node, op);
 		json_string(ops_file.f, t->name, strnlen(t->name, sizeof t->name));
 		fprintf(ops_file.f, ",\"src\":%d,\"tensor\":", i);
 		json_string(ops_file.f, w->name, strnlen(w->name, sizeof w->name));
 		fprintf(ops_file.f, ",\"data\":%" PRIuPTR ",\"file\":", (uintptr_t)s->data);
 		json_string(ops_file.f, m ? m->path : "", m ? strlen(m->path) : 0);
-		fprintf(ops_file.f, ",\"offset\":%" PRId64 ",\"bytes\":%zu", m ? (int64_t)(m->offset + ((uintptr_t)s->data - m->lo)) : -1, bytes);
+		int64_t offset = m ? (int64_t)(m->offset + ((uintptr_t)s->data - m->lo)) : -1;
+		fprintf(ops_file.f, ",\"offset\":%" PRId64 ",\"bytes\":%zu", offset, bytes);
 		if (g && g->experts) {
 			fputs(",\"experts\":[", ops_file.f);
 			for (int64_t k = 0; k < n; k++) fprintf(ops_file.f, "%s%" PRId64, k ? "," : "", list[k]);
 			fputs("],\"last_experts\":[", ops_file.f);
-			for (int64_t k = 0; k < ids->ne[0]; k++) fprintf(ops_file.f, "%s%" PRId32, k ? "," : "", id_at(ids, k, ids->ne[1] - 1, 0));
+			for (int64_t k = 0; k < ids->ne[0]; k++)
+				fprintf(ops_file.f, "%s%" PRId32, k ? "," : "", id_at(ids, k, ids->ne[1] - 1, 0));
 			fputs("],\"ids\":[", ops_file.f);
 			for (int64_t k = 0; k < ids->ne[0] * ids->ne[1]; k++)
 				fprintf(ops_file.f, "%s%" PRId32, k ? "," : "", id_at(ids, k % ids->ne[0], k / ids->ne[0], 0));
@@ -387,23 +406,27 @@ static void record(const tensor *t, const context *c) {
 	funlockfile(ops_file.f);
 }
 
-// on_eval is called before each node runs (ask is true) and, if it then returned true, again right after it ran. Returning true splits the
-// graph after this node, so it is done only where ids must be read. Ids are valid only right after the node ran: they may be an earlier
-// op's result, and a later op may reuse their memory.
+// on_eval is called before each node runs (ask is true) and, if it then returned true, again right after the node ran.
+// Returning true splits the graph after this node, so it is done only where ids must be read. Ids are valid only right
+// after the node ran: they may be an earlier op's result, and a later op may reuse their memory.
 static bool on_eval(tensor *t, bool ask, void *user) {
 	context *c = user;
-	if (ggml_get_name(t) != t->name || ggml_get_data(t) != t->data || ggml_nelements(t) != t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3] || t->op < 0 || t->op >= OPS)
-		die("this llama.cpp lays out ggml_tensor otherwise than llamarun knows: --ops and --count-ops are not possible with it");
+	if (ggml_get_name(t) != t->name || ggml_get_data(t) != t->data ||
+	    ggml_nelements(t) != t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3] || t->op < 0 || t->op >= OPS)
+		die("this llama.cpp lays out ggml_tensor otherwise than llamarun knows: "
+		    "--ops and --count-ops are not possible with it");
 
 	// The CPU backend skips these: ops without work, nodes that no output needs, empty results.
 	const char *op = ggml_op_name(t->op);
-	if (!strcmp(op, "NONE") || !strcmp(op, "RESHAPE") || !strcmp(op, "TRANSPOSE") || !strcmp(op, "VIEW") || !strcmp(op, "PERMUTE")) return false;
+	static const char *const idle[] = {"NONE", "RESHAPE", "TRANSPOSE", "VIEW", "PERMUTE"};
+	for (size_t i = 0; i < sizeof idle / sizeof *idle; i++)
+		if (!strcmp(op, idle[i])) return false;
 	if (!(t->flags & FLAG_COMPUTE) || ggml_nelements(t) == 0) return false;
 
 	if (ops_file.f) {
 		for (int i = 0; ask && i < 10; i++)
 			if (gather_of(t, i) && weight_of(t->src[i])) return true;
-		record(t, c);
+		record_op(t, c);
 	}
 	c->node++;
 	__atomic_fetch_add(&ops.nodes, 1, __ATOMIC_RELAXED);
@@ -413,8 +436,8 @@ static bool on_eval(tensor *t, bool ask, void *user) {
 
 // ---- generation
 
-// add appends a token of sequence seq to the next batch; its logits are needed if it is the sequence's last token.
-static void add(context *c, llama_token token, int seq, bool last) {
+// add_token appends a token of sequence seq to the next batch. last says that its logits are needed.
+static void add_token(context *c, llama_token token, int seq, bool last) {
 	int i = c->batch.n_tokens++;
 	c->batch.token[i] = token;
 	c->batch.n_seq_id[i] = 1;
@@ -431,8 +454,8 @@ static void decode(context *c, bool warmup) {
 	llama_synchronize(c->ctx);
 }
 
-// warm_up does what llama-cli does before the prompt: it decodes BOS and EOS once. With "all" it also enables all experts, as llama.cpp did
-// until 2026.
+// warm_up does what llama-cli does before the prompt: it decodes BOS and EOS once. With "all" it
+// also enables all experts, as llama.cpp did until 2026.
 static void warm_up(context *c) {
 	llama_token t[2], bos = llama_vocab_bos(c->vocab), eos = llama_vocab_eos(c->vocab);
 	bool all = !strcmp(opt.warmup, "all");
@@ -443,14 +466,14 @@ static void warm_up(context *c) {
 	if (all && !llama_set_warmup) die("this llama.cpp has no llama_set_warmup: use --warmup cli");
 	if (all) llama_set_warmup(c->ctx, true);
 	c->batch.n_tokens = 0;
-	for (int i = 0; i < n; i++) add(c, t[i], 0, i == n - 1);
+	for (int i = 0; i < n; i++) add_token(c, t[i], 0, i == n - 1);
 	decode(c, true);
 	llama_memory_clear(llama_get_memory(c->ctx), true);
 	if (all) llama_set_warmup(c->ctx, false);
 }
 
-// greedy chooses the next token from the logits at this index of the batch.
-static llama_token greedy(const context *c, int at) {
+// choose_greedily chooses the next token from the logits at this index of the batch.
+static llama_token choose_greedily(const context *c, int at) {
 	const float *logits = llama_get_logits_ith(c->ctx, at);
 	int n = llama_vocab_n_tokens(c->vocab), best = -1;
 	if (!logits) die("llama.cpp returned no logits");
@@ -460,9 +483,10 @@ static llama_token greedy(const context *c, int at) {
 	return best;
 }
 
-// mark reports progress to the descriptor of --mark.
-static void mark(char what) {
-	if (opt.mark >= 0 && write(opt.mark, &what, 1) != 1) die("write to descriptor %d (--mark): %s", opt.mark, strerror(errno));
+// write_mark reports progress to the descriptor of --mark.
+static void write_mark(char what) {
+	if (opt.mark >= 0 && write(opt.mark, &what, 1) != 1)
+		die("write to descriptor %d (--mark): %s", opt.mark, strerror(errno));
 }
 
 // With --stream, SIGTERM ends the run after the current generation.
@@ -485,8 +509,9 @@ static void stream_token(const context *c, int i, int64_t begin, int64_t end) {
 	for (int s = 0; s < opt.parallel; s++) {
 		char piece[512];
 		int n = llama_token_to_piece(c->vocab, c->seq[s].out[i], piece, sizeof piece, 0, false);
-		printf("{\"generation\":%d,\"context\":%d,\"sequence\":%d,\"token\":%d,\"id\":%d,\"begin_ns\":%" PRId64 ",\"end_ns\":%" PRId64 ",\"text\":", generation,
-		    c->index, s, i, c->seq[s].out[i], begin, end);
+		printf("{\"generation\":%d,\"context\":%d,\"sequence\":%d,\"token\":%d,\"id\":%d,",
+		    generation, c->index, s, i, c->seq[s].out[i]);
+		printf("\"begin_ns\":%" PRId64 ",\"end_ns\":%" PRId64 ",\"text\":", begin, end);
 		json_string(stdout, piece, n > 0 ? n : 0);
 		printf("}\n");
 	}
@@ -494,93 +519,99 @@ static void stream_token(const context *c, int i, int64_t begin, int64_t end) {
 	funlockfile(stdout);
 }
 
-// begin decodes the prompts of a context's sequences, from an empty memory.
-static void begin(context *c) {
+// decode_prompts decodes the prompts of a context's sequences, from an empty memory.
+static void decode_prompts(context *c) {
 	llama_memory_clear(llama_get_memory(c->ctx), true);
 	double start = now_ms();
 	c->batch.n_tokens = 0;
 	for (int s = 0; s < opt.parallel; s++)
-		for (int i = 0; i < c->seq[s].n_prompt; i++) add(c, c->seq[s].prompt[i], s, i == c->seq[s].n_prompt - 1);
+		for (int i = 0; i < c->seq[s].n_prompt; i++) add_token(c, c->seq[s].prompt[i], s, i == c->seq[s].n_prompt - 1);
 	decode(c, false);
 	c->prompt_ms = now_ms() - start;
-	mark('b');
+	write_mark('b');
 }
 
-// step generates token i in each sequence of a context.
-static void step(context *c, int i) {
+// generate_token generates token i in each sequence of a context.
+static void generate_token(context *c, int i) {
 	int64_t start = now_ns();
 	for (int s = 0, at = -1; s < opt.parallel; s++) {
 		at += i == 0 ? c->seq[s].n_prompt : 1;
-		c->seq[s].out[i] = greedy(c, at);
+		c->seq[s].out[i] = choose_greedily(c, at);
 	}
 	c->batch.n_tokens = 0;
-	for (int s = 0; s < opt.parallel; s++) add(c, c->seq[s].out[i], s, true);
+	for (int s = 0; s < opt.parallel; s++) add_token(c, c->seq[s].out[i], s, true);
 	decode(c, false);
 	int64_t end = now_ns();
 	c->ms[i] = (end - start) / 1e6;
-	mark('t');
+	write_mark('t');
 	if (opt.stream) stream_token(c, i, start, end);
 }
 
-// guess writes up to most tokens that may follow the first n generated ones: those that followed the same two tokens before.
-static int guess(const sequence *q, int n, llama_token *to, int most) {
+// guess_tokens writes up to max tokens that may follow the first n generated ones, and returns
+// their number. They are the tokens that followed the same two tokens before.
+static int guess_tokens(const sequence *q, int n, llama_token *to, int max) {
 	const int end = q->n_prompt + n;
 #define TOKEN(i) ((i) < q->n_prompt ? q->prompt[i] : q->out[(i)-q->n_prompt])
 	for (int at = end - 3; at >= 0; at--) {
 		if (TOKEN(at) != TOKEN(end - 2) || TOKEN(at + 1) != TOKEN(end - 1)) continue;
 		int k = 0;
-		for (; k < most && at + 2 + k < end; k++) to[k] = TOKEN(at + 2 + k);
+		for (; k < max && at + 2 + k < end; k++) to[k] = TOKEN(at + 2 + k);
 		return k;
 	}
 #undef TOKEN
 	return 0;
 }
 
-// guessing_step generates token i and those of the guessed ones behind it that the model chooses, too, and returns how many these are. One decode has all of them.
+// guessing_step generates token i, and those of the guessed tokens behind it that the model
+// chooses, too. It returns how many tokens these are. All of them are in one decode.
 static int guessing_step(context *c, int i) {
 	int64_t start = now_ns();
 	sequence *q = &c->seq[0];
-	llama_token guesses[MOST_GUESSES];
-	q->out[i] = greedy(c, i == 0 ? q->n_prompt - 1 : c->last);
-	int left = opt.n - i - 1, n = guess(q, i + 1, guesses, opt.guess < left ? opt.guess : left), right = 0;
+	llama_token guesses[MAX_GUESSES];
+	q->out[i] = choose_greedily(c, i == 0 ? q->n_prompt - 1 : c->last);
+	int left = opt.n - i - 1, right = 0;
+	int n = guess_tokens(q, i + 1, guesses, opt.guess < left ? opt.guess : left);
 	c->batch.n_tokens = 0;
-	add(c, q->out[i], 0, true);
-	for (int k = 0; k < n; k++) add(c, guesses[k], 0, true);
+	add_token(c, q->out[i], 0, true);
+	for (int k = 0; k < n; k++) add_token(c, guesses[k], 0, true);
 	decode(c, false);
-	while (right < n && greedy(c, right) == guesses[right]) {
+	while (right < n && choose_greedily(c, right) == guesses[right]) {
 		q->out[i + 1 + right] = guesses[right];
 		right++;
 	}
-	if (right < n && !llama_memory_seq_rm(llama_get_memory(c->ctx), 0, q->n_prompt + i + 1 + right, -1)) die("this model's memory cannot take tokens back: --guess is not possible with it");
+	if (right < n && !llama_memory_seq_rm(llama_get_memory(c->ctx), 0, q->n_prompt + i + 1 + right, -1))
+		die("this model's memory cannot take tokens back: --guess is not possible with it");
 	c->last = right;
 	c->steps++;
 	int64_t end = now_ns();
 	for (int k = 0; k <= right; k++) {
 		c->ms[i + k] = (end - start) / 1e6 / (right + 1);
-		mark('t');
+		write_mark('t');
 		if (opt.stream) stream_token(c, i + k, start, end);
 	}
 	return 1 + right;
 }
 
+// generate_alone decodes the prompts and generates all tokens of one context, in a thread of its own.
 static void *generate_alone(void *c) {
-	begin(c);
-	for (int i = 0; i < opt.n; i++) step(c, i);
+	decode_prompts(c);
+	for (int i = 0; i < opt.n; i++) generate_token(c, i);
 	return NULL;
 }
 
-// generate decodes the prompt and generates n tokens in every context: in turn, token by token, or each in a thread of its own.
+// generate decodes the prompt and generates n tokens in every context: in turn, token by token, or
+// each in a thread of its own.
 static void generate(void) {
 	if (opt.guess) {
 		contexts[0].steps = 0;
-		begin(&contexts[0]);
+		decode_prompts(&contexts[0]);
 		for (int i = 0; i < opt.n;) i += guessing_step(&contexts[0], i);
 		return;
 	}
 	if (!opt.concurrent) {
-		for (int k = 0; k < n_contexts; k++) begin(&contexts[k]);
+		for (int k = 0; k < n_contexts; k++) decode_prompts(&contexts[k]);
 		for (int i = 0; i < opt.n; i++)
-			for (int k = 0; k < n_contexts; k++) step(&contexts[k], i);
+			for (int k = 0; k < n_contexts; k++) generate_token(&contexts[k], i);
 		return;
 	}
 	pthread_t *threads = xalloc(n_contexts, sizeof *threads);
@@ -597,11 +628,12 @@ static void generate(void) {
 // Values are written in the machine's byte order, which is little-endian on x86-64 and arm64.
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the logits are written as they lie in memory");
 
-// score writes the logits with which a context predicts the tokens of its text (the prompt). It does what llama-perplexity does, so that
-// the perplexities are the same: the text is split into chunks of n_ctx tokens, without the rest; each chunk is decoded separately, with
-// BOS in place of its first token if the model begins texts with BOS; the tokens of the chunk's second half are scored, except for the
-// first.
-static void score(context *c, int n_ctx) {
+// score_text writes the logits with which a context predicts the tokens of its text (the prompt).
+// It does what llama-perplexity does, so that the perplexities are the same. The text is split into
+// chunks of n_ctx tokens, without the rest. Each chunk is decoded separately, with BOS in place of
+// its first token if the model begins texts with BOS. The tokens of the chunk's second half are
+// scored, except for the first.
+static void score_text(context *c, int n_ctx) {
 	const sequence *q = &c->seq[0];
 	const uint32_t n_vocab = llama_vocab_n_tokens(c->vocab);
 	const int first = n_ctx / 2, scored = n_ctx - 1 - first;
@@ -617,7 +649,10 @@ static void score(context *c, int n_ctx) {
 		const llama_token *chunk = q->prompt + (size_t)k * n_ctx;
 		llama_memory_clear(llama_get_memory(c->ctx), true);
 		c->batch.n_tokens = 0;
-		for (int i = 0; i < n_ctx; i++) add(c, i == 0 && bos ? llama_vocab_bos(c->vocab) : chunk[i], 0, i >= first && i < n_ctx - 1);
+		for (int i = 0; i < n_ctx; i++) {
+			llama_token token = i == 0 && bos ? llama_vocab_bos(c->vocab) : chunk[i];
+			add_token(c, token, 0, i >= first && i < n_ctx - 1);
+		}
 		decode(c, false);
 		for (int i = first; i < n_ctx - 1; i++) {
 			const float *logits = llama_get_logits_ith(c->ctx, i);
@@ -660,8 +695,10 @@ static void print_ops(const char *before) {
 
 // print_run prints what is the same for all generations.
 static void print_run(const char *dir, double load_ms, double warmup_ms) {
-	printf("\"pid\":%d,\"prompt_tokens\":%d,\"threads\":%d,\"load_ms\":%.3f,\"warmup_ms\":%.3f,\"llama\":\"ggml %s, commit %s\",\"lib\":", getpid(),
-	    contexts[0].seq[0].n_prompt, opt.threads, load_ms, warmup_ms, ggml_version ? ggml_version() : "unknown", ggml_commit ? ggml_commit() : "unknown");
+	printf("\"pid\":%d,\"prompt_tokens\":%d,\"threads\":%d,\"load_ms\":%.3f,\"warmup_ms\":%.3f,",
+	    getpid(), contexts[0].seq[0].n_prompt, opt.threads, load_ms, warmup_ms);
+	printf("\"llama\":\"ggml %s, commit %s\",\"lib\":",
+	    ggml_version ? ggml_version() : "unknown", ggml_commit ? ggml_commit() : "unknown");
 	json_string(stdout, dir, strlen(dir));
 }
 
@@ -685,7 +722,8 @@ static void set_model_params(any_params *p) {
 		USE_EXTRA_BUFTS = 2,
 		PADDING = INT32_MIN,
 	};
-	// The defaults in the known layouts: the words before the booleans. The third boolean is use_extra_bufts (repacking).
+	// The defaults in the known layouts are the words before the booleans. The third boolean is use_extra_bufts
+	// (repacking).
 	static const struct {
 		int n;
 		int32_t words[18];
@@ -702,7 +740,9 @@ static void set_model_params(any_params *p) {
 		while (i < known[k].n && (known[k].words[i] == PADDING || u32(p, 4 * i) == (uint32_t)known[k].words[i])) i++;
 		if (i == known[k].n && memcmp(p->b + 4 * i, bools, sizeof bools) == 0) flags = p->b + 4 * i;
 	}
-	if (!flags) die("this llama.cpp lays out llama_model_params otherwise than llamarun knows: --no-repack and --load-mode are not possible with it");
+	if (!flags)
+		die("this llama.cpp lays out llama_model_params otherwise than llamarun knows: "
+		    "--no-repack and --load-mode are not possible with it");
 
 	if (opt.no_repack) flags[USE_EXTRA_BUFTS] = false;
 	if (opt.load_mode) {
@@ -710,7 +750,8 @@ static void set_model_params(any_params *p) {
 		for (int i = 0; i < 5; i++)
 			if (!strcmp(opt.load_mode, modes[i])) mode = i;
 		if (mode < 0) usage_error("--load-mode %s: want none, mmap, mlock, mmap+mlock or dio", opt.load_mode);
-		if (!llama_load_mode_name || strcmp(llama_load_mode_name(mode), modes[mode]) != 0) die("this llama.cpp has no load mode %s", opt.load_mode);
+		if (!llama_load_mode_name || strcmp(llama_load_mode_name(mode), modes[mode]) != 0)
+			die("this llama.cpp has no load mode %s", opt.load_mode);
 		memcpy(p->b + LOAD_MODE, &mode, 4);
 	}
 }
@@ -727,16 +768,21 @@ static void set_context_params(any_params *p, uint32_t n_ctx, uint32_t n_batch, 
 		TYPE_V = 0x6c,
 	};
 
-	if (u32(p, N_CTX) != 512 || u32(p, N_BATCH) != 2048 || u32(p, N_UBATCH) != 512) die("this llama.cpp's llama_context_params does not begin with n_ctx, n_batch, n_ubatch and their known defaults");
+	if (u32(p, N_CTX) != 512 || u32(p, N_BATCH) != 2048 || u32(p, N_UBATCH) != 512)
+		die("this llama.cpp's llama_context_params does not begin with n_ctx, n_batch, n_ubatch "
+		    "and their known defaults");
 	memcpy(p->b + N_CTX, &n_ctx, 4);
 	if (n_batch > 2048) memcpy(p->b + N_BATCH, &n_batch, 4); // the prompts are one llama_decode
 	if (opt.parallel > 1) {
-		if (u32(p, N_SEQ_MAX) != 1) die("this llama.cpp's llama_context_params does not have n_seq_max after n_ubatch: --parallel is not possible with it");
+		if (u32(p, N_SEQ_MAX) != 1)
+			die("this llama.cpp's llama_context_params does not have n_seq_max after n_ubatch: "
+			    "--parallel is not possible with it");
 		memcpy(p->b + N_SEQ_MAX, &opt.parallel, 4);
 	}
 	if (!opt.ops && !opt.count) return;
 	if (u64(p, CB_EVAL) || u64(p, CB_EVAL_DATA) || u32(p, TYPE_K) != TYPE_F16 || u32(p, TYPE_V) != TYPE_F16)
-		die("this llama.cpp lays out llama_context_params otherwise than llamarun knows: --ops and --count-ops are not possible with it");
+		die("this llama.cpp lays out llama_context_params otherwise than llamarun knows: "
+		    "--ops and --count-ops are not possible with it");
 	bool (*cb)(tensor *, bool, void *) = on_eval;
 	memcpy(p->b + CB_EVAL, &cb, 8);
 	memcpy(p->b + CB_EVAL_DATA, &c, 8);
@@ -753,7 +799,8 @@ static void *load_model(const char *path) {
 	return model;
 }
 
-// tokenize makes the sequence's prompt from a text. If special is set, names of control tokens in the text become these tokens.
+// tokenize makes the sequence's prompt from a text. If special is set, names of control tokens in the text become these
+// tokens.
 static void tokenize(const void *vocab, const char *text, int len, bool special, sequence *q) {
 	int cap = len + 8;
 	q->prompt = xalloc(cap, sizeof *q->prompt);
@@ -769,7 +816,7 @@ static void tokenize(const void *vocab, const char *text, int len, bool special,
 
 // read_text makes the sequence's prompt from the text file, without its last line feed, as llama.cpp's -f does.
 static void read_text(const void *vocab, sequence *q) {
-	enum { MOST = 1 << 30 };
+	enum { MAX_TEXT = 1 << 30 };
 	FILE *f = fopen(opt.text_file, "r");
 	char *text = NULL;
 	size_t len = 0, cap = 0;
@@ -777,7 +824,7 @@ static void read_text(const void *vocab, sequence *q) {
 	for (size_t n = 1; n > 0; len += n) {
 		if (len == cap && !(text = realloc(text, cap = cap ? 2 * cap : 1 << 16))) die("out of memory");
 		n = fread(text + len, 1, cap - len, f);
-		if (len + n > MOST) die("%s is larger than %d bytes", opt.text_file, MOST);
+		if (len + n > MAX_TEXT) die("%s is larger than %d bytes", opt.text_file, MAX_TEXT);
 	}
 	if (ferror(f)) die("read %s: %s", opt.text_file, strerror(errno));
 	fclose(f);
@@ -789,7 +836,7 @@ static void read_text(const void *vocab, sequence *q) {
 // new_context creates context number index. The prompts are dealt to the contexts' sequences in turn.
 static void new_context(int index, void *model) {
 	context *c = &contexts[index];
-	int n_batch = 2, longest = 0; // 2: the warm-up
+	int n_batch = 2, longest = 0; // 2 tokens are those of the warm-up
 	c->index = index;
 	c->vocab = llama_model_get_vocab(model);
 	c->ms = xalloc(opt.n, sizeof *c->ms);
@@ -815,9 +862,11 @@ static void new_context(int index, void *model) {
 	c->batch.logits = xalloc(n_batch, sizeof *c->batch.logits);
 	for (int i = 0; i < n_batch; i++) c->batch.seq_id[i] = xalloc(1, sizeof **c->batch.seq_id);
 
-	int need = (longest + opt.n) * opt.parallel, n_ctx = opt.n_ctx ? opt.n_ctx : need < 512 ? 512
-	                                                                                        : need;
-	if (n_ctx < need) die("-c %d is too small for %d sequences of up to %d prompt and %d generated tokens", n_ctx, opt.parallel, longest, opt.n);
+	int need = (longest + opt.n) * opt.parallel, n_ctx = opt.n_ctx;
+	if (!n_ctx) n_ctx = need < 512 ? 512 : need;
+	if (n_ctx < need)
+		die("-c %d is too small for %d sequences of up to %d prompt and %d generated tokens",
+		    n_ctx, opt.parallel, longest, opt.n);
 	any_params p = llama_context_default_params();
 	set_context_params(&p, n_ctx, n_batch, c);
 	c->ctx = llama_init_from_model(model, p);
@@ -840,22 +889,25 @@ static const char help[] =
     "  --repeat R       generate R times in this one process, from an empty memory each time (default 1)\n"
     "  --no-repack      do not copy weights to another layout at load: they stay in the mapped file\n"
     "  --load-mode M    none, mmap, mlock, mmap+mlock or dio (default: the library's own, mmap)\n"
-    "  --warmup W       cli: one decode of BOS and EOS, as llama-cli does (default); all: the same through every expert; none\n"
+    "  --warmup W       cli: one decode of BOS and EOS, as llama-cli does (default); all: the same through every\n"
+    "                   expert; none\n"
     "  --no-warmup      the same as --warmup none\n"
-    "  --ignore-eos     accepted for llama-cli's sake; it is always so\n"
+    "  --ignore-eos     accepted because llama-cli has it; EOS is always ignored\n"
     "  --model2 FILE    another model, in contexts of its own, numbered after those of the first\n"
     "  --contexts N     contexts of each model, decoded in turn, token by token (default 1)\n"
     "  --concurrent     decode each context from a thread of its own\n"
     "  --parallel N     sequences in each context, decoded in one batch (default 1)\n"
-    "  --guess K        guess up to K tokens, those that followed the last two tokens before, and decode them together with the one at hand; the model\n"
-    "                   chooses as without, up to how a batch is rounded (one context, one sequence)\n"
-    "  --stream         print one line of JSON for each token as it comes, after a first one about the run, and no result;\n"
-    "                   SIGTERM ends it after the generation at hand\n"
+    "  --guess K        guess up to K tokens (those that followed the last two tokens before) and decode them\n"
+    "                   together with the next one; the model chooses the same tokens as without, up to how a batch\n"
+    "                   is rounded (one context, one sequence)\n"
+    "  --stream         print one line of JSON for each token as it comes, after a first line about the run, and no\n"
+    "                   result; SIGTERM ends it after the current generation\n"
     "  --count-ops      count the ops that are computed, by kind\n"
-    "  --logits FILE    generate nothing, but write the logits with which each token of a text is predicted, as llama-perplexity does it: in\n"
-    "                   chunks of -c tokens (default 256), each by itself, of which the second half is scored\n"
+    "  --logits FILE    generate nothing, but write the logits with which each token of a text is predicted, as\n"
+    "                   llama-perplexity does it: in chunks of -c tokens (default 256), each by itself, of which the\n"
+    "                   second half is scored\n"
     "  --text-file FILE the text\n"
-    "  --chunks N       no more of its chunks than these\n"
+    "  --chunks N       use at most this many of its chunks\n"
     "  --ops FILE       write what each op reads of the weights, one JSON object per line\n"
     "  --mark FD        write to this open descriptor: b when the prompt is decoded, t after each token\n"
     "  --lib DIR        where libllama and libggml are (default: beside this program)\n"
@@ -863,15 +915,16 @@ static const char help[] =
     "\n"
     "Bytes of the text that are not valid UTF-8 are printed as U+FFFD. Exit code: 0 done, 1 failure, 2 wrong usage.\n";
 
-static int number(const char *option, const char *s, int min) {
+static int parse_number(const char *option, const char *s, int min) {
 	char *end;
 	errno = 0;
 	long v = strtol(s, &end, 10);
-	if (errno || *end || end == s || v < min || v > INT_MAX / 2) usage_error("%s %s: want a number of at least %d", option, s, min);
+	if (errno || *end || end == s || v < min || v > INT_MAX / 2)
+		usage_error("%s %s: want a number of at least %d", option, s, min);
 	return (int)v;
 }
 
-static void parse(int argc, char **argv) {
+static void parse_options(int argc, char **argv) {
 	enum {
 		REPEAT = 256,
 		NO_REPACK,
@@ -894,49 +947,55 @@ static void parse(int argc, char **argv) {
 		GUESS,
 	};
 	static const struct option longs[] = {
-	    {"repeat", 1, 0, REPEAT}, {"no-repack", 0, 0, NO_REPACK}, {"load-mode", 1, 0, LOAD_MODE}, {"warmup", 1, 0, WARMUP},
-	    {"no-warmup", 0, 0, NO_WARMUP}, {"ignore-eos", 0, 0, IGNORE_EOS}, {"ops", 1, 0, OPS_FILE}, {"mark", 1, 0, MARK}, {"lib", 1, 0, LIB},
-	    {"model2", 1, 0, MODEL2}, {"contexts", 1, 0, CONTEXTS}, {"concurrent", 0, 0, CONCURRENT}, {"parallel", 1, 0, PARALLEL}, {"stream", 0, 0, STREAM},
-	    {"count-ops", 0, 0, COUNT_OPS}, {"logits", 1, 0, LOGITS}, {"text-file", 1, 0, TEXT_FILE}, {"chunks", 1, 0, CHUNKS}, {"guess", 1, 0, GUESS}, {"help", 0, 0, 'h'}, {0}};
+	    {"repeat", 1, 0, REPEAT}, {"no-repack", 0, 0, NO_REPACK}, {"load-mode", 1, 0, LOAD_MODE},
+	    {"warmup", 1, 0, WARMUP}, {"no-warmup", 0, 0, NO_WARMUP}, {"ignore-eos", 0, 0, IGNORE_EOS},
+	    {"ops", 1, 0, OPS_FILE}, {"mark", 1, 0, MARK}, {"lib", 1, 0, LIB}, {"model2", 1, 0, MODEL2},
+	    {"contexts", 1, 0, CONTEXTS}, {"concurrent", 0, 0, CONCURRENT}, {"parallel", 1, 0, PARALLEL},
+	    {"stream", 0, 0, STREAM}, {"count-ops", 0, 0, COUNT_OPS}, {"logits", 1, 0, LOGITS},
+	    {"text-file", 1, 0, TEXT_FILE}, {"chunks", 1, 0, CHUNKS}, {"guess", 1, 0, GUESS}, {"help", 0, 0, 'h'}, {0}};
 	int c;
 	opt.prompts = xalloc(argc, sizeof *opt.prompts);
 	argv[0] = "llamarun"; // getopt's messages begin with it
 	while ((c = getopt_long(argc, argv, "m:p:n:t:c:vh", longs, NULL)) != -1) switch (c) {
 		case 'm': opt.model = optarg; break;
 		case 'p': opt.prompts[opt.n_prompts++] = optarg; break;
-		case 'n': opt.n = number("-n", optarg, 0); break;
-		case 't': opt.threads = number("-t", optarg, 1); break;
-		case 'c': opt.n_ctx = number("-c", optarg, 1); break;
+		case 'n': opt.n = parse_number("-n", optarg, 0); break;
+		case 't': opt.threads = parse_number("-t", optarg, 1); break;
+		case 'c': opt.n_ctx = parse_number("-c", optarg, 1); break;
 		case 'v': verbose = true; break;
 		case 'h': fputs(help, stdout); exit(0);
-		case REPEAT: opt.repeat = number("--repeat", optarg, 1); break;
+		case REPEAT: opt.repeat = parse_number("--repeat", optarg, 1); break;
 		case NO_REPACK: opt.no_repack = true; break;
 		case LOAD_MODE: opt.load_mode = optarg; break;
 		case WARMUP: opt.warmup = optarg; break;
 		case NO_WARMUP: opt.warmup = "none"; break;
 		case IGNORE_EOS: break;
 		case OPS_FILE: opt.ops = optarg; break;
-		case MARK: opt.mark = number("--mark", optarg, 0); break;
+		case MARK: opt.mark = parse_number("--mark", optarg, 0); break;
 		case LIB: opt.lib = optarg; break;
 		case MODEL2: opt.model2 = optarg; break;
-		case CONTEXTS: opt.contexts = number("--contexts", optarg, 1); break;
+		case CONTEXTS: opt.contexts = parse_number("--contexts", optarg, 1); break;
 		case CONCURRENT: opt.concurrent = true; break;
-		case PARALLEL: opt.parallel = number("--parallel", optarg, 1); break;
+		case PARALLEL: opt.parallel = parse_number("--parallel", optarg, 1); break;
 		case STREAM: opt.stream = true; break;
 		case COUNT_OPS: opt.count = true; break;
 		case LOGITS: opt.logits = optarg; break;
 		case TEXT_FILE: opt.text_file = optarg; break;
-		case CHUNKS: opt.chunks = number("--chunks", optarg, 1); break;
-		case GUESS: opt.guess = number("--guess", optarg, 1); break;
+		case CHUNKS: opt.chunks = parse_number("--chunks", optarg, 1); break;
+		case GUESS: opt.guess = parse_number("--guess", optarg, 1); break;
 		default: _exit(2); // getopt has said why
 		}
 	if (optind < argc) usage_error("unexpected argument %s (see --help)", argv[optind]);
 	if (!opt.model) usage_error("no model: give -m FILE (see --help)");
-	if (strcmp(opt.warmup, "cli") && strcmp(opt.warmup, "all") && strcmp(opt.warmup, "none")) usage_error("--warmup %s: want cli, all or none", opt.warmup);
-	if (!opt.logits != !opt.text_file || (opt.chunks && !opt.logits)) usage_error("--logits FILE and --text-file FILE go together, and --chunks with them");
-	if (opt.guess && (opt.model2 || opt.contexts > 1 || opt.parallel > 1 || opt.concurrent || opt.guess > MOST_GUESSES)) usage_error("--guess takes one context and sequence, and at most %d tokens", MOST_GUESSES);
+	if (strcmp(opt.warmup, "cli") && strcmp(opt.warmup, "all") && strcmp(opt.warmup, "none"))
+		usage_error("--warmup %s: want cli, all or none", opt.warmup);
+	if (!opt.logits != !opt.text_file || (opt.chunks && !opt.logits))
+		usage_error("--logits FILE and --text-file FILE go together, and --chunks with them");
+	bool several = opt.model2 || opt.contexts > 1 || opt.parallel > 1;
+	if (opt.guess && (several || opt.concurrent || opt.guess > MAX_GUESSES))
+		usage_error("--guess takes one context and sequence, and at most %d tokens", MAX_GUESSES);
 	if (opt.logits) {
-		if (opt.n_prompts || opt.model2 || opt.guess || opt.contexts > 1 || opt.parallel > 1 || opt.repeat > 1 || opt.stream || opt.mark >= 0)
+		if (opt.n_prompts || several || opt.guess || opt.repeat > 1 || opt.stream || opt.mark >= 0)
 			usage_error("--logits takes no prompt, and one model, context and sequence, once");
 		if (!opt.n_ctx) opt.n_ctx = 256;
 		if (opt.n_ctx < 4) usage_error("-c %d: want chunks of at least 4 tokens", opt.n_ctx);
@@ -950,20 +1009,22 @@ static void parse(int argc, char **argv) {
 
 int main(int argc, char **argv) {
 	char dir[PATH_MAX];
-	parse(argc, argv);
+	parse_options(argc, argv);
 	if (access(opt.model, R_OK)) die("open %s: %s", opt.model, strerror(errno));
-	if (!realpath(opt.lib ? opt.lib : "/proc/self/exe", dir)) die("%s: %s", opt.lib ? opt.lib : "/proc/self/exe", strerror(errno));
+	const char *lib = opt.lib ? opt.lib : "/proc/self/exe";
+	if (!realpath(lib, dir)) die("%s: %s", lib, strerror(errno));
 	if (!opt.lib) *strrchr(dir, '/') = 0;
 
 	load_libs(dir);
 	ggml_log_set(on_log, NULL);
 	llama_log_set(on_log, NULL);
-	if (ggml_backend_load_all_from_path) ggml_backend_load_all_from_path(dir); // the CPU code may be a plug-in
-	first_error[0] = 0;                                                        // a plug-in for another machine may have complained
+	// The CPU code may be a plug-in, and one for another machine may complain.
+	if (ggml_backend_load_all_from_path) ggml_backend_load_all_from_path(dir);
+	first_error[0] = 0;
 	llama_backend_init();
 
-	if (opt.ops) create(&ops_file, opt.ops);
-	if (opt.logits) create(&logits_file, opt.logits);
+	if (opt.ops) create_output(&ops_file, opt.ops);
+	if (opt.logits) create_output(&logits_file, opt.logits);
 	double start = now_ms();
 	void *models[2] = {load_model(opt.model), opt.model2 ? load_model(opt.model2) : NULL};
 	if (opt.ops) read_maps();
@@ -983,7 +1044,7 @@ int main(int argc, char **argv) {
 		print_run(dir, load_ms, warmup_ms);
 		printf("}\n");
 	}
-	if (opt.logits) score(&contexts[0], opt.n_ctx);
+	if (opt.logits) score_text(&contexts[0], opt.n_ctx);
 	int printed = 0;
 	for (generation = 0; generation < opt.repeat && !ending && !opt.logits; generation++) {
 		generate();
@@ -1006,9 +1067,9 @@ int main(int argc, char **argv) {
 
 	if (ops_file.f) {
 		if (!ops.records) die("no op read a weight: this llama.cpp lays out ggml_tensor otherwise than llamarun knows");
-		finish(&ops_file);
+		finish_output(&ops_file);
 	}
-	if (logits_file.f) finish(&logits_file);
+	if (logits_file.f) finish_output(&logits_file);
 	if (fflush(stdout) || ferror(stdout)) die("write the result: %s", strerror(errno));
 	for (int k = 0; k < n_contexts; k++) llama_free(contexts[k].ctx);
 	for (int i = 0; i < 2; i++)

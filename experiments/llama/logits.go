@@ -1,6 +1,6 @@
-// This file reads the predictions that the driver writes with Options.Logits.
-
 package llama
+
+// This file reads the predictions that the driver writes with Options.Logits.
 
 import (
 	"bufio"
@@ -24,9 +24,9 @@ type LogitsHeader struct {
 // Predictions is the total number of predictions.
 func (h LogitsHeader) Predictions() int { return h.Chunks * h.Scored }
 
-// Logits reads what the driver writes with Options.Logits: "TCLOGIT1", the header's four numbers as uint32, then for each prediction the
-// actual next token as int32 and the logits as float32, all little-endian. It holds one prediction at a time and is not safe for concurrent
-// use.
+// Logits reads what the driver writes with Options.Logits: "TCLOGIT1", the header's four numbers as
+// uint32, then for each prediction the actual next token as int32 and the logits as float32, all
+// little-endian. It holds one prediction at a time and is not safe for concurrent use.
 type Logits struct {
 	LogitsHeader
 	r      *bufio.Reader
@@ -43,8 +43,8 @@ const (
 	mostContext = 1 << 28
 )
 
-// NewLogits reads the header; if r is a pipe, it waits for it. If the data end before, the error is [io.ErrUnexpectedEOF]; the driver has
-// written the reason to its stderr.
+// NewLogits reads the header. If r is a pipe, it waits for it. If the data end early, the error is
+// [io.ErrUnexpectedEOF]; the driver has written the reason to its stderr.
 func NewLogits(r io.Reader) (*Logits, error) {
 	l := &Logits{r: bufio.NewReaderSize(r, 1<<16)}
 	head := make([]byte, len(logitsMagic)+4*4)
@@ -54,11 +54,13 @@ func NewLogits(r io.Reader) (*Logits, error) {
 		return nil, fmt.Errorf("logits of %s: %w", driverName, err)
 	}
 	if string(head[:len(logitsMagic)]) != logitsMagic {
-		return nil, fmt.Errorf("logits of %s: they begin with %q, not %q", driverName, head[:len(logitsMagic)], logitsMagic)
+		return nil, fmt.Errorf("logits of %s: they begin with %q, not %q", driverName, head[:len(logitsMagic)],
+			logitsMagic)
 	}
 	field := func(i int) int { return int(binary.LittleEndian.Uint32(head[len(logitsMagic)+4*i:])) }
 	l.LogitsHeader = LogitsHeader{Vocab: field(0), Context: field(1), Chunks: field(2), Scored: field(3)}
-	if h := l.LogitsHeader; h.Vocab < 1 || h.Vocab > mostVocab || h.Context > mostContext || h.Scored < 1 || h.Scored >= h.Context || h.Chunks < 1 {
+	if h := l.LogitsHeader; h.Vocab < 1 || h.Vocab > mostVocab || h.Context > mostContext || h.Scored < 1 ||
+		h.Scored >= h.Context || h.Chunks < 1 {
 		return nil, fmt.Errorf("logits of %s: impossible header %+v", driverName, h)
 	}
 	l.record = make([]byte, 4+4*l.Vocab)
@@ -66,8 +68,9 @@ func NewLogits(r io.Reader) (*Logits, error) {
 	return l, nil
 }
 
-// Next returns the next prediction: the actual next token, and the logit of each token of the vocabulary, which is valid until the next
-// call. After the last prediction it returns [io.EOF]; if the data end early, [io.ErrUnexpectedEOF].
+// Next returns the next prediction: the actual next token, and the logit of each token of the
+// vocabulary, which is valid until the next call. After the last prediction it returns [io.EOF]; if
+// the data end early, [io.ErrUnexpectedEOF].
 func (l *Logits) Next() (target int32, logits []float32, err error) {
 	if l.n == l.Predictions() {
 		return 0, nil, io.EOF
@@ -80,7 +83,8 @@ func (l *Logits) Next() (target int32, logits []float32, err error) {
 	}
 	target = int32(binary.LittleEndian.Uint32(l.record))
 	if target < 0 || int(target) >= l.Vocab {
-		return 0, nil, fmt.Errorf("logits of %s: prediction %d: token %d of a vocabulary of %d", driverName, l.n+1, target, l.Vocab)
+		return 0, nil, fmt.Errorf("logits of %s: prediction %d: token %d of a vocabulary of %d", driverName, l.n+1,
+			target, l.Vocab)
 	}
 	for i := range l.values {
 		l.values[i] = math.Float32frombits(binary.LittleEndian.Uint32(l.record[4+4*i:]))
@@ -89,9 +93,10 @@ func (l *Logits) Next() (target int32, logits []float32, err error) {
 	return target, l.values, nil
 }
 
-// Score runs the driver and calls read with the predictions, which arrive through a pipe while the driver runs. o.TextFile names the text;
-// o.Logits is ignored. If read returns an error, Score ends the driver and returns that error. read must read all predictions unless it
-// fails. Other errors are as Run's; results that read obtained before such an error are invalid.
+// Score runs the driver and calls read with the predictions, which arrive through a pipe while the
+// driver runs. o.TextFile names the text; o.Logits is ignored. If read returns an error, Score ends
+// the driver and returns that error. read must read all predictions unless it fails. Other errors
+// are as Run's; results that read obtained before such an error are invalid.
 func (in *Installation) Score(ctx context.Context, o Options, read func(*Logits) error) (*Result, error) {
 	running, end := context.WithCancel(ctx)
 	defer end()
@@ -124,7 +129,7 @@ func (in *Installation) Score(ctx context.Context, o Options, read func(*Logits)
 		return nil, readErr
 	}
 	// If the driver ended early, it has said why.
-	if err := failure(ctx, cmd.Wait(), stderr.String()); err != nil {
+	if err := driverError(ctx, cmd.Wait(), stderr.String()); err != nil {
 		return nil, err
 	}
 	if readErr != nil {

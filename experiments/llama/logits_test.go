@@ -17,9 +17,11 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 )
 
-const logitsText = "It was the best of times, it was the worst of times, it was the age of wisdom.\nIt was the age of foolishness!\n"
+const logitsText = "It was the best of times, it was the worst of times, it was the age of wisdom.\nIt was the " +
+	"age of foolishness!\n"
 
-// textTokens are those that the synthetic models' vocabulary makes of a text: BOS, and a token for each byte.
+// textTokens are the tokens that the synthetic models' vocabulary makes of a text: BOS, and a token
+// for each byte.
 func textTokens(text string) []int32 {
 	tokens := []int32{1}
 	for _, b := range []byte(strings.TrimSuffix(text, "\n")) {
@@ -51,7 +53,8 @@ func TestLogits(t *testing.T) {
 	in := llamatest.ForTest(t)
 	model := llamatest.Model(t, dense)
 	const ctx = 16
-	o := llama.Options{Model: model, TextFile: writeText(t, logitsText), Logits: filepath.Join(t.TempDir(), "logits"), Context: ctx, Threads: 1, Warmup: "none"}
+	o := llama.Options{Model: model, TextFile: writeText(t, logitsText),
+		Logits: filepath.Join(t.TempDir(), "logits"), Context: ctx, Threads: 1, Warmup: "none"}
 	r := run(t, in, o)
 	tokens := textTokens(logitsText)
 	if r.PromptTokens != len(tokens) {
@@ -65,7 +68,8 @@ func TestLogits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (llama.LogitsHeader{Vocab: 259, Context: ctx, Chunks: len(tokens) / ctx, Scored: ctx/2 - 1}); l.LogitsHeader != want || want.Chunks != 6 {
+	if want := (llama.LogitsHeader{Vocab: 259, Context: ctx, Chunks: len(tokens) / ctx,
+		Scored: ctx/2 - 1}); l.LogitsHeader != want || want.Chunks != 6 {
 		t.Fatalf("%+v, want %+v", l.LogitsHeader, want)
 	}
 	for k := range l.Chunks {
@@ -80,18 +84,20 @@ func TestLogits(t *testing.T) {
 			if i%3 != k%3 {
 				continue // enough runs of the driver
 			}
-			// The driver says the same when the context is a prompt. It has BOS in the place of a later chunk's first token.
-			g := run(t, in, llama.Options{Model: model, Prompt: logitsText[k*ctx : k*ctx+i], Tokens: 1, Threads: 1, Warmup: "none"})
+			// The driver says the same when the context is given as a prompt. A later chunk has BOS
+			// in place of its first token.
+			g := run(t, in, llama.Options{Model: model, Prompt: logitsText[k*ctx : k*ctx+i], Tokens: 1, Threads: 1,
+				Warmup: "none"})
 			if got := argmax(logits); got != g.Tokens[0] {
-				t.Errorf("chunk %d, position %d: predicts %d, after the same as a prompt %d", k, i, got, g.Tokens[0])
+				t.Errorf("chunk %d, position %d: predicts %d, want %d as after the same prompt", k, i, got, g.Tokens[0])
 			}
 		}
 	}
 	if _, _, err := l.Next(); err != io.EOF {
-		t.Errorf("after the last prediction: %v", err)
+		t.Errorf("after the last prediction: %v, want io.EOF", err)
 	}
 
-	// A pipe gets the same as a file, and fewer chunks are the first ones.
+	// A pipe gets the same as a file, and with fewer chunks it gets the first ones.
 	o.Chunks = 2
 	file, err := llama.NewLogits(bytes.NewReader(raw))
 	if err != nil {
@@ -122,35 +128,41 @@ func TestScoreFails(t *testing.T) {
 	in := llamatest.ForTest(t)
 	ours := errors.New("ours")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	o := llama.Options{Model: llamatest.Model(t, dense), TextFile: writeText(t, strings.Repeat(logitsText, 20)), Context: 16, Threads: 1, Warmup: "none"}
+	o := llama.Options{Model: llamatest.Model(t, dense), TextFile: writeText(t, strings.Repeat(logitsText, 20)),
+		Context: 16, Threads: 1, Warmup: "none"}
 	var run *llama.RunError
-	first := func(l *llama.Logits) error { // reads one prediction of far more than a pipe holds
+	// reads one prediction; there are far more than a pipe holds
+	first := func(l *llama.Logits) error {
 		_, _, err := l.Next()
 		return err
 	}
-	if _, err := in.Score(t.Context(), o, func(l *llama.Logits) error { return errors.Join(first(l), ours) }); !errors.Is(err, ours) {
-		t.Errorf("a reader that fails: %v", err)
+	if _, err := in.Score(t.Context(), o,
+		func(l *llama.Logits) error { return errors.Join(first(l), ours) }); !errors.Is(err, ours) {
+		t.Errorf("a reader that fails: %v, want its error", err)
 	}
-	if _, err := in.Score(t.Context(), o, func(l *llama.Logits) error { return io.ErrUnexpectedEOF }); err != io.ErrUnexpectedEOF {
-		t.Errorf("a reader that meets the end of something else: %v", err)
+	if _, err := in.Score(t.Context(), o,
+		func(l *llama.Logits) error { return io.ErrUnexpectedEOF }); err != io.ErrUnexpectedEOF {
+		t.Errorf("a reader that meets the end of something else: %v, want io.ErrUnexpectedEOF", err)
 	}
-	if _, err := in.Score(ctx, o, func(l *llama.Logits) error { cancel(ours); _, _, err := l.Next(); return err }); !errors.Is(err, ours) {
-		t.Errorf("cancelled: %v", err)
+	if _, err := in.Score(ctx, o,
+		func(l *llama.Logits) error { cancel(ours); _, _, err := l.Next(); return err }); !errors.Is(err, ours) {
+		t.Errorf("cancelled: %v, want the cause", err)
 	}
 	if _, err := in.Score(t.Context(), o, first); !errors.As(err, &run) {
-		t.Errorf("a reader that stops: %v", err)
+		t.Errorf("a reader that stops: %v, want a *RunError", err)
 	}
 	o.TextFile = writeText(t, "short")
 	if _, err := in.Score(t.Context(), o, first); !errors.As(err, &run) || !strings.Contains(run.Message, "too few") {
-		t.Errorf("a driver that fails: %v", err)
+		t.Errorf("a driver that fails: %v, want its message", err)
 	}
 }
 
-// TestLogitsOfControlTokens: a text that names a control token is text.
+// TestLogitsOfControlTokens checks that the name of a control token in a text stays text.
 func TestLogitsOfControlTokens(t *testing.T) {
 	in := llamatest.ForTest(t)
 	text := strings.Repeat("</s>", 4)
-	o := llama.Options{Model: llamatest.Model(t, dense), TextFile: writeText(t, text), Logits: filepath.Join(t.TempDir(), "logits"), Context: 8, Threads: 1}
+	o := llama.Options{Model: llamatest.Model(t, dense), TextFile: writeText(t, text),
+		Logits: filepath.Join(t.TempDir(), "logits"), Context: 8, Threads: 1}
 	if r := run(t, in, o); r.PromptTokens != 1+len(text) {
 		t.Errorf("%d tokens, want %d", r.PromptTokens, 1+len(text))
 	}
@@ -170,7 +182,8 @@ func TestLogitsFail(t *testing.T) {
 		{"empty text", llama.Options{TextFile: writeText(t, ""), Logits: out}, 1, "too few"},
 		{"no such text", llama.Options{TextFile: filepath.Join(dir, "none"), Logits: out}, 1, "No such file"},
 		{"a directory", llama.Options{TextFile: dir, Logits: out}, 1, "Is a directory"},
-		{"no directory to write to", llama.Options{TextFile: text, Logits: filepath.Join(dir, "none", "x")}, 1, "No such file"},
+		{"no directory to write to", llama.Options{TextFile: text, Logits: filepath.Join(dir, "none", "x")}, 1,
+			"No such file"},
 		{"no text", llama.Options{Logits: out}, 2, "go together"},
 		{"text alone", llama.Options{TextFile: text}, 2, "go together"},
 		{"chunks alone", llama.Options{Chunks: 1}, 2, "go together"},
@@ -186,11 +199,13 @@ func TestLogitsFail(t *testing.T) {
 			if !errors.As(err, &run) {
 				t.Fatalf("error is %v, want a RunError", err)
 			}
-			if run.Exit.ExitCode() != c.code || !strings.Contains(run.Message, c.message) || strings.Contains(run.Message, "\n") {
-				t.Errorf("exit code %d, message %q; want %d and one line with %q", run.Exit.ExitCode(), run.Message, c.code, c.message)
+			if run.Exit.ExitCode() != c.code || !strings.Contains(run.Message, c.message) ||
+				strings.Contains(run.Message, "\n") {
+				t.Errorf("exit code %d, message %q; want %d and one line with %q", run.Exit.ExitCode(), run.Message,
+					c.code, c.message)
 			}
 			if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
-				t.Errorf("left %v, %v", left, err)
+				t.Errorf("left %v, %v; want nothing", left, err)
 			}
 		})
 	}
@@ -213,11 +228,11 @@ func TestReadLogits(t *testing.T) {
 	}
 	for range 3 {
 		if target, logits, err := l.Next(); target != 1 || !slices.Equal(logits, []float32{1, -2}) || err != nil {
-			t.Fatalf("%d, %v, %v", target, logits, err)
+			t.Fatalf("%d, %v, %v; want token 1 with the logits 1 and -2", target, logits, err)
 		}
 	}
 	if _, _, err := l.Next(); err != io.EOF {
-		t.Errorf("at the end: %v", err)
+		t.Errorf("at the end: %v, want io.EOF", err)
 	}
 	for n := range whole {
 		l, err := llama.NewLogits(bytes.NewReader(whole[:n]))
@@ -225,14 +240,14 @@ func TestReadLogits(t *testing.T) {
 			_, _, err = l.Next()
 		}
 		if !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("cut to %d bytes: %v", n, err)
+			t.Errorf("cut to %d bytes: %v, want io.ErrUnexpectedEOF", n, err)
 		}
 	}
 	for at, value := range map[int]byte{0: 'X', 8: 0, 11: 0xff, 12: 3, 16: 0, 20: 0} {
 		broken := bytes.Clone(whole)
 		broken[at] = value
 		if _, err := llama.NewLogits(bytes.NewReader(broken)); err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("byte %d is %d: %v", at, value, err)
+			t.Errorf("byte %d is %d: %v, want an error of the header", at, value, err)
 		}
 	}
 	whole[24] = 2 // a token that the vocabulary does not have
@@ -240,7 +255,8 @@ func TestReadLogits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := l.Next(); err == nil || !strings.Contains(err.Error(), "prediction 1: token 2 of a vocabulary of 2") {
+	if _, _, err := l.Next(); err == nil ||
+		!strings.Contains(err.Error(), "prediction 1: token 2 of a vocabulary of 2") {
 		t.Errorf("a token outside the vocabulary: %v", err)
 	}
 }

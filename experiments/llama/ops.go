@@ -1,6 +1,6 @@
-// This file reads the ground truth that the driver writes.
-
 package llama
+
+// This file reads the ground truth that the driver writes.
 
 import (
 	"bufio"
@@ -10,8 +10,8 @@ import (
 	"os"
 )
 
-// Op is one read of a weight by one computed op. An op with several weights has a record for each; an op without has none. Ops that ggml
-// fuses at run time are listed one by one.
+// Op is one read of a weight by one computed op. An op with several weights has a record for each;
+// an op without has none. Ops that ggml fuses at run time are listed one by one.
 type Op struct {
 	Decode  int `json:"decode"`  // number of the llama_decode call, from 0, including the warm-up
 	Repeat  int `json:"repeat"`  // generation that it belongs to, from 0; the warm-up belongs to the first
@@ -21,7 +21,9 @@ type Op struct {
 	NTokens   int  `json:"n_tokens"` // tokens in the llama_decode call
 	Warmup    bool `json:"warmup"`
 
-	Node int    `json:"node"` // index among the nodes that the call computed, from 0 (nodes that compute nothing are not counted)
+	// index among the nodes that the call computed, from 0 (nodes that compute nothing are not
+	// counted)
+	Node int    `json:"node"`
 	Op   string `json:"op"`   // ggml's name: MUL_MAT, GET_ROWS, ...
 	Name string `json:"name"` // name of the node
 	Src  int    `json:"src"`  // index of the source that is the weight
@@ -29,15 +31,19 @@ type Op struct {
 	Tensor string `json:"tensor"` // the weight's name (of a view: the tensor that is viewed)
 	Data   uint64 `json:"data"`   // address of the source
 	File   string `json:"file"`   // the file that is mapped at Data; "" if none
-	Offset int64  `json:"offset"` // offset of the source in File, bytes; -1 without a file: a copy of the weight was read
-	// Bytes is the number of distinct bytes read: of GET_ROWS the selected rows, of MUL_MAT_ID and ADD_ID the selected experts' slices,
-	// each counted once; else the whole source (of a view: the extent from its first to its last byte).
+	// offset of the source in File, bytes; -1 without a file: a copy of the weight was read
+	Offset int64 `json:"offset"`
+	// Bytes is the number of distinct bytes read: of GET_ROWS the selected rows, of MUL_MAT_ID and
+	// ADD_ID the selected experts' slices, each counted once; else the whole source (of a view: the
+	// extent from its first to its last byte).
 	Bytes int64 `json:"bytes"`
 
-	Experts     []int32 `json:"experts"`      // distinct selected experts in order of first appearance (by token, then by slot); nil if the op does not select experts
+	// distinct selected experts in order of first appearance (by token, then by slot); nil if the
+	// op does not select experts
+	Experts     []int32 `json:"experts"`
 	LastExperts []int32 `json:"last_experts"` // the last token's experts by slot
-	// IDs are all tokens' experts: those of the first token by slot, then those of the second one. In the last layer a graph may compute
-	// only the tokens whose output is wanted.
+	// IDs are all tokens' experts: those of the first token by slot, then those of the second one.
+	// In the last layer a graph may compute only the tokens whose output is wanted.
 	IDs []int32 `json:"ids"`
 }
 

@@ -1,6 +1,7 @@
-// This file installs polars for Node, in which tests open what is exported, as llama.cpp is: from npm packages of a fixed version, whose hashes are checked.
-
 package llama
+
+// This file installs polars for Node, in which tests open exported tables. It is fetched as
+// llama.cpp is: from npm packages of a fixed version, whose hashes are checked.
 
 import (
 	"archive/tar"
@@ -14,7 +15,8 @@ import (
 	"strings"
 )
 
-// polars is in two packages: what is written in JavaScript, and what that loads. Both are for amd64.
+// polars comes in two packages: the part that is written in JavaScript, and the library that it
+// loads. Both are for amd64.
 var polars = []npmPackage{
 	{
 		name: "nodejs-polars", version: "0.25.2", arch: "amd64",
@@ -57,7 +59,8 @@ func (p npmPackage) unpackAll(ctx context.Context, tmp, dir string) error {
 	return nil
 }
 
-// unpackTree extracts the regular files of a package, without the directory that all of them are in. Names that lead out of dir are an error, and links are not extracted.
+// unpackTree extracts the regular files of a package, without the directory that all of them are
+// in. Names that lead out of dir are an error, and links are not extracted.
 func unpackTree(tgz io.Reader, dir string) error {
 	z, err := gzip.NewReader(tgz)
 	if err != nil {

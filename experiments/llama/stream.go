@@ -1,6 +1,6 @@
-// This file reads the driver's output with Options.Stream.
-
 package llama
+
+// This file reads the driver's output with Options.Stream.
 
 import (
 	"bufio"
@@ -10,8 +10,8 @@ import (
 	"io"
 )
 
-// Token is a generated token of one sequence. Its times (nanoseconds of CLOCK_MONOTONIC) are those of choosing and decoding it; sequences
-// of one context are decoded together and share them.
+// Token is a generated token of one sequence. Its times (nanoseconds of CLOCK_MONOTONIC) are those
+// of choosing and decoding it; sequences of one context are decoded together and share them.
 type Token struct {
 	Generation int    `json:"generation"` // number of the generation, from 0
 	Context    int    `json:"context"`
@@ -23,19 +23,20 @@ type Token struct {
 	Text       string `json:"text"` // bytes that are not valid UTF-8 (such as half a character) are U+FFFD
 }
 
-// Stream reads what the driver prints with Options.Stream. It stores no tokens, so a run may be of any length. It is not safe for
-// concurrent use.
+// Stream reads what the driver prints with Options.Stream. It stores no tokens, so a run may be of
+// any length. It is not safe for concurrent use.
 type Stream struct {
 	Run   Result // what is known at the start: everything except generations and counts
 	lines *bufio.Scanner
 	n     int // lines read so far
 }
 
-// NewStream waits for the first line, which is printed once the model is loaded and warmed up. If the output ends before, the error is
-// [io.ErrUnexpectedEOF]; the driver has written the reason to its stderr.
+// NewStream waits for the first line, which is printed once the model is loaded and warmed up. If
+// the output ends before, the error is [io.ErrUnexpectedEOF]; the driver has written the reason to
+// its stderr.
 func NewStream(r io.Reader) (*Stream, error) {
 	s := &Stream{lines: bufio.NewScanner(r)}
-	if err := s.line(&s.Run); errors.Is(err, io.EOF) {
+	if err := s.readLine(&s.Run); errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("stream of %s: %w", driverName, io.ErrUnexpectedEOF)
 	} else if err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func (s *Stream) Next() (Token, error) {
 		Nodes *int64           `json:"nodes"`
 		Ops   map[string]int64 `json:"ops"`
 	}
-	if err := s.line(&line); err != nil {
+	if err := s.readLine(&line); err != nil {
 		return Token{}, err
 	}
 	if line.Nodes != nil { // the last line has the counts
@@ -60,7 +61,7 @@ func (s *Stream) Next() (Token, error) {
 	return line.Token, nil
 }
 
-func (s *Stream) line(into any) error {
+func (s *Stream) readLine(into any) error {
 	if !s.lines.Scan() {
 		if err := s.lines.Err(); err != nil {
 			return fmt.Errorf("stream of %s: %w", driverName, err)

@@ -1,7 +1,8 @@
-// Package offload measures whether a real llama.cpp is faster with the emulated device: the same text with and without it, in turns.
+// Package offload measures whether a real llama.cpp is faster with the emulated device: the same
+// text with and without it, in turns.
 package offload
 
-// This file runs llama.cpp, in turns.
+// This file runs llama.cpp with and without the device, in turns.
 
 import (
 	"cmp"
@@ -17,37 +18,46 @@ import (
 	"tensorcast/fabric/device"
 )
 
-// Variant is a way to run it.
+// Variant is a way to run llama.cpp.
 type Variant struct {
 	Name    string `json:"name"`
 	Threads int    `json:"threads,omitempty"` // 0: llama.cpp's default
 	Device  bool   `json:"device"`
-	// Batch is the number of sequences that are decoded together, a token of each at a time: so many vectors for each product, as parallel requests have them, or tokens that were guessed and are
+	// Batch is the number of sequences that are decoded together, a token of each at a time. Then
+	// each product has as many vectors, as with parallel requests, or with guessed tokens that are
 	// verified together.
 	Batch int `json:"batch"`
-	// Streams is the number of contexts, each with a batch of its own and decoded by a thread of its own, at the same time.
+	// Streams is the number of contexts that are decoded at the same time, each with a batch and a
+	// thread of its own.
 	Streams int `json:"streams"`
-	// Guess is how many tokens are guessed from the text so far, at most, and decoded with each token.
+	// Guess is how many tokens at most are guessed from the text so far and decoded with each
+	// token.
 	Guess int `json:"guess,omitempty"`
 }
 
-// kind is what the variant has in common with those of other batches.
+// kind is what the variant has in common with variants of other batches.
 func (v *Variant) kind() string {
 	name, _, _ := strings.Cut(v.Name, " x")
 	return name
 }
 
-// baseline is the variant of all that v is compared with: the CPU, with as many vectors and streams.
+// baseline is the variant of all that v is compared with: the CPU, with the same numbers of vectors
+// and streams.
 func (v *Variant) baseline(all []Variant) *Variant {
-	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.Batch == v.Batch && w.Guess == v.Guess && w.Streams == v.Streams })]
+	return &all[slices.IndexFunc(all, func(w Variant) bool {
+		return w.Batch == v.Batch && w.Guess == v.Guess &&
+			w.Streams == v.Streams
+	})]
 }
 
-// alone is the first variant of all of the same kind.
-func (v *Variant) alone(all []Variant) *Variant {
+// firstOfKind is the first variant of all of the same kind.
+func (v *Variant) firstOfKind(all []Variant) *Variant {
 	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.kind() == v.kind() })]
 }
 
-// Variants are those that are compared, each batch and number of streams with its own baseline, which is the first of its variants. With several of them, or guesses, there are fewer of each.
+// Variants returns the variants that are compared. Each batch and number of streams has its own
+// baseline, which is the first of its variants. With several batches or streams, or with guesses,
+// there are fewer variants of each.
 func Variants(batches, streams []int, guess int) []Variant {
 	if len(batches) == 1 && len(streams) == 1 && guess == 0 {
 		v := Variant{Batch: batches[0], Streams: streams[0]}
@@ -79,16 +89,25 @@ func Variants(batches, streams []int, guess int) []Variant {
 
 // Config of a series.
 type Config struct {
-	Model   string // path of a GGUF file
-	Prompt  int    // about so many tokens: words of one or two for a real model, bytes for a synthetic one
-	Tokens  int    // that are generated, in each sequence
-	Batches []int  // numbers of sequences that are decoded together
-	Streams []int  // numbers of contexts that are decoded at the same time, each with such a batch; none: one
-	Guess   int    // if it is not 0, one sequence is also decoded with up to so many guessed tokens at a time
+	Model string // path of a GGUF file
+	// Prompt is the length of the prompt in tokens, about: words of one or two tokens for a real
+	// model, bytes for a synthetic one.
+	Prompt  int
+	Tokens  int   // tokens that are generated in each sequence
+	Batches []int // numbers of sequences that are decoded together
+	// Streams are numbers of contexts that are decoded at the same time, each with such a batch;
+	// none: one.
+	Streams []int
+	// Guess, if it is not 0, has one sequence also decoded with up to this many guessed tokens at a
+	// time.
+	Guess   int
 	Turns   int    // runs of each variant
 	Backend string // path of libggml-tfmbs.so
-	Socket  string // where a device serves; Ask is asked what it counted
-	Profile string // of the backend: "", or one of Profiles. With one, the device's variants run without repacked weights, which the device does not take
+	// Socket is where a device serves. Ask is asked for what the device counted.
+	Socket string
+	// Profile is the profile of the backend: "", or one of Profiles. With one, the device's
+	// variants run without repacked weights, which the device does not take.
+	Profile string
 }
 
 // Run is one run of a variant.
@@ -99,18 +118,22 @@ type Run struct {
 	TokS       float64 `json:"tok_s"` // of all sequences together
 	PromptTokS float64 `json:"prompt_tok_s"`
 	LoadMs     float64 `json:"load_ms"`
-	Decodes    int     `json:"decodes"`     // that generated the tokens
-	Same       int     `json:"same_tokens"` // the first so many tokens of each sequence are those of the baseline's first run
-	Idle       float64 `json:"idle"`        // of the time from the device's first product to its last one: the share in which it computed none. 0 without the device
+	Decodes    int     `json:"decodes"` // decodes that generated the tokens
+	// Same is how many of the first tokens of each sequence are those of the baseline's first run.
+	Same int `json:"same_tokens"`
+	// Idle is the share of the time, from the device's first product to its last one, in which it
+	// computed none. It is 0 without the device.
+	Idle float64 `json:"idle"`
 }
 
-// Profiles are those of the backend.
+// Profiles are the profiles of the backend.
 func Profiles() []string { return []string{"accurate", "balanced", "fast"} }
 
 // Check returns what is wrong with c, or nil.
 func (c *Config) Check() error {
 	if c.Prompt < 1 || c.Tokens < 2 || c.Turns < 1 {
-		return fmt.Errorf("a prompt of %d tokens, %d tokens, %d turns: want 1, 2 and 1 at least", c.Prompt, c.Tokens, c.Turns)
+		return fmt.Errorf("a prompt of %d tokens, %d tokens, %d turns: want 1, 2 and 1 at least", c.Prompt,
+			c.Tokens, c.Turns)
 	}
 	if len(c.Batches) == 0 || slices.Min(c.Batches) < 1 || slices.Max(c.Batches) > 64 {
 		return fmt.Errorf("batches of %v sequences: want 1 to 64", c.Batches)
@@ -127,8 +150,9 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Compare runs all variants in each turn, beginning with another one each time, and tells done and total runs. If ctx ends or a run fails, the report has the
-// turns that are whole, and the error says why.
+// Compare runs all variants in each turn, beginning with another one each time, and calls progress
+// with done and total runs. If ctx ends or a run fails, the report has the turns that are whole,
+// and the error says why.
 func Compare(ctx context.Context, in *llama.Installation, c Config, progress func(done, total int)) (*Report, error) {
 	r := &Report{Profile: c.Profile, Model: c.Model, Tokens: c.Tokens, Prompt: c.Prompt}
 	variants := Variants(c.Batches, c.streams(), c.Guess)
@@ -139,7 +163,9 @@ turns:
 		var runs []Run
 		for i := range variants {
 			v := variants[i]
-			if turn > 0 { // in the first turn each batch begins with the baseline, with whose text the others are compared
+			// In the first turn each batch begins with the baseline, because the others are
+			// compared with its text.
+			if turn > 0 {
 				v = variants[(i+turn)%len(variants)]
 			}
 			var result *llama.Result
@@ -154,15 +180,18 @@ turns:
 				want[v.Name] = texts
 				r.Llama = result.Llama
 			}
-			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: together(result.Generations()), LoadMs: result.LoadMs, Decodes: c.Tokens, Same: c.Tokens, Idle: idle}
+			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads,
+				TokS: combinedSpeed(result.Generations()), LoadMs: result.LoadMs, Decodes: c.Tokens, Same: c.Tokens,
+				Idle: idle}
 			if v.Guess > 0 {
 				run.Decodes = result.Decodes
 			}
 			if result.PromptMs > 0 {
-				run.PromptTokS = float64(v.Batch*v.Streams) * 1000 * float64(result.PromptTokens) / slowestPrompt(result.Generations())
+				run.PromptTokS = float64(v.Batch*v.Streams) * 1000 * float64(result.PromptTokens) /
+					slowestPrompt(result.Generations())
 			}
 			for s, g := range result.Generations() {
-				run.Same = min(run.Same, same(texts[s].Tokens, g.Tokens))
+				run.Same = min(run.Same, countSame(texts[s].Tokens, g.Tokens))
 			}
 			runs = append(runs, run)
 			progress(turn*len(variants)+i+1, c.Turns*len(variants))
@@ -184,8 +213,10 @@ func (c *Config) streams() []int {
 	return c.Streams
 }
 
-// together is the tokens per second of all sequences: from when the first of the contexts, which begin their prompts at the same time, has decoded its prompt, to when the last one has its last token.
-func together(all []llama.Generation) float64 {
+// combinedSpeed is the tokens per second of all sequences. The contexts begin their prompts at the
+// same time. The time is counted from when the first context has decoded its prompt until the last
+// one has its last token.
+func combinedSpeed(all []llama.Generation) float64 {
 	tokens, from, to := 0, math.Inf(1), 0.0
 	for _, g := range all {
 		end := g.PromptMs
@@ -197,13 +228,13 @@ func together(all []llama.Generation) float64 {
 	return 1000 * float64(tokens) / (to - from)
 }
 
-// slowestPrompt is in milliseconds.
+// slowestPrompt is the time of the slowest prompt in milliseconds.
 func slowestPrompt(all []llama.Generation) float64 {
 	return slices.MaxFunc(all, func(a, b llama.Generation) int { return cmp.Compare(a.PromptMs, b.PromptMs) }).PromptMs
 }
 
-// same is how many of the first tokens are equal.
-func same(a, b []int32) int {
+// countSame is how many of the first tokens are equal.
+func countSame(a, b []int32) int {
 	n := 0
 	for n < min(len(a), len(b)) && a[n] == b[n] {
 		n++
@@ -223,16 +254,19 @@ func (c *Config) prompts(n int) []string {
 }
 
 // run runs a variant. idle is the share of the device's time in which it computed no product.
-func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant) (r *llama.Result, idle float64, err error) {
+func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant) (r *llama.Result, idle float64,
+	err error) {
 	prompts := c.prompts(v.Batch * v.Streams)
 	cmd := in.Command(ctx, llama.Options{
-		Model: c.Model, Prompt: prompts[0], Prompts: prompts[1:], Parallel: v.Batch, Contexts: v.Streams, Concurrent: v.Streams > 1, Guess: v.Guess, Tokens: c.Tokens, Threads: v.Threads,
+		Model: c.Model, Prompt: prompts[0], Prompts: prompts[1:], Parallel: v.Batch, Contexts: v.Streams,
+		Concurrent: v.Streams > 1, Guess: v.Guess, Tokens: c.Tokens, Threads: v.Threads,
 		NoRepack: v.Device && c.Profile != "",
 	})
 	cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH=")
 	var before, after device.Status
 	if v.Device {
-		cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH="+c.Backend, "TFMBS_SOCKET="+c.Socket, "TFMBS_PROFILE="+c.Profile)
+		cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH="+c.Backend, "TFMBS_SOCKET="+c.Socket,
+			"TFMBS_PROFILE="+c.Profile)
 		before, err = device.Ask(ctx, c.Socket)
 	}
 	var said strings.Builder
@@ -245,7 +279,7 @@ func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant) (r 
 	case runErr != nil:
 		return nil, 0, fmt.Errorf("%w: %s", runErr, line)
 	case v.Device && strings.HasPrefix(line, "tfmbs: "):
-		return nil, 0, errors.New(line) // it went on without the device
+		return nil, 0, errors.New(line) // llama.cpp went on without the device
 	}
 	if v.Device && err == nil {
 		after, err = device.Ask(ctx, c.Socket)

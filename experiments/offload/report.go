@@ -1,6 +1,7 @@
 package offload
 
-// This file says what came out: medians, ratios within turns with their confidence, the device's counters, a figure.
+// This file sums up a series: medians, ratios within turns with their confidence, the device's
+// counters, a figure.
 
 import (
 	"fmt"
@@ -38,12 +39,14 @@ type Result struct {
 	PromptTokS float64 `json:"prompt_tok_s"`
 	LoadMs     float64 `json:"load_ms"`
 	Decodes    int     `json:"decodes"`     // of the first run
-	Same       int     `json:"same_tokens"` // the fewest of a run
+	Same       int     `json:"same_tokens"` // the least of all runs
 	Idle       float64 `json:"idle"`        // median
-	// Ratios to the baseline within a turn: the centre, with its confidence (of logarithms).
+	// Ratio is the ratio to the baseline within a turn: the centre, with its confidence (of
+	// logarithms).
 	Ratio       stats.Interval `json:"ratio"`
 	PromptRatio stats.Interval `json:"prompt_ratio"`
-	// The same to the same kind of variant with the first batch and the first number of streams; of that itself, 1.
+	// BatchRatio is the ratio to the same kind of variant with the first batch and the first number
+	// of streams. It is 1 for that variant itself.
 	BatchRatio stats.Interval `json:"batch_ratio"`
 }
 
@@ -65,7 +68,7 @@ func (r *Report) summarise(variants []Variant) {
 	tokS := func(x *Run) float64 { return x.TokS }
 	promptTokS := func(x *Run) float64 { return x.PromptTokS }
 	for _, v := range variants {
-		baseline, first := v.baseline(variants).Name, v.alone(variants).Name
+		baseline, first := v.baseline(variants).Name, v.firstOfKind(variants).Name
 		ratio := func(to string, value func(*Run) float64) stats.Interval {
 			base, own := of(to, value), of(v.Name, value)
 			logs := make([]float64, len(own))
@@ -80,8 +83,10 @@ func (r *Report) summarise(variants []Variant) {
 		}
 		r.Results = append(r.Results, Result{
 			Variant: v, TokS: stats.Median(of(v.Name, tokS)), PromptTokS: stats.Median(of(v.Name, promptTokS)),
-			LoadMs: stats.Median(of(v.Name, func(x *Run) float64 { return x.LoadMs })), Same: same, Idle: stats.Median(of(v.Name, func(x *Run) float64 { return x.Idle })),
-			Decodes: int(of(v.Name, func(x *Run) float64 { return float64(x.Decodes) })[0]), Ratio: ratio(baseline, tokS), PromptRatio: ratio(baseline, promptTokS), BatchRatio: ratio(first, tokS),
+			LoadMs: stats.Median(of(v.Name, func(x *Run) float64 { return x.LoadMs })), Same: same,
+			Idle:    stats.Median(of(v.Name, func(x *Run) float64 { return x.Idle })),
+			Decodes: int(of(v.Name, func(x *Run) float64 { return float64(x.Decodes) })[0]),
+			Ratio:   ratio(baseline, tokS), PromptRatio: ratio(baseline, promptTokS), BatchRatio: ratio(first, tokS),
 		})
 	}
 }
@@ -98,7 +103,9 @@ func (r *Report) document() tabular.Document {
 	}
 	batches := slices.ContainsFunc(r.Results, other)
 	guesses := slices.ContainsFunc(r.Results, func(x Result) bool { return x.Guess > 0 })
-	t := &tabular.Table{Columns: append(tabular.Left("variant"), tabular.Right("tokens/s", "times the cpu", "prompt, tokens/s", "times the cpu", "load, s", "same tokens", "device idle")...)}
+	t := &tabular.Table{Columns: append(tabular.Left("variant"),
+		tabular.Right("tokens/s", "times the cpu", "prompt, tokens/s", "times the cpu", "load, s", "same tokens",
+			"device idle")...)}
 	if batches {
 		_, first, _ := strings.Cut(r.Results[0].Name, " ")
 		t.Columns = slices.Insert(t.Columns, 2, tabular.Right("times "+first)...)
@@ -116,7 +123,8 @@ func (r *Report) document() tabular.Document {
 		if x.Device {
 			a, b, idle = ratio(x.Ratio), ratio(x.PromptRatio), fmt.Sprintf("%.1f %%", 100*x.Idle)
 		}
-		row := []string{x.Name, number(x.TokS), a, number(x.PromptTokS), b, number(x.LoadMs / 1000), fmt.Sprintf("%d of %d", x.Same, r.Tokens), idle}
+		row := []string{x.Name, number(x.TokS), a, number(x.PromptTokS), b, number(x.LoadMs / 1000),
+			fmt.Sprintf("%d of %d", x.Same, r.Tokens), idle}
 		if batches {
 			c := ""
 			if other(*x) {
@@ -135,11 +143,14 @@ func (r *Report) document() tabular.Document {
 		profile = " and the profile " + r.Profile
 	}
 	lines := tabular.Lines{
-		fmt.Sprintf("The device, with %s kernels%s: %d tokens, %s of weights each; %.1f s of products, %.1f s of llama.cpp between them; %.1f %% of operations skipped; %s of weights moved, %d evictions.",
-			s.Kernels, profile, s.Tokens, humanize.IBytes(uint64(s.BytesPerToken)), s.FabricTime, s.HostTime, 100*s.SkipRate, humanize.IBytes(s.Moved), s.Evictions),
+		fmt.Sprintf("The device, with %s kernels%s: %d tokens, %s of weights each; %.1f s of products, %.1f s of "+
+			"llama.cpp between them; %.1f %% of operations skipped; %s of weights moved, %d evictions.",
+			s.Kernels, profile, s.Tokens, humanize.IBytes(uint64(s.BytesPerToken)), s.FabricTime, s.HostTime,
+			100*s.SkipRate, humanize.IBytes(s.Moved), s.Evictions),
 	}
 	if len(r.Results) > 0 && !r.Results[0].Ratio.Holds() {
-		lines = append(lines, fmt.Sprintf("Ranges are of %.0f %% confidence only: there are few turns.", 100*r.Results[0].Ratio.Level))
+		lines = append(lines, fmt.Sprintf("Ranges are of %.0f %% confidence only: there are few turns.",
+			100*r.Results[0].Ratio.Level))
 	}
 	if r.Interrupted {
 		lines = append(lines, "INTERRUPTED: turns are missing.")
@@ -149,7 +160,8 @@ func (r *Report) document() tabular.Document {
 
 // WriteFigure draws the generated tokens per second of each turn, in one of chart.Formats.
 func (r *Report) WriteFigure(w io.Writer, format string) error {
-	f := chart.Figure{Panels: []chart.Panel{{Title: "tokens per second, turn by turn"}}, From: 0, XLabel: "turn", YLabel: "tokens/s"}
+	f := chart.Figure{Panels: []chart.Panel{{Title: "tokens per second, turn by turn"}}, From: 0, XLabel: "turn",
+		YLabel: "tokens/s"}
 	for i := range r.Results {
 		c := chart.Curve{Name: r.Results[i].Name}
 		for _, x := range r.Runs {

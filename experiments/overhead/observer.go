@@ -95,7 +95,7 @@ func codeMappings(pid int) ([]*procfs.ProcMap, error) {
 	return code, nil
 }
 
-// ggmlFile returns the file with ggml's CPU code: the library libggml-cpu, else the program.
+// ggmlFile returns the file with ggml's CPU code: the library libggml-cpu, or else the program.
 func ggmlFile(pid int) (string, error) {
 	code, err := codeMappings(pid)
 	if err != nil {
@@ -109,8 +109,9 @@ func ggmlFile(pid int) (string, error) {
 	return os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 }
 
-// probes counts the places where a process's code differs from the mapped files: the breakpoints of probes.
-func probes(pid int) (int, error) {
+// countProbes counts the places where a process's code differs from the mapped files: the
+// breakpoints of probes.
+func countProbes(pid int) (int, error) {
 	code, err := codeMappings(pid)
 	if err != nil {
 		return 0, err
@@ -122,7 +123,7 @@ func probes(pid int) (int, error) {
 	defer memory.Close()
 	n := 0
 	for _, m := range code {
-		differing, err := differences(memory, pid, m)
+		differing, err := countDifferences(memory, pid, m)
 		if err != nil {
 			return 0, fmt.Errorf("code of process %d: %w", pid, err)
 		}
@@ -131,8 +132,8 @@ func probes(pid int) (int, error) {
 	return n, nil
 }
 
-// differences compares a mapping with its file.
-func differences(memory *os.File, pid int, m *procfs.ProcMap) (int, error) {
+// countDifferences counts the places where a mapping differs from its file.
+func countDifferences(memory *os.File, pid int, m *procfs.ProcMap) (int, error) {
 	const chunk = 1 << 20
 	file, err := os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.StartAddr, m.EndAddr))
 	if err != nil {
@@ -150,16 +151,17 @@ func differences(memory *os.File, pid int, m *procfs.ProcMap) (int, error) {
 		if _, err := memory.ReadAt(have[:in], int64(m.StartAddr)+at); err != nil {
 			return 0, err
 		}
-		n += places(have[:in], want[:in])
+		n += countPlaces(have[:in], want[:in])
 	}
 	return n, nil
 }
 
-// instruction is the largest number of bytes that a probe changes: a breakpoint has one byte on x86-64 and four on arm64, a call has five.
+// instruction is the largest number of bytes that a probe changes: a breakpoint has one byte on
+// x86-64 and four on arm64, a call has five.
 const instruction = 5
 
-// places counts the places where a and b, which have the same length, differ.
-func places(a, b []byte) int {
+// countPlaces counts the places where a and b, which have the same length, differ.
+func countPlaces(a, b []byte) int {
 	if bytes.Equal(a, b) {
 		return 0
 	}

@@ -1,5 +1,7 @@
 package overhead
 
+// This file tests how probes are counted in code.
+
 import "testing"
 
 func TestPlaces(t *testing.T) {
@@ -15,7 +17,7 @@ func TestPlaces(t *testing.T) {
 		altered []byte
 		want    int
 	}{{with(), 0}, {with(0), 1}, {with(63), 1}, {with(10, 11, 14), 1}, {with(10, 15), 2}, {with(0, 20, 63), 3}} {
-		if got := places(test.altered, code); got != test.want {
+		if got := countPlaces(test.altered, code); got != test.want {
 			t.Errorf("%v: %d, want %d", test.altered, got, test.want)
 		}
 	}

@@ -1,14 +1,17 @@
 // Package overhead measures what observing a llama.cpp costs it. "lab overhead" runs it.
 //
-// One target generates the same text from an empty memory again and again, and prints each token with its times (llamarun --stream).
-// Observers are attached to it and detached from it. A segment is one complete generation, so all segments are the same work at the same
-// positions in the context. Segments are ordered plain, observed, observed, plain: two pairs of neighbours, in which a drift of the machine
-// affects both sides alike. Observers take turns. A generation during which an observer is being attached or detached is dropped; whether
-// probes are set is visible in the target's code, where they are breakpoints. With Config.Whole, each segment has a target process of its
-// own instead.
+// One target generates the same text from an empty memory again and again, and prints each token
+// with its times (llamarun --stream). Observers are attached to it and detached from it. A segment
+// is one complete generation, so all segments are the same work at the same positions in the
+// context. Segments are ordered plain, observed, observed, plain: two pairs of neighbours, in which
+// a drift of the machine affects both sides alike. Observers take turns. A generation during which
+// an observer is being attached or detached is dropped. The target's code shows whether probes are
+// set, because they are breakpoints in it. With Config.Whole, each segment has a target process of
+// its own instead.
 //
-// The result is the ratio of tokens per second, estimated from the pairs with the Hodges-Lehmann estimator and its confidence interval. An
-// observer that does nothing is the control: its interval shows how small an effect can be detected on the machine.
+// The result is the ratio of tokens per second, estimated from the pairs with the Hodges-Lehmann
+// estimator and its confidence interval. An observer that does nothing is the control: its interval
+// shows how small an effect can be detected on the machine.
 package overhead
 
 // This file makes a series of measurements.
@@ -29,23 +32,27 @@ import (
 // Observer is a way to observe the target.
 type Observer struct {
 	Name string `json:"name"`
-	// Command is a simple shell command that observes until SIGINT. In it, {pid} is replaced by the target's process id, {ggml} by the file
-	// with the target's CPU code of ggml, and {out} by a directory that exists while the observer runs. An empty command observes nothing.
+	// Command is a simple shell command that observes until SIGINT. In it, {pid} is replaced by the
+	// target's process id, {ggml} by the file with the target's CPU code of ggml, and {out} by a
+	// directory that exists while the observer runs. An empty command observes nothing.
 	//
-	// With Config.Whole it may contain {target} instead of {pid}: the command line with which the observer starts the target.
+	// With Config.Whole it may contain {target} instead of {pid}: the command line with which the
+	// observer starts the target.
 	Command string `json:"command,omitempty"`
 }
 
 // Config says what to measure.
 type Config struct {
-	// Target is the command line. It must print what llamarun --stream does, for one sequence, and generate until it is ended.
+	// Target is the command line. It must print what llamarun --stream does, for one sequence, and
+	// generate until it is ended.
 	Target    []string
 	Observers []Observer
 	Pairs     int           // pairs per observer, at least LeastPairs; an odd number is rounded up
 	Settle    time.Duration // how long the number of probes must be unchanged until an observer counts as attached
 	Whole     bool          // a new target process for each segment
 
-	// Progress, if not nil, is called with what is being done: done of total segments are complete. It is called from one goroutine.
+	// Progress, if not nil, is called with what is being done: done of total segments are complete.
+	// It is called from one goroutine.
 	Progress func(done, total int, what string)
 
 	probes func(pid int) (int, error) // replaced in tests
@@ -79,8 +86,8 @@ func (c *Config) check() error {
 	return nil
 }
 
-// pollInterval is how often state is polled. The target's tokens are polled, too, because waking up for each token would take time from the
-// target.
+// pollInterval is how often state is polled. The target's tokens are polled, too, because waking up
+// for each token would take time from the target.
 const pollInterval = 50 * time.Millisecond
 
 // series is the state of one Measure.
@@ -92,21 +99,23 @@ type series struct {
 	ids    []int32 // the tokens that every generation must have
 }
 
-// Measure runs a series. An observer that does not work gets a row that says why, and the others go on; a failing target is an error. When
-// ctx ends, all processes that Measure started are ended. If ctx ends or the target fails, Measure returns the report of the pairs so far
-// (nil if there are none) with the error. It stores two numbers per segment.
+// Measure runs a series. An observer that does not work gets a row that says why, and the others go
+// on; a failing target is an error. When ctx ends, all processes that Measure started are ended. If
+// ctx ends or the target fails, Measure returns the report of the pairs so far (nil if there are
+// none) with the error. It stores two numbers per segment.
 func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
 	if cfg.probes == nil {
-		cfg.probes = probes
+		cfg.probes = countProbes
 	}
-	s := &series{cfg: cfg, report: &Report{Started: time.Now(), Host: host.Read(), Target: cfg.Target, Whole: cfg.Whole}}
+	s := &series{cfg: cfg, report: &Report{Started: time.Now(), Host: host.Read(), Target: cfg.Target,
+		Whole: cfg.Whole}}
 	for _, o := range cfg.Observers {
 		s.report.Rows = append(s.report.Rows, Row{Observer: o, SameText: true})
 	}
-	err := s.all(ctx)
+	err := s.measureAll(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
@@ -120,7 +129,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	return s.report, err
 }
 
-func (s *series) all(ctx context.Context) error {
+func (s *series) measureAll(ctx context.Context) error {
 	if !s.cfg.Whole {
 		s.progress("loading the model")
 		var err error
@@ -136,7 +145,7 @@ func (s *series) all(ctx context.Context) error {
 				i = len(s.report.Rows) - 1 - i
 			}
 			if row := &s.report.Rows[i]; row.Error == "" {
-				if err := s.visit(ctx, row); err != nil {
+				if err := s.measurePairs(ctx, row); err != nil {
 					return err
 				}
 			}
@@ -145,14 +154,14 @@ func (s *series) all(ctx context.Context) error {
 	return nil
 }
 
-// visit measures two pairs for one observer.
-func (s *series) visit(ctx context.Context, row *Row) error {
+// measurePairs measures two pairs for one observer.
+func (s *series) measurePairs(ctx context.Context, row *Row) error {
 	var got [4]Segment
 	var err error
 	if s.cfg.Whole {
-		err = s.wholeRuns(ctx, row, &got)
+		err = s.measureProcesses(ctx, row, &got)
 	} else {
-		err = s.attachAndDetach(ctx, row, &got)
+		err = s.measureAttached(ctx, row, &got)
 	}
 	var failed *observerError
 	if errors.As(err, &failed) {
@@ -167,10 +176,10 @@ func (s *series) visit(ctx context.Context, row *Row) error {
 	return nil
 }
 
-// attachAndDetach measures four segments on the running target.
-func (s *series) attachAndDetach(ctx context.Context, row *Row, got *[4]Segment) error {
+// measureAttached measures four segments on the running target.
+func (s *series) measureAttached(ctx context.Context, row *Row, got *[4]Segment) error {
 	var err error
-	if got[0], err = s.segment(ctx, row, s.target, "plain"); err != nil {
+	if got[0], err = s.measureSegment(ctx, row, s.target, "plain"); err != nil {
 		return err
 	}
 	o, err := s.attach(ctx, row, s.target)
@@ -179,28 +188,28 @@ func (s *series) attachAndDetach(ctx context.Context, row *Row, got *[4]Segment)
 	}
 	defer o.kill()
 	for _, i := range []int{1, 2} {
-		if got[i], err = s.segment(ctx, row, s.target, "observed"); err != nil {
+		if got[i], err = s.measureSegment(ctx, row, s.target, "observed"); err != nil {
 			return err
 		}
 	}
 	if err := s.detach(ctx, o, s.target); err != nil {
 		return err
 	}
-	got[3], err = s.segment(ctx, row, s.target, "plain")
+	got[3], err = s.measureSegment(ctx, row, s.target, "plain")
 	return err
 }
 
-// wholeRuns measures four segments with a target process for each.
-func (s *series) wholeRuns(ctx context.Context, row *Row, got *[4]Segment) error {
+// measureProcesses measures four segments with a target process for each.
+func (s *series) measureProcesses(ctx context.Context, row *Row, got *[4]Segment) error {
 	for i := range got {
-		if err := s.wholeRun(ctx, row, i == 1 || i == 2, &got[i]); err != nil {
+		if err := s.measureProcess(ctx, row, i == 1 || i == 2, &got[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *series) wholeRun(ctx context.Context, row *Row, observed bool, into *Segment) error {
+func (s *series) measureProcess(ctx context.Context, row *Row, observed bool, into *Segment) error {
 	command, wrapped := s.cfg.Target, observed && row.startsTarget()
 	if wrapped {
 		out, err := os.MkdirTemp("", "overhead")
@@ -237,16 +246,16 @@ func (s *series) wholeRun(ctx context.Context, row *Row, observed bool, into *Se
 			defer o.kill()
 		}
 	}
-	if *into, err = s.segment(ctx, row, t, what); err != nil {
+	if *into, err = s.measureSegment(ctx, row, t, what); err != nil {
 		return err
 	}
 	return s.detach(ctx, o, t)
 }
 
-// segment measures the next complete generation.
-func (s *series) segment(ctx context.Context, row *Row, t *target, what string) (Segment, error) {
+// measureSegment measures the next complete generation.
+func (s *series) measureSegment(ctx context.Context, row *Row, t *target, what string) (Segment, error) {
 	s.progress(row.Name + ": " + what)
-	g, err := t.next(ctx)
+	g, err := t.nextGeneration(ctx)
 	if err != nil {
 		return Segment{}, err
 	}
@@ -268,7 +277,7 @@ func (s *series) attach(ctx context.Context, row *Row, t *target) (*observer, er
 	if err != nil {
 		return nil, err
 	}
-	probes, err := s.settled(ctx, t, func(probes int) error {
+	probes, err := s.awaitProbes(ctx, t, func(probes int) error {
 		switch {
 		case o.Ended():
 			return &observerError{"it ended: " + o.LastLine()}
@@ -288,8 +297,8 @@ func (s *series) attach(ctx context.Context, row *Row, t *target) (*observer, er
 	return o, nil
 }
 
-// detach ends an observer and waits until all of its probes are gone. It is an error if the observer has ended before, because then it did
-// not observe.
+// detach ends an observer and waits until all of its probes are gone. It is an error if the
+// observer has ended before, because then it did not observe.
 func (s *series) detach(ctx context.Context, o *observer, t *target) error {
 	if o == nil {
 		return nil
@@ -300,7 +309,7 @@ func (s *series) detach(ctx context.Context, o *observer, t *target) error {
 	if err := o.stop(); err != nil {
 		return err
 	}
-	_, err := s.settled(ctx, t, func(probes int) error {
+	_, err := s.awaitProbes(ctx, t, func(probes int) error {
 		if probes > 0 {
 			return errNotYet
 		}
@@ -315,12 +324,14 @@ func (s *series) detach(ctx context.Context, o *observer, t *target) error {
 // errNotYet says that a condition is not met yet.
 var errNotYet = errors.New("not yet")
 
-// patience is the longest time for attaching or detaching an observer.
-const patience = time.Minute
+// attachTimeout is the longest time for attaching or detaching an observer.
+const attachTimeout = time.Minute
 
-// settled waits until accept returns true for the number of probes, and that number has been stable for cfg.Settle.
-func (s *series) settled(ctx context.Context, t *target, accept func(probes int) error) (int, error) {
-	last, since, deadline := -1, time.Now(), time.Now().Add(patience)
+// awaitProbes waits until accept returns nil for the number of probes, and that number has been
+// stable for cfg.Settle. It returns the number. An error of accept other than errNotYet ends the
+// waiting.
+func (s *series) awaitProbes(ctx context.Context, t *target, accept func(probes int) error) (int, error) {
+	last, since, deadline := -1, time.Now(), time.Now().Add(attachTimeout)
 	for {
 		select {
 		case <-ctx.Done():
@@ -339,7 +350,7 @@ func (s *series) settled(ctx context.Context, t *target, accept func(probes int)
 		case err != nil && (!errors.Is(err, errNotYet) || time.Now().After(deadline)):
 			return 0, err
 		case err == nil && time.Since(since) >= s.cfg.Settle:
-			t.forget()
+			t.dropCurrent()
 			return n, nil
 		}
 	}

@@ -1,6 +1,7 @@
 package overhead
 
-// In these tests the test program itself is the target, slowed down by a known amount while it is observed; one test attaches real probes.
+// In these tests the test program itself is the target. It is slowed down by a known amount while
+// it is observed. One test attaches real probes.
 
 import (
 	"bytes"
@@ -24,7 +25,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// envTarget makes the test program a target; it names the file that is there while the target is observed.
+// envTarget makes the test program a target. It names the file that exists while the target is
+// observed.
 const envTarget = "OVERHEAD_TEST_TARGET"
 
 func TestMain(m *testing.M) {
@@ -53,14 +55,17 @@ func playTarget(flag string, args []string) {
 			if _, err := os.Stat(flag); err == nil {
 				took = 125e4
 			}
-			if fmt.Printf("{\"generation\":%d,\"token\":%d,\"id\":%d,\"begin_ns\":%d,\"end_ns\":%d,\"text\":\"x\"}\n", g, i, 7*i, begin, begin+took); os.Getppid() == 1 {
+			fmt.Printf("{\"generation\":%d,\"token\":%d,\"id\":%d,\"begin_ns\":%d,\"end_ns\":%d,\"text\":\"x\"}\n",
+				g, i, 7*i, begin, begin+took)
+			if os.Getppid() == 1 {
 				return
 			}
 		}
 	}
 }
 
-// planted is a series with the played target. Its observers make the file flag, which counts as one probe.
+// planted is the configuration of a series with the played target. Its observers make the file
+// flag, which counts as one probe.
 func planted(t *testing.T, args ...string) (cfg Config, flag string) {
 	t.Helper()
 	flag = filepath.Join(t.TempDir(), "observed")
@@ -81,7 +86,8 @@ func planted(t *testing.T, args ...string) (cfg Config, flag string) {
 }
 
 func observing(flag string) string {
-	return fmt.Sprintf("sh -c 'trap \"rm %s; exit\" INT; touch %s; while :; do sleep 0.01; done' {pid} {out}", flag, flag)
+	return fmt.Sprintf("sh -c 'trap \"rm %s; exit\" INT; touch %s; while :; do sleep 0.01; done' {pid} {out}", flag,
+		flag)
 }
 
 func TestMeasurePlanted(t *testing.T) {
@@ -92,9 +98,12 @@ func TestMeasurePlanted(t *testing.T) {
 			}
 			cfg, flag := planted(t)
 			cfg.Whole = whole
-			cfg.Observers = []Observer{{Name: "none"}, {Name: "planted", Command: observing(flag)}, {Name: "absent", Command: "nosuch {pid}"}, {Name: "ends", Command: "echo no right {pid}"}}
+			cfg.Observers = []Observer{{Name: "none"}, {Name: "planted", Command: observing(flag)},
+				{Name: "absent", Command: "nosuch {pid}"}, {Name: "ends", Command: "echo no right {pid}"}}
 			if whole {
-				cfg.Observers = append(cfg.Observers, Observer{Name: "starts", Command: fmt.Sprintf("sh -c 'trap : INT; touch %s; \"$@\"; rm %s' sh {target}", flag, flag)})
+				cfg.Observers = append(cfg.Observers,
+					Observer{Name: "starts", Command: fmt.Sprintf("sh -c 'trap : INT; touch %s; \"$@\"; rm %s' sh "+
+						"{target}", flag, flag)})
 			}
 			var steps int
 			cfg.Progress = func(done, total int, what string) {
@@ -111,7 +120,8 @@ func TestMeasurePlanted(t *testing.T) {
 				overhead float64
 				probes   int
 				err      string
-			}{"none": {}, "planted": {0.2, 1, ""}, "starts": {0.2, 1, ""}, "absent": {err: "nosuch is not installed"}, "ends": {err: "no right"}}
+			}{"none": {}, "planted": {0.2, 1, ""}, "starts": {0.2, 1, ""},
+				"absent": {err: "nosuch is not installed"}, "ends": {err: "no right"}}
 			for _, row := range r.Rows {
 				w := want[row.Name]
 				if w.err != "" {
@@ -123,7 +133,8 @@ func TestMeasurePlanted(t *testing.T) {
 				if row.Error != "" || len(row.Pairs) != 6 || !row.SameText || row.Probes != w.probes {
 					t.Errorf("%s: %+v", row.Name, row)
 				}
-				for _, got := range []float64{row.Overhead.Estimate, row.Overhead.Low, row.Overhead.High, row.Median, row.Token.Estimate} {
+				for _, got := range []float64{row.Overhead.Estimate, row.Overhead.Low, row.Overhead.High,
+					row.Median, row.Token.Estimate} {
 					if math.Abs(got-w.overhead) > 1e-9 {
 						t.Errorf("%s: %+v, want %v everywhere", row.Name, row, w.overhead)
 					}
@@ -133,7 +144,7 @@ func TestMeasurePlanted(t *testing.T) {
 				}
 			}
 			if steps == 0 || r.Run.Threads != 2 {
-				t.Errorf("%d steps, %+v", steps, r.Run)
+				t.Errorf("%d steps, %+v; want steps and 2 threads", steps, r.Run)
 			}
 		})
 	}
@@ -153,7 +164,7 @@ func TestMeasureFails(t *testing.T) {
 	for _, target := range []string{"/nonexistent", "true", "yes"} {
 		cfg := Config{Target: []string{target}, Pairs: 6, Observers: []Observer{{Name: "none"}}}
 		if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "target") {
-			t.Errorf("%s: %v", target, err)
+			t.Errorf("%s: %v, want an error of the target", target, err)
 		}
 	}
 }
@@ -169,11 +180,13 @@ func TestMeasureStops(t *testing.T) {
 		}
 	}
 	r, err := Measure(ctx, cfg)
-	if !errors.Is(err, reason) || r == nil || !r.Interrupted || len(r.Rows[0].Pairs) != 2 || r.Rows[0].Overhead.Holds() || r.Rows[0].Plain != 1000 {
+	if !errors.Is(err, reason) || r == nil || !r.Interrupted || len(r.Rows[0].Pairs) != 2 ||
+		r.Rows[0].Overhead.Holds() || r.Rows[0].Plain != 1000 {
 		t.Errorf("%v, want %v; %+v", err, reason, r)
 	}
 
-	// With enough pairs of one observer there is its overhead; before the first pair there is nothing.
+	// With enough pairs of one observer the report has its overhead. Before the first pair there is
+	// no report.
 	for after, want := range map[int]int{48: 12, 0: 0} {
 		cfg, flag := planted(t)
 		cfg.Pairs, cfg.Observers = 20, []Observer{{Name: "planted", Command: observing(flag)}, {Name: "none"}}
@@ -186,14 +199,16 @@ func TestMeasureStops(t *testing.T) {
 		r, err := Measure(ctx, cfg)
 		if want == 0 {
 			if r != nil || !errors.Is(err, reason) {
-				t.Errorf("%v, %+v", err, r)
+				t.Errorf("%v, %+v; want the cause and no report", err, r)
 			}
 			continue
 		}
 		var text bytes.Buffer
-		if !errors.Is(err, reason) || !r.Interrupted || r.pairs() != 2*want || math.Abs(r.Rows[0].Overhead.Estimate-0.2) > 1e-9 {
+		if !errors.Is(err, reason) || !r.Interrupted || r.pairs() != 2*want ||
+			math.Abs(r.Rows[0].Overhead.Estimate-0.2) > 1e-9 {
 			t.Errorf("%v, %+v", err, r)
-		} else if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "INTERRUPTED after 24 pairs") {
+		} else if err := r.WriteText(&text); err != nil ||
+			!strings.Contains(text.String(), "INTERRUPTED after 24 pairs") {
 			t.Errorf("%v\n%s", err, &text)
 		}
 	}
@@ -226,7 +241,8 @@ func TestReport(t *testing.T) {
 		{Observer: Observer{Name: "none"}, SameText: true},
 		{Observer: Observer{Name: "a|b", Command: "c"}, SameText: false, Probes: 3},
 		{Observer: Observer{Name: "broken", Command: "c"}, Error: "no permission", SameText: true},
-		{Observer: Observer{Name: "few", Command: "c"}, SameText: true, Pairs: []Pair{{Plain: Segment{10, 100}, Observed: Segment{8, 125}}}},
+		{Observer: Observer{Name: "few", Command: "c"}, SameText: true,
+			Pairs: []Pair{{Plain: Segment{10, 100}, Observed: Segment{8, 125}}}},
 		{Observer: Observer{Name: "empty", Command: "c"}, SameText: true},
 	}}
 	for i := range 6 {
@@ -241,7 +257,8 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, out := range []string{text.String(), markdown.String()} {
-		for _, want := range []string{"llamarun", "10.00 to 10.00", "broken: not measured: no permission", "a|b: THE TEXT DIFFERS", "none: nobody observes",
+		for _, want := range []string{"llamarun", "10.00 to 10.00", "broken: not measured: no permission",
+			"a|b: THE TEXT DIFFERS", "none: nobody observes",
 			"few: 1 pairs are too few", "empty: 0 pairs are too few"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("no %q in\n%s", want, out)
@@ -258,7 +275,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestProbes sees the probes that tracer, and Trap, set in a real llama.cpp, and that none is left.
+// TestProbes checks that the probes which tracer and Trap set in a real llama.cpp are seen, and
+// that none is left.
 func TestProbes(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -272,21 +290,24 @@ func TestProbes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer remove()
-	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
+	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0,
+		Seed: 1})
 	o := llama.Options{Model: model, Prompt: "x", Tokens: 16, Threads: 1, NoRepack: true, Stream: true, Repeat: 1 << 29}
 	cfg := Config{Target: in.Command(t.Context(), o).Args, Pairs: 6, Observers: []Observer{
-		{Name: "tracer", Command: tracer + " --pid {pid} -o {out}/capture"}, {Name: "trap", Command: lab + " overhead trap --pid {pid} {ggml}"},
+		{Name: "tracer", Command: tracer + " --pid {pid} -o {out}/capture"},
+		{Name: "trap", Command: lab + " overhead trap --pid {pid} {ggml}"},
 	}}
 	r, err := Measure(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, row := range r.Rows {
-		if row.Error != "" || row.Probes == 0 || !row.SameText || len(row.Pairs) != 6 || row.Plain <= 0 || row.Observed <= 0 {
+		if row.Error != "" || row.Probes == 0 || !row.SameText || len(row.Pairs) != 6 || row.Plain <= 0 ||
+			row.Observed <= 0 {
 			t.Errorf("%+v", row)
 		}
 	}
-	if n, err := probes(os.Getpid()); n != 0 || err != nil {
-		t.Errorf("%d probes in this process, %v", n, err)
+	if n, err := countProbes(os.Getpid()); n != 0 || err != nil {
+		t.Errorf("%d probes in this process, %v; want 0", n, err)
 	}
 }

@@ -39,7 +39,8 @@ type Pair struct {
 	Observed Segment `json:"observed"`
 }
 
-// Row is the result for one observer. An overhead is the share of the plain speed (tokens per second) that is lost: 0.01 is 1 %.
+// Row is the result for one observer. An overhead is the share of the plain speed (tokens per
+// second) that is lost: 0.01 is 1 %.
 type Row struct {
 	Observer
 	Error    string `json:"error,omitempty"` // why it did not observe; the row then has no summary
@@ -53,8 +54,8 @@ type Row struct {
 	Overhead stats.Interval `json:"overhead"`
 	Median   float64        `json:"median_of_pairs"`
 	MAD      float64        `json:"mad_of_pairs"` // median absolute deviation of the pairs' overheads
-	// Token is the same for the median token of each segment. It does not show effects on a few tokens, such as other activity on the
-	// machine.
+	// Token is the same for the median token of each segment. It does not show effects on a few
+	// tokens, such as other activity on the machine.
 	Token stats.Interval `json:"median_token"`
 }
 
@@ -72,7 +73,7 @@ func (r *Report) summarise() {
 			overheads = append(overheads, 1-p.Observed.TokS/p.Plain.TokS)
 		}
 		row.Plain, row.Observed = stats.Median(plain), stats.Median(observed)
-		row.Overhead, row.Token = stats.HodgesLehmann(ratios).Map(lost), stats.HodgesLehmann(tokens).Map(lost)
+		row.Overhead, row.Token = stats.HodgesLehmann(ratios).Map(lostShare), stats.HodgesLehmann(tokens).Map(lostShare)
 		row.Median, row.MAD = stats.Median(overheads), stats.MAD(overheads)
 	}
 }
@@ -86,17 +87,19 @@ func (r *Report) pairs() int {
 	return n
 }
 
-// lost converts the logarithm of a ratio of speeds to the share that is lost.
-func lost(log float64) float64 { return -math.Expm1(log) }
+// lostShare converts the logarithm of a ratio of speeds to the share that is lost.
+func lostShare(log float64) float64 { return -math.Expm1(log) }
 
 // columns are the columns of the table.
-var columns = tabular.Left("observer", "probes", "tok/s plain", "observed", "overhead %", "95 % interval", "median of pairs", "their MAD", "median token %", "95 % interval", "pairs", "same text")
+var columns = tabular.Left("observer", "probes", "tok/s plain", "observed", "overhead %", "95 % interval",
+	"median of pairs", "their MAD", "median token %", "95 % interval", "pairs", "same text")
 
 func (r *Report) rows() [][]string {
 	var rows [][]string
 	for _, row := range r.Rows {
 		if row.Error != "" || len(row.Pairs) == 0 {
-			rows = append(rows, []string{row.Name, "-", "-", "-", "-", "-", "-", "-", "-", "-", fmt.Sprint(len(row.Pairs)), "-"})
+			rows = append(rows, []string{row.Name, "-", "-", "-", "-", "-", "-", "-", "-", "-",
+				fmt.Sprint(len(row.Pairs)), "-"})
 			continue
 		}
 		same := "yes"
@@ -105,8 +108,8 @@ func (r *Report) rows() [][]string {
 		}
 		rows = append(rows, []string{
 			row.Name, fmt.Sprint(row.Probes), fmt.Sprintf("%.4g", row.Plain), fmt.Sprintf("%.4g", row.Observed),
-			percent(row.Overhead.Estimate), between(row.Overhead), percent(row.Median), percent(row.MAD),
-			percent(row.Token.Estimate), between(row.Token), fmt.Sprint(len(row.Pairs)), same,
+			percent(row.Overhead.Estimate), formatInterval(row.Overhead), percent(row.Median), percent(row.MAD),
+			percent(row.Token.Estimate), formatInterval(row.Token), fmt.Sprint(len(row.Pairs)), same,
 		})
 	}
 	return rows
@@ -114,8 +117,8 @@ func (r *Report) rows() [][]string {
 
 func percent(share float64) string { return fmt.Sprintf("%.2f", 100*share) }
 
-// between formats an interval; it is a dash if there are too few pairs.
-func between(i stats.Interval) string {
+// formatInterval formats an interval. It is a dash if there are too few pairs.
+func formatInterval(i stats.Interval) string {
 	if !i.Holds() {
 		return "-"
 	}
@@ -129,7 +132,8 @@ func (r *Report) conditions() tabular.Lines {
 		segments = "a process for each segment"
 	}
 	return tabular.Lines{
-		fmt.Sprintf("machine: %d x %s (%s), %.0f GiB, Linux %s, load %.2f before", r.Host.CPUs, r.Host.CPUName(), r.Host.Arch, float64(r.Host.Memory)/(1<<30), r.Host.Kernel, r.Host.Load),
+		fmt.Sprintf("machine: %d x %s (%s), %.0f GiB, Linux %s, load %.2f before", r.Host.CPUs, r.Host.CPUName(),
+			r.Host.Arch, float64(r.Host.Memory)/(1<<30), r.Host.Kernel, r.Host.Load),
 		fmt.Sprintf("target: %s, %d threads, %s; %s", filepath.Base(r.Target[0]), r.Run.Threads, r.Run.Llama, segments),
 	}
 }
@@ -138,17 +142,21 @@ func (r *Report) conditions() tabular.Lines {
 func (r *Report) remarks() tabular.Lines {
 	var lines tabular.Lines
 	if r.Interrupted {
-		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d pairs: those that were to follow are missing.", r.pairs()))
+		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d pairs: those that were to follow are missing.",
+			r.pairs()))
 	}
-	lines = append(lines, "Overhead: tokens per second that are lost, Hodges-Lehmann estimate of the pairs' ratios and its interval; each end is a bound of 97.5 %.")
+	lines = append(lines, "Overhead: tokens per second that are lost, Hodges-Lehmann estimate of the pairs' "+
+		"ratios and its interval; each end is a bound of 97.5 %.")
 	for _, row := range r.Rows {
 		switch {
 		case row.Error != "":
 			lines = append(lines, row.Name+": not measured: "+row.Error)
 		case !row.Overhead.Holds():
-			lines = append(lines, fmt.Sprintf("%s: %d pairs are too few for an interval, which takes %d.", row.Name, len(row.Pairs), LeastPairs))
+			lines = append(lines, fmt.Sprintf("%s: %d pairs are too few for an interval, which takes %d.", row.Name,
+				len(row.Pairs), LeastPairs))
 		case row.Command == "":
-			lines = append(lines, fmt.Sprintf("%s: nobody observes. What it shows, up to %s %%, is what this machine did by itself.", row.Name, percent(max(row.Overhead.High, -row.Overhead.Low))))
+			lines = append(lines, fmt.Sprintf("%s: nobody observes. What it shows, up to %s %%, is what this "+
+				"machine did by itself.", row.Name, percent(max(row.Overhead.High, -row.Overhead.Low))))
 		}
 		if !row.SameText {
 			lines = append(lines, row.Name+": THE TEXT DIFFERS between segments.")

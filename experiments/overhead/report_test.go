@@ -1,5 +1,7 @@
 package overhead
 
+// This file tests the estimate of the overhead on planted data.
+
 import (
 	"math"
 	"math/rand/v2"
@@ -9,8 +11,8 @@ import (
 	"tensorcast/internal/stats"
 )
 
-// TestPlantedOverhead plants an overhead in noise with heavy tails and drift, many times: the estimate must be near it, and the interval
-// must contain it about as often as it claims to.
+// TestPlantedOverhead plants an overhead in noise with heavy tails and drift, many times. The
+// estimate must be near it, and the interval must contain it about as often as it claims to.
 func TestPlantedOverhead(t *testing.T) {
 	const series, pairs = 400, 20
 	for _, planted := range []float64{0, 0.003, 0.01, 0.15} {
@@ -50,12 +52,12 @@ func TestPlantedOverhead(t *testing.T) {
 			t.Errorf("planted %v: %.1f %% of the intervals contain it, want about 95", planted, 100*share)
 		}
 		if mean := sum / series; math.Abs(mean-planted) > 0.001 {
-			t.Errorf("planted %v: estimated %v on average", planted, mean)
+			t.Errorf("the estimate is %[2]v on average, want the planted %[1]v", planted, mean)
 		}
 	}
 }
 
-// LeastPairs is what an interval takes: neither more nor less.
+// LeastPairs is the number of pairs that an interval takes, neither more nor less.
 func TestLeastPairs(t *testing.T) {
 	x := make([]float64, LeastPairs)
 	for i := range x {
@@ -66,15 +68,17 @@ func TestLeastPairs(t *testing.T) {
 	}
 }
 
-// A row of too few pairs has their estimate, and no interval.
+// A row of too few pairs has their estimate, but no interval.
 func TestFewPairs(t *testing.T) {
 	r := &Report{Rows: []Row{
-		{Pairs: []Pair{{Plain: Segment{10, 100}, Observed: Segment{8, 125}}, {Plain: Segment{10, 100}, Observed: Segment{8, 125}}}, SameText: true},
+		{Pairs: []Pair{{Plain: Segment{10, 100}, Observed: Segment{8, 125}},
+			{Plain: Segment{10, 100}, Observed: Segment{8, 125}}}, SameText: true},
 		{SameText: true},
 	}}
 	r.summarise()
 	rows := r.rows()
-	if want := []string{"", "0", "10", "8", "20.00", "-", "20.00", "0.00", "20.00", "-", "2", "yes"}; !slices.Equal(rows[0], want) {
+	if want := []string{"", "0", "10", "8", "20.00", "-", "20.00", "0.00", "20.00", "-", "2",
+		"yes"}; !slices.Equal(rows[0], want) {
 		t.Errorf("%q, want %q", rows[0], want)
 	}
 	if want := []string{"", "-", "-", "-", "-", "-", "-", "-", "-", "-", "0", "-"}; !slices.Equal(rows[1], want) {

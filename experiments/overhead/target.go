@@ -24,8 +24,9 @@ type target struct {
 	stderr proc.Tail
 	whole  chan generation // the latest generation that is complete and not taken yet; closed at the end of the stream
 	err    error           // why the stream ended; set before whole is closed
-	after  int64           // generations that began before this time (ns) are dropped
-	cancel context.CancelFunc
+	// notBefore is a time in ns. Generations that began before it are dropped.
+	notBefore int64
+	cancel    context.CancelFunc
 }
 
 // generation is one complete generation.
@@ -48,7 +49,7 @@ func startTarget(ctx context.Context, args []string) (*target, error) {
 		cancel()
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
-	if t.stream, err = llama.NewStream(&gather{out}); err != nil {
+	if t.stream, err = llama.NewStream(&batchReader{out}); err != nil {
 		t.err = err
 		close(t.whole)
 		if !errors.Is(err, io.ErrUnexpectedEOF) { // otherwise the target still runs, perhaps for ever
@@ -57,12 +58,13 @@ func startTarget(ctx context.Context, args []string) (*target, error) {
 		defer t.stop()
 		return nil, t.failure()
 	}
-	go t.read()
+	go t.readGenerations()
 	return t, nil
 }
 
-// read keeps the latest complete generation. It drops the first one, in which caches and clocks warm up.
-func (t *target) read() {
+// readGenerations keeps the latest complete generation. It drops the first one, in which caches and
+// clocks warm up.
+func (t *target) readGenerations() {
 	defer close(t.whole)
 	number, g := 0, generation{}
 	for {
@@ -92,8 +94,9 @@ func (t *target) read() {
 	}
 }
 
-// next waits for the next complete generation that began after the last forget.
-func (t *target) next(ctx context.Context) (generation, error) {
+// nextGeneration waits for the next complete generation that began after the last call of
+// dropCurrent.
+func (t *target) nextGeneration(ctx context.Context) (generation, error) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -102,19 +105,19 @@ func (t *target) next(ctx context.Context) (generation, error) {
 			if !ok {
 				return generation{}, t.failure()
 			}
-			if g.begin > t.after {
+			if g.begin > t.notBefore {
 				return g, nil
 			}
 		}
 	}
 }
 
-// forget drops the current generation.
-func (t *target) forget() { t.after = monotonic() }
+// dropCurrent drops the current generation.
+func (t *target) dropCurrent() { t.notBefore = monotonic() }
 
 // failure returns why the target has ended; nil if it has not.
 func (t *target) failure() error {
-	soon := time.After(time.Second) // it may be about to end
+	soon := time.After(time.Second) // the target may be about to end
 	for open := true; open; {
 		select {
 		case <-soon:
@@ -135,7 +138,8 @@ func (t *target) failure() error {
 
 // stop ends the target, and the command that started it, if any.
 func (t *target) stop() {
-	_ = unix.Kill(-t.cmd.Process.Pid, unix.SIGINT) // it may have ended already; if it does not end, it is killed
+	// It may have ended already. If it does not end, it is killed.
+	_ = unix.Kill(-t.cmd.Process.Pid, unix.SIGINT)
 	timer := time.AfterFunc(proc.Grace, t.cancel)
 	for range t.whole {
 	}
@@ -155,10 +159,10 @@ func (g generation) segment() Segment {
 	return Segment{TokS: 1000 * float64(len(g.ms)) / sum, MedianMs: stats.Median(g.ms)}
 }
 
-// gather reads all that has arrived during an interval.
-type gather struct{ r io.Reader }
+// batchReader reads all that has arrived during an interval.
+type batchReader struct{ r io.Reader }
 
-func (g *gather) Read(b []byte) (int, error) {
+func (g *batchReader) Read(b []byte) (int, error) {
 	n, err := g.r.Read(b)
 	if err == nil && n < len(b) { // the pipe is empty now
 		time.Sleep(pollInterval)

@@ -1,7 +1,7 @@
 package overhead
 
-// This file implements the observer "trap": it sets a probe that does nothing where tracer sets its probe for ops. Its overhead is the
-// kernel's cost of the hits alone.
+// This file implements the observer "trap": it sets a probe that does nothing where tracer sets its
+// probe for ops. Its overhead is the kernel's cost of the hits alone.
 
 import (
 	"context"
@@ -15,9 +15,9 @@ import (
 	"tensorcast/ggml"
 )
 
-// Trap sets a BPF program that returns at once on the instruction on which tracer sets its probe for ops. library is a file with ggml's CPU
-// code. The probe is removed when ctx is done. Only hits of the process pid count, which requires uprobe_multi (Linux 6.6; its process
-// filter: 6.10).
+// Trap sets a BPF program that returns at once on the instruction on which tracer sets its probe
+// for ops. library is a file with ggml's CPU code. The probe is removed when ctx is done. Only hits
+// of the process pid count, which requires uprobe_multi (Linux 6.6; its process filter: 6.10).
 func Trap(ctx context.Context, pid int, library string) (err error) {
 	im, err := ggml.Scan(library)
 	if err != nil {
@@ -33,7 +33,8 @@ func Trap(ctx context.Context, pid int, library string) (err error) {
 		return fmt.Errorf("%s: no function that every op calls: give the file with ggml's CPU code", library)
 	}
 	nothing, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: ebpf.Kprobe, AttachType: ebpf.AttachTraceUprobeMulti, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+		Type: ebpf.Kprobe, AttachType: ebpf.AttachTraceUprobeMulti, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
 	})
 	if err != nil {
 		return fmt.Errorf("load a program that returns at once: %w", err)

@@ -36,7 +36,7 @@ func findDisk(path string) (disk, error) {
 		return disk{}, err
 	}
 	dev := stat.Dev
-	if unix.Major(dev) == 0 { // btrfs and others have device numbers of their own; the mount has the disk
+	if unix.Major(dev) == 0 { // btrfs and others have device numbers of their own; the mount names the disk
 		var err error
 		if dev, err = mountedFrom(path); err != nil {
 			return disk{}, err
@@ -76,7 +76,8 @@ func mountedFrom(path string) (uint64, error) {
 	source, longest := "", -1
 	for _, m := range mounts {
 		point := strings.TrimSuffix(m.MountPoint, "/")
-		if (path == point || strings.HasPrefix(path, point+"/")) && len(point) >= longest { // of two mounts at one place, the later one hides the earlier
+		// Of two mounts at one point, the later one hides the earlier.
+		if (path == point || strings.HasPrefix(path, point+"/")) && len(point) >= longest {
 			source, longest = m.Source, len(point)
 		}
 	}

@@ -28,15 +28,15 @@ func TestDiskOf(t *testing.T) {
 	}
 	after, err := d.readBytes()
 	if err != nil || after-before < 4<<20 {
-		t.Errorf("%d bytes read by its counter (%v), at least %d were", after-before, err, 4<<20)
+		t.Errorf("%d bytes read by its counter (%v), want at least %d", after-before, err, 4<<20)
 	}
 	if kib, err := d.readahead(); kib < 0 || err != nil {
-		t.Errorf("readahead %d, %v", kib, err)
+		t.Errorf("readahead %d, %v; want 0 or more", kib, err)
 	}
 	if _, err := diskOf(f.Name() + "-not"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
+		t.Errorf("no file: %v, want ErrNotExist", err)
 	}
 	if d, err := diskOf("/proc/self/stat"); err == nil {
-		t.Errorf("/proc is on the disk %+v", d)
+		t.Errorf("/proc is on the disk %+v, want an error", d)
 	}
 }

@@ -38,10 +38,12 @@ type DiskSetting struct {
 	Depth int `json:"depth"`       // 1 to 256
 }
 
-// gridInFlight bounds block * depth in the grid. A device takes some hundred KiB to a few MiB to be busy; beyond this, only buffers would grow.
+// gridInFlight bounds block * depth in the grid. A device takes some hundred KiB to a few MiB to be
+// busy. Beyond this, only the buffers would grow.
 const gridInFlight = 64 << 20
 
-// Grid returns the settings among which a disk's best is looked for: blocks of 128 KiB to 8 MiB at depths of 1 to 32, up to 64 MiB in flight.
+// Grid returns the settings among which a disk's best is looked for: blocks of 128 KiB to 8 MiB at
+// depths of 1 to 32, with up to 64 MiB in flight.
 func Grid() []DiskSetting {
 	var all []DiskSetting
 	for _, block := range []int{128 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20} {
@@ -70,15 +72,19 @@ type DiskPoint struct {
 
 // DiskResult is the result of all settings.
 type DiskResult struct {
-	Points    []DiskPoint `json:"points"` // in the order of the options
-	Best      DiskPoint   `json:"best"`   // the one with the highest bandwidth
-	Queue     string      `json:"queue"`  // how it was read: io_uring, or where that is refused posix_fadvise (threads that call pread)
-	Alignment int         `json:"alignment_bytes"`
+	Points []DiskPoint `json:"points"` // in the order of the options
+	Best   DiskPoint   `json:"best"`   // the one with the highest bandwidth
+	// Queue says how it was read: by io_uring or, where that is refused, by posix_fadvise (threads
+	// that call pread).
+	Queue     string `json:"queue"`
+	Alignment int    `json:"alignment_bytes"`
 }
 
 // Fastest returns the n settings with the highest bandwidth, or all if there are fewer, best first.
 func (r *DiskResult) Fastest(n int) []DiskSetting {
-	points := slices.SortedStableFunc(slices.Values(r.Points), func(a, b DiskPoint) int { return cmp.Compare(b.BytesPerSecond, a.BytesPerSecond) })
+	points := slices.SortedStableFunc(slices.Values(r.Points), func(a, b DiskPoint) int {
+		return cmp.Compare(b.BytesPerSecond, a.BytesPerSecond)
+	})
 	var all []DiskSetting
 	for _, p := range points[:min(n, len(points))] {
 		all = append(all, p.DiskSetting)
@@ -86,15 +92,17 @@ func (r *DiskResult) Fastest(n int) []DiskSetting {
 	return all
 }
 
-// DiskBandwidth reads the extents of the file at path with O_DIRECT, in the given order and repeatedly, at each setting. Each point continues where the one before stopped: starting again would read what a cache below the file system (of the
-// device or a hypervisor) has just seen. Extents are widened to whole pages, as the page cache would read them, and joined if they then
+// DiskBandwidth reads the extents of the file at path with O_DIRECT, in the given order and
+// repeatedly, at each setting. Each point continues where the one before stopped: starting again
+// would read what a cache below the file system (of the device or a hypervisor) has just seen.
+// Extents are widened to whole pages, as the page cache would read them, and joined if they then
 // touch the one before.
 //
-// The page cache is not used and not changed, because of O_DIRECT, on ext4, XFS and block devices. Btrfs, however, reads compressed extents
-// through it. The file must not be written to meanwhile.
+// The page cache is not used and not changed, because of O_DIRECT, on ext4, XFS and block devices.
+// Btrfs, however, reads compressed extents through it. The file must not be written to meanwhile.
 //
-// It fails with ErrNoDirectIO if the file system has no direct I/O or is in memory, and with the context's error when ctx ends, after
-// waiting for the reads in flight.
+// It fails with ErrNoDirectIO if the file system has no direct I/O or is in memory, and with the
+// context's error when ctx ends, after waiting for the reads in flight.
 func DiskBandwidth(ctx context.Context, path string, extents []Extent, opts DiskOptions) (DiskResult, error) {
 	result, err := diskBandwidth(ctx, path, extents, opts)
 	if err != nil {
@@ -134,7 +142,8 @@ func diskBandwidth(ctx context.Context, path string, extents []Extent, opts Disk
 			return DiskResult{}, fmt.Errorf("a depth of %d: want 1 to %d", set.Depth, maxDepth)
 		}
 		if set.Block < 1 || set.Block > maxBlock || set.Block%alignment != 0 {
-			return DiskResult{}, fmt.Errorf("a block of %d bytes: want a multiple of %d, up to %d", set.Block, alignment, maxBlock)
+			return DiskResult{}, fmt.Errorf("a block of %d bytes: want a multiple of %d, up to %d", set.Block,
+				alignment, maxBlock)
 		}
 		most = max(most, set.Depth*set.Block)
 	}
@@ -160,7 +169,8 @@ func diskBandwidth(ctx context.Context, path string, extents []Extent, opts Disk
 }
 
 // readPoint keeps depth reads of up to block bytes in flight until the time is over or all extents have been read once.
-func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, set DiskSetting, limit time.Duration) (DiskPoint, string, error) {
+func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, set DiskSetting,
+	limit time.Duration) (DiskPoint, string, error) {
 	block, depth := set.Block, set.Depth
 	queue, err := uring.Open(uint32(depth), uring.WithWorkers(depth))
 	if err != nil {
@@ -215,8 +225,8 @@ func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, set DiskSet
 
 // openDirect opens the file at path with O_DIRECT and returns the descriptor and the file's size.
 func openDirect(path string) (fd int, size int64, err error) {
-	// Opening a FIFO would block until there is a writer, so look first. O_NONBLOCK is no alternative: reads through io_uring would fail
-	// where they would have to wait.
+	// Opening a FIFO would block until there is a writer, so look first. O_NONBLOCK is no
+	// alternative: reads through io_uring would fail where they would have to wait.
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {
 		return -1, 0, fmt.Errorf("stat: %w", err)
@@ -247,17 +257,20 @@ func openDirect(path string) (fd int, size int64, err error) {
 	return fd, stat.Size, nil
 }
 
-// directAlignment returns what offsets, lengths and addresses must be multiples of: a power of two, at least a page, since the page cache
-// reads whole pages.
+// directAlignment returns what offsets, lengths and addresses must be multiples of: a power of two,
+// at least a page, since the page cache reads whole pages.
 func directAlignment(fd int) (int, error) {
 	page := os.Getpagesize()
 	var stat unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat)
 	if err != nil || stat.Mask&unix.STATX_DIOALIGN == 0 {
-		return max(page, 4096), nil // a kernel before 6.1, or a file system that does not report it: no known one needs more
+		// A kernel before 6.1 does not report it, nor do some file systems. None is known that
+		// needs more.
+		return max(page, 4096), nil
 	}
 	if stat.Dio_offset_align == 0 {
-		return 0, fmt.Errorf("%w to this file: encrypted, compressed or journalled data goes through the page cache", ErrNoDirectIO)
+		return 0, fmt.Errorf("%w to this file: encrypted, compressed or journalled data goes through the "+
+			"page cache", ErrNoDirectIO)
 	}
 	return max(page, int(stat.Dio_offset_align), int(stat.Dio_mem_align)), nil
 }

@@ -86,7 +86,8 @@ func TestDiskBandwidth(t *testing.T) {
 		cached int64
 	}{{"cold", 0}, {"cached", 16<<20 + 4096}} {
 		t.Run(test.name, func(t *testing.T) {
-			for try := 0; test.cached > 0 && try < 5 && cachedBytes(t, f) != test.cached; try++ { // the kernel may take a page at once, where other tests use up the memory
+			// Where other tests use up the memory, the kernel may take a page away at once.
+			for try := 0; test.cached > 0 && try < 5 && cachedBytes(t, f) != test.cached; try++ {
 				if _, err := os.ReadFile(f.Name()); err != nil {
 					t.Fatal(err)
 				}
@@ -96,7 +97,8 @@ func TestDiskBandwidth(t *testing.T) {
 			}
 			before := diskBytes(t)
 			got, err := DiskBandwidth(t.Context(), f.Name(), []Extent{{0, size}}, DiskOptions{
-				Settings: []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}}, PointTime: 50 * time.Millisecond,
+				Settings:  []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}},
+				PointTime: 50 * time.Millisecond,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -111,8 +113,10 @@ func TestDiskBandwidth(t *testing.T) {
 			best := DiskPoint{}
 			for _, p := range got.Points {
 				settings = append(settings, p.DiskSetting)
-				// A fast disk gives all of it; where the point before stopped inside a block, the last one is read in part again.
-				if p.Bytes <= 0 || p.Bytes >= size+int64(p.Block) || p.Elapsed <= 0 || p.BytesPerSecond != float64(p.Bytes)/p.Elapsed.Seconds() {
+				// A fast disk gives all of it. Where the point before stopped inside a block, the
+				// last block is read in part again.
+				if p.Bytes <= 0 || p.Bytes >= size+int64(p.Block) || p.Elapsed <= 0 ||
+					p.BytesPerSecond != float64(p.Bytes)/p.Elapsed.Seconds() {
 					t.Errorf("%+v", p)
 				}
 				if p.BytesPerSecond > best.BytesPerSecond {
@@ -120,17 +124,18 @@ func TestDiskBandwidth(t *testing.T) {
 				}
 				sum += p.Bytes
 			}
-			if want := []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}}; !reflect.DeepEqual(settings, want) {
+			if want := []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1},
+				{256 << 10, 4}}; !reflect.DeepEqual(settings, want) {
 				t.Errorf("points %v, want %v", settings, want)
 			}
 			if got.Best != best {
 				t.Errorf("best %+v, want %+v", got.Best, best)
 			}
 			if onDisk < sum {
-				t.Errorf("%d bytes counted, of which %d came from a disk", sum, onDisk)
+				t.Errorf("%d bytes counted, of which %d came from a disk; want all", sum, onDisk)
 			}
 			if got.Queue == "" || got.Alignment < os.Getpagesize() {
-				t.Errorf("queue %q, alignment %d", got.Queue, got.Alignment)
+				t.Errorf("queue %q, alignment %d; want a name and at least a page", got.Queue, got.Alignment)
 			}
 		})
 	}
@@ -172,7 +177,7 @@ func TestScan(t *testing.T) {
 	}
 	// The next block size goes on where this one stopped.
 	if got := s.next(4096); got != (Extent{16384, 4096}) {
-		t.Errorf("then %+v", got)
+		t.Errorf("then %+v, want 4096 bytes at 16384", got)
 	}
 }
 
@@ -201,7 +206,7 @@ func TestFastest(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if got := r.Fastest(9); len(got) != 4 {
-		t.Errorf("of four the best nine are %v", got)
+		t.Errorf("of four the best nine are %v, want all four", got)
 	}
 }
 
@@ -234,21 +239,23 @@ func TestDiskBandwidthErrors(t *testing.T) {
 		}
 	}
 	if _, err := DiskBandwidth(t.Context(), f.Name()+"-not", whole, DiskOptions{}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
+		t.Errorf("no file: %v, want ErrNotExist", err)
 	}
 
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := DiskBandwidth(t.Context(), fifo, whole, DiskOptions{}); err == nil || !strings.Contains(err.Error(), "regular file") {
-		t.Errorf("FIFO: %v", err)
+	if _, err := DiskBandwidth(t.Context(), fifo, whole, DiskOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "regular file") {
+		t.Errorf("FIFO: %v, want an error that it is no regular file", err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := DiskBandwidth(ctx, f.Name(), whole, DiskOptions{PointTime: time.Hour}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+	if _, err := DiskBandwidth(ctx, f.Name(), whole, DiskOptions{PointTime: time.Hour}); !errors.Is(err,
+		context.Canceled) {
+		t.Errorf("cancelled: %v, want context.Canceled", err)
 	}
 }
 
@@ -268,7 +275,8 @@ func TestDiskBandwidthInMemory(t *testing.T) {
 	if err := f.Truncate(8192); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := DiskBandwidth(t.Context(), f.Name(), []Extent{{0, 8192}}, DiskOptions{}); !errors.Is(err, ErrNoDirectIO) {
-		t.Errorf("%v", err)
+	if _, err := DiskBandwidth(t.Context(), f.Name(), []Extent{{0, 8192}}, DiskOptions{}); !errors.Is(err,
+		ErrNoDirectIO) {
+		t.Errorf("%v, want ErrNoDirectIO", err)
 	}
 }

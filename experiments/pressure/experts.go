@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"tensorcast/moe"
@@ -14,9 +13,10 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Routes are the experts that the target's routers chose in a traced run without a limit. Under a limit they choose the same ones, as long as the text is the same.
+// Routes are the experts that the target's routers chose in a traced run without a limit. Under a
+// limit they choose the same ones as long as the text is the same.
 type Routes struct {
-	Trunk   int64       `json:"trunk_bytes"`   // that every token reads: all but experts
+	Trunk   int64       `json:"trunk_bytes"`   // what every token reads: all but experts
 	Experts int         `json:"experts"`       // of a layer
 	Bytes   []int64     `json:"expert_bytes"`  // of an expert, by layer that has some
 	Prompt  int         `json:"prompt_tokens"` // these come first
@@ -42,7 +42,7 @@ func newRoutes(t *moe.Trace, trunk int64) *Routes {
 // maxTrunk bounds a saved trunk, so that sums do not overflow.
 const maxTrunk = 1 << 50
 
-// trace makes a trace of saved routes, which are checked.
+// trace makes a trace of saved routes, and checks them.
 func (r *Routes) trace() (*moe.Trace, error) {
 	switch {
 	case r.Trunk < 0 || r.Trunk > maxTrunk:
@@ -78,8 +78,8 @@ func (r *Routes) trace() (*moe.Trace, error) {
 	}, steps)
 }
 
-// all is how many bytes all experts have.
-func (r *Routes) all() int64 {
+// totalBytes is how many bytes all experts have.
+func (r *Routes) totalBytes() int64 {
 	sum := int64(0)
 	for _, bytes := range r.Bytes {
 		sum += bytes * int64(r.Experts)
@@ -89,16 +89,16 @@ func (r *Routes) all() int64 {
 
 // Experts is what a setting means for a mixture of experts.
 type Experts struct {
-	Share  float64 `json:"share"`  // of all experts' bytes that fits in memory beside the trunk
+	Share  float64 `json:"share"`  // the part of all experts' bytes that fits in memory beside the trunk
 	Whole  Reads   `json:"whole"`  // over all generated tokens
 	Steady Reads   `json:"steady"` // over those after the start-up; zero if there are none
 }
 
 // Reads is what has to be read for a token, in the mean, and how many tokens per second the disk gives for that.
 type Reads struct {
-	Least      float64 `json:"least_bytes_per_token"`  // by whom knows the future: Belady's rule
-	Causal     float64 `json:"causal_bytes_per_token"` // by the best policy known here of those that do not
-	Policy     string  `json:"causal_policy"`          // its name
+	Least      float64 `json:"least_bytes_per_token"`  // with the future known: Belady's rule
+	Causal     float64 `json:"causal_bytes_per_token"` // with the best policy known here that does not know the future
+	Policy     string  `json:"causal_policy"`          // the name of that policy
 	Bound      float64 `json:"bound_tok_s"`
 	CausalTokS float64 `json:"causal_tok_s"`
 }
@@ -106,7 +106,7 @@ type Reads struct {
 // replay finds what has to be read at each setting, if the routes are known. It may be called again.
 func (r *Report) replay(ctx context.Context) (err error) {
 	for i := range r.Results {
-		r.Results[i].Experts = nil // a file may say anything
+		r.Results[i].Experts = nil // a file may claim anything
 	}
 	if r.Routes == nil {
 		return nil
@@ -119,9 +119,9 @@ func (r *Report) replay(ctx context.Context) (err error) {
 		at := &r.Results[i]
 		room := at.Limit - r.Own
 		if known[room] == nil {
-			e := &Experts{Share: max(float64(room-r.Routes.Trunk)/float64(r.Routes.all()), 0)}
-			if e.Whole, err = r.reads(ctx, room, 0); err == nil {
-				e.Steady, err = r.reads(ctx, room, r.Skip)
+			e := &Experts{Share: max(float64(room-r.Routes.Trunk)/float64(r.Routes.totalBytes()), 0)}
+			if e.Whole, err = r.replayReads(ctx, room, 0); err == nil {
+				e.Steady, err = r.replayReads(ctx, room, r.Skip)
 			}
 			if err != nil {
 				return fmt.Errorf("replay the experts that were chosen: %w", err)
@@ -134,8 +134,8 @@ func (r *Report) replay(ctx context.Context) (err error) {
 	return nil
 }
 
-// reads replays the generated tokens but the first skip.
-func (r *Report) reads(ctx context.Context, room int64, skip int) (Reads, error) {
+// replayReads replays the generated tokens after the first skip.
+func (r *Report) replayReads(ctx context.Context, room int64, skip int) (Reads, error) {
 	t := replay.Later(r.routed, skip)
 	least := replay.Least(t, r.Routes.Trunk, room)
 	if len(least) == 0 {
@@ -147,55 +147,6 @@ func (r *Report) reads(ctx context.Context, room int64, skip int) (Reads, error)
 	}
 	// What does not fit of the trunk is read for each token.
 	missing := float64(max(r.Routes.Trunk-max(room, 0), 0))
-	return Reads{Least: float64(sum(least)) / float64(len(least)), Causal: missing + float64(best.DemandBytes)/float64(best.Tokens), Policy: best.Name}, nil
-}
-
-// tokS is how many tokens per second can be had if each reads so many bytes; 0 if unknown.
-func (r *Report) tokS(bytes float64) float64 {
-	if r.Compute <= 0 {
-		return 0
-	}
-	most := 1 / r.Compute
-	if bytes > 0 {
-		most = min(most, r.BW/bytes)
-	}
-	return most
-}
-
-// boundExperts turns bytes into tokens per second.
-func (r *Report) boundExperts(e *Experts) {
-	for _, reads := range []*Reads{&e.Whole, &e.Steady} {
-		if reads.Policy != "" {
-			reads.Bound, reads.CausalTokS = r.tokS(reads.Least), r.tokS(reads.Causal)
-		}
-	}
-}
-
-// stall is how long a token took beyond computing, in milliseconds, in the mean over the steady state, or over all tokens. It is known of any helper: it is
-// waiting for the disk, and for processors that the helper used.
-func (r *Report) stall(run *Run, steady bool) float64 {
-	speed := run.TokS
-	if steady && run.Steady != nil {
-		speed = run.Steady.TokS
-	}
-	if speed <= 0 {
-		return 0
-	}
-	return 1000 * max(1/speed-r.Compute, 0)
-}
-
-// demand is how many bytes were read per token for experts when they had been chosen, and how many before that. Without a helper all is demand; a
-// helper has to tell (see [Told]). They are NaN if it does not.
-func (r *Report) demand(run *Run, steady bool) (demanded, speculative float64) {
-	if run.Helper == nil {
-		if steady && run.Steady != nil {
-			return run.Steady.BytesPerToken, 0
-		}
-		return run.BytesPerToken, 0
-	}
-	t := run.Helper.Told
-	if t == nil || t.Experts == nil || t.Tokens <= 0 {
-		return math.NaN(), math.NaN()
-	}
-	return float64(t.Experts.Read) / float64(t.Tokens), float64(t.Experts.Speculative.Read) / float64(t.Tokens)
+	return Reads{Least: float64(sum(least)) / float64(len(least)),
+		Causal: missing + float64(best.DemandBytes)/float64(best.Tokens), Policy: best.Name}, nil
 }

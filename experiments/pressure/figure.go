@@ -19,14 +19,16 @@ import (
 // ErrNoFigure says that a report has nothing to draw: no run has finished.
 var ErrNoFigure = errors.New("there is nothing to draw: no run has finished")
 
-// boundPoints is how many points the bound has: it is not a straight line. With experts each takes a replay.
+// boundPoints is how many points the bound has, which is not a straight line. With experts each
+// point takes a replay.
 const (
 	boundPoints       = 200
 	expertBoundPoints = 40
 )
 
-// speeds is the figure of tok/s against what fits: a panel for each readahead. Their range of x is wider than that of the points.
-func (r *Report) speeds() *chart.Figure {
+// speedFigure is the figure of tok/s against what fits, with a panel for each readahead. Their
+// range of x is wider than that of the points.
+func (r *Report) speedFigure() *chart.Figure {
 	steady := r.hasSteady()
 	from, to, high := math.Inf(1), math.Inf(-1), 0.0
 	type panel struct {
@@ -36,13 +38,14 @@ func (r *Report) speeds() *chart.Figure {
 	var all []panel
 	for i := range r.Results {
 		at := &r.Results[i]
-		if !r.reached(i) {
+		if !r.hasRuns(i) {
 			continue
 		}
 		p := slices.IndexFunc(all, func(p panel) bool { return p.readahead == at.ReadaheadKiB })
 		if p < 0 {
 			p = len(all)
-			all = append(all, panel{at.ReadaheadKiB, chart.Panel{Title: r.figureTitle(at.ReadaheadKiB), Curves: make([]chart.Curve, len(r.Variants))}})
+			all = append(all, panel{at.ReadaheadKiB, chart.Panel{Title: r.figureTitle(at.ReadaheadKiB),
+				Curves: make([]chart.Curve, len(r.Variants))}})
 		}
 		x := at.X
 		if at.Experts != nil {
@@ -69,7 +72,8 @@ func (r *Report) speeds() *chart.Figure {
 		}
 	}
 	slices.SortFunc(all, func(a, b panel) int { return cmp.Compare(a.readahead, b.readahead) })
-	f := &chart.Figure{From: from, To: to, High: high * 1.08, XLabel: "share of a token's weights that fits in memory", YLabel: r.speedName()}
+	f := &chart.Figure{From: from, To: to, High: high * 1.08,
+		XLabel: "share of a token's weights that fits in memory", YLabel: r.speedName()}
 	if r.Routes != nil {
 		f.XLabel = "share of the experts that fits in memory beside the trunk"
 	}
@@ -108,25 +112,30 @@ func (r *Report) boundCurve(from, to float64, steady bool) (points []chart.Point
 	}
 	for n := range expertBoundPoints + 1 {
 		x := from + (to-from)*float64(n)/expertBoundPoints
-		least := replay.Least(t, r.Routes.Trunk, r.Routes.Trunk+int64(x*float64(r.Routes.all())))
-		if y := r.tokS(float64(sum(least)) / float64(max(len(least), 1))); y > 0 && len(least) > 0 {
+		least := replay.Least(t, r.Routes.Trunk, r.Routes.Trunk+int64(x*float64(r.Routes.totalBytes())))
+		if y := r.boundOfReads(float64(sum(least)) / float64(max(len(least), 1))); y > 0 && len(least) > 0 {
 			points = append(points, chart.Point{X: x, Y: y})
 		}
 	}
 	return points
 }
 
-// WriteFigure draws tok/s against x, or against the share of the experts that fits, in one of the [chart.Formats]: of each variant the medians and, upright, the range of its runs; above them the bound.
-// Each readahead has a panel. The speed is that of the steady state if the runs have one. It fails with [ErrNoFigure] if there is
-// nothing to draw.
-func (r *Report) WriteFigure(w io.Writer, format string) error { return write(w, r.speeds(), format) }
-
-// WriteBytesFigure draws what the disk gave for each generated token, the median of each variant's runs, in a panel for each setting; dashed what has to be read at least. It fails as WriteFigure does.
-func (r *Report) WriteBytesFigure(w io.Writer, format string) error {
-	return write(w, r.bytes(), format)
+// WriteFigure draws tok/s against x, or against the share of the experts that fits, in one of the
+// [chart.Formats]. It shows the medians of each variant, the range of its runs as upright bars, and
+// the bound above them. Each readahead has a panel. The speed is that of the steady state if the
+// runs have one. It fails with [ErrNoFigure] if there is nothing to draw.
+func (r *Report) WriteFigure(w io.Writer, format string) error {
+	return writeFigure(w, r.speedFigure(), format)
 }
 
-func write(w io.Writer, f *chart.Figure, format string) error {
+// WriteBytesFigure draws what the disk gave for each generated token: the median of each variant's
+// runs, in a panel for each setting. Dashed is what has to be read at least. It fails as
+// WriteFigure does.
+func (r *Report) WriteBytesFigure(w io.Writer, format string) error {
+	return writeFigure(w, r.bytesFigure(), format)
+}
+
+func writeFigure(w io.Writer, f *chart.Figure, format string) error {
 	err := f.Write(w, format)
 	if errors.Is(err, chart.ErrEmpty) {
 		return ErrNoFigure
@@ -134,15 +143,15 @@ func write(w io.Writer, f *chart.Figure, format string) error {
 	return err
 }
 
-// bytes is the figure of what is read against the tokens.
-func (r *Report) bytes() *chart.Figure {
+// bytesFigure is the figure of what is read against the tokens.
+func (r *Report) bytesFigure() *chart.Figure {
 	f := &chart.Figure{XLabel: "generated token", YLabel: "read from the disk (MiB)", Columns: 2, Beside: true}
 	for i := range r.Results {
 		at := &r.Results[i]
-		if !r.reached(i) {
+		if !r.hasRuns(i) {
 			continue
 		}
-		p := chart.Panel{Title: fmt.Sprintf("%s, %s", filepath.Base(r.Model.Path), at.place())}
+		p := chart.Panel{Title: fmt.Sprintf("%s, %s", filepath.Base(r.Model.Path), at.name())}
 		add := func(c chart.Curve) {
 			for _, point := range c.Points {
 				f.To, f.High = max(f.To, point.X+1), max(f.High, point.Y*1.08)
@@ -193,7 +202,7 @@ func (r *Report) tokenBytes(setting int, variant string) (medians []float64) {
 	return medians
 }
 
-// leastBytes is what has to be read for each of so many tokens; nil if that is not known.
+// leastBytes is what has to be read for each of the first tokens; nil if that is not known.
 func (r *Report) leastBytes(at *Result, tokens int) (least []float64) {
 	switch {
 	case r.routed != nil:

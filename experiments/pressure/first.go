@@ -1,6 +1,7 @@
 package pressure
 
-// This file measures how long a user waits for the first token: from the start of a command whose model is in no page cache.
+// This file measures how long a user waits for the first token, from the start of a command whose
+// model is not in the page cache.
 
 import (
 	"context"
@@ -23,16 +24,19 @@ import (
 
 // Starter is one way to start the target.
 type Starter struct {
-	Name    string `json:"name"`
-	Command string `json:"command,omitempty"` // in the shell's syntax; the target's command line follows it. Empty: the target alone
+	Name string `json:"name"`
+	// Command is in the shell's syntax, and the target's command line follows it. Empty: the target
+	// alone.
+	Command string `json:"command,omitempty"`
 }
 
 // FirstConfig says what to measure. Fields that Config has too mean the same.
 type FirstConfig struct {
-	Model     string
-	Target    []string
-	X         float64 // the limit is X times the model file, and the target's own memory; 0: Limit
-	Limit     int64   // bytes; 0 with X 0: no limit
+	Model  string
+	Target []string
+	// The limit is X times the model file plus the target's own memory. 0: it is Limit.
+	X         float64
+	Limit     int64 // bytes; 0 with X 0: no limit
 	Repeat    int
 	Starters  []Starter
 	Readahead int
@@ -41,15 +45,16 @@ type FirstConfig struct {
 	Log       *slog.Logger
 }
 
-// First is one run. Times are milliseconds.
-type First struct {
+// FirstRun is one run. Times are milliseconds.
+type FirstRun struct {
 	Starter string `json:"starter"`
 	Round   int    `json:"round"`
-	// FirstMs is from the start of the command, a helper's included, until the prompt was decoded: then the first token is chosen. SecondMs is until the next.
+	// FirstMs is the time from the start of the command, a helper's included, until the prompt was
+	// decoded. Then the first token is chosen. SecondMs is the time until the second one.
 	FirstMs  float64 `json:"first_ms"`
 	SecondMs float64 `json:"second_ms"`
 	Read     int64   `json:"read_bytes"` // from the disk by all processes until the first
-	// LoadMs, WarmupMs and PromptMs are what the target says of it.
+	// LoadMs, WarmupMs and PromptMs are what the target says of itself.
 	LoadMs   float64 `json:"load_ms"`
 	WarmupMs float64 `json:"warmup_ms"`
 	PromptMs float64 `json:"prompt_ms"`
@@ -58,25 +63,26 @@ type First struct {
 }
 
 // Own is the part of FirstMs that begins with the target's loading.
-func (f *First) Own() float64 { return f.LoadMs + f.WarmupMs + f.PromptMs }
+func (f *FirstRun) Own() float64 { return f.LoadMs + f.WarmupMs + f.PromptMs }
 
 // FirstReport is the result of MeasureFirst.
 type FirstReport struct {
-	Started      time.Time `json:"started"`
-	Interrupted  bool      `json:"interrupted,omitempty"`
-	Host         host.Info `json:"host"`
-	Disk         DiskInfo  `json:"disk"`
-	ReadaheadKiB int       `json:"readahead_kib"` // during the runs
-	Path         string    `json:"model"`
-	Bytes        int64     `json:"model_bytes"`
-	Limit        int64     `json:"limit_bytes"` // 0: none
-	Own          int64     `json:"own_bytes"`   // 0: not measured
-	BW           float64   `json:"bw_disk_bytes"`
-	Starters     []Starter `json:"starters"`
-	Runs         []First   `json:"runs"`
+	Started      time.Time  `json:"started"`
+	Interrupted  bool       `json:"interrupted,omitempty"`
+	Host         host.Info  `json:"host"`
+	Disk         DiskInfo   `json:"disk"`
+	ReadaheadKiB int        `json:"readahead_kib"` // during the runs
+	Path         string     `json:"model"`
+	Bytes        int64      `json:"model_bytes"`
+	Limit        int64      `json:"limit_bytes"` // 0: none
+	Own          int64      `json:"own_bytes"`   // 0: not measured
+	BW           float64    `json:"bw_disk_bytes"`
+	Starters     []Starter  `json:"starters"`
+	Runs         []FirstRun `json:"runs"`
 }
 
-// MeasureFirst starts the target in each way in turn, with its model dropped from the page cache. It cleans up as Measure does.
+// MeasureFirst starts the target in each way in turn, with its model dropped from the page cache.
+// It cleans up as Measure does.
 func MeasureFirst(ctx context.Context, cfg FirstConfig) (r *FirstReport, err error) {
 	switch {
 	case cfg.Model == "" || len(cfg.Target) == 0 || len(cfg.Starters) == 0 || cfg.Repeat < 1:
@@ -87,7 +93,8 @@ func MeasureFirst(ctx context.Context, cfg FirstConfig) (r *FirstReport, err err
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &series{cfg: Config{Model: cfg.Model, Target: cfg.Target, Progress: cfg.Progress, Log: cfg.Log}, total: 1 + cfg.Repeat*len(cfg.Starters)}
+	s := &series{cfg: Config{Model: cfg.Model, Target: cfg.Target, Progress: cfg.Progress, Log: cfg.Log},
+		total: 1 + cfg.Repeat*len(cfg.Starters)}
 	if err := s.open(); err != nil {
 		return nil, err
 	}
@@ -105,17 +112,20 @@ func MeasureFirst(ctx context.Context, cfg FirstConfig) (r *FirstReport, err err
 		readahead = cfg.Readahead
 	}
 	r = &FirstReport{
-		Started: time.Now(), Host: host.Read(), Disk: DiskInfo{Name: s.disk.name, ReadaheadKiBBefore: before}, ReadaheadKiB: readahead, Path: cfg.Model, Bytes: s.model.Size,
+		Started: time.Now(), Host: host.Read(),
+		Disk: DiskInfo{Name: s.disk.name, ReadaheadKiBBefore: before}, ReadaheadKiB: readahead,
+		Path: cfg.Model, Bytes: s.model.Size,
 		Limit: cfg.Limit, Starters: cfg.Starters,
 	}
-	if err := s.first(ctx, cfg, r); err != nil {
+	if err := s.measureStarts(ctx, cfg, r); err != nil {
 		r.Interrupted = true
 		return r, err
 	}
 	return r, nil
 }
 
-func (s *series) first(ctx context.Context, cfg FirstConfig, r *FirstReport) error {
+// measureStarts makes all measurements and runs.
+func (s *series) measureStarts(ctx context.Context, cfg FirstConfig, r *FirstReport) error {
 	bandwidth := func() error {
 		s.progress("measuring the disk")
 		d, err := DiskBandwidth(ctx, cfg.Model, []Extent{{0, s.model.Size}}, cfg.Disk)
@@ -127,15 +137,15 @@ func (s *series) first(ctx context.Context, cfg FirstConfig, r *FirstReport) err
 	}
 	if cfg.X > 0 {
 		s.report = &Report{}
-		own, err := s.unlimited(ctx, "own memory", "")
+		own, err := s.runUnlimited(ctx, "own memory", "")
 		if err != nil {
 			return err
 		}
 		r.Own = own.Own
 		r.Limit = (int64(cfg.X*float64(s.model.Size)) + own.Own) &^ int64(os.Getpagesize()-1)
 	}
-	for i, k := range order(len(cfg.Starters), cfg.Repeat) {
-		run, err := s.start(ctx, cfg.Starters[k], r.Limit)
+	for i, k := range runOrder(len(cfg.Starters), cfg.Repeat) {
+		run, err := s.startOnce(ctx, cfg.Starters[k], r.Limit)
 		if err != nil {
 			return err
 		}
@@ -146,8 +156,8 @@ func (s *series) first(ctx context.Context, cfg FirstConfig, r *FirstReport) err
 	return bandwidth()
 }
 
-// start makes one run. A target that fails is an error: there is nothing to compare then.
-func (s *series) start(ctx context.Context, how Starter, limit int64) (run *First, err error) {
+// startOnce makes one run. A target that fails is an error: there is nothing to compare then.
+func (s *series) startOnce(ctx context.Context, how Starter, limit int64) (run *FirstRun, err error) {
 	s.progress(how.Name)
 	if err := s.model.Drop(ctx); err != nil {
 		return nil, err
@@ -166,13 +176,13 @@ func (s *series) start(ctx context.Context, how Starter, limit int64) (run *Firs
 	if how.Command != "" {
 		args = slices.Concat([]string{"/bin/sh", "-c", "exec " + how.Command + ` "$@"`, "sh"}, args)
 	}
-	run = &First{Starter: how.Name}
+	run = &FirstRun{Starter: how.Name}
 	read, err := s.disk.readBytes()
 	if err != nil {
 		return nil, err
 	}
 	begun := time.Now()
-	// The end of ctx is told to the command, not killed with it: a helper passes it on to its target.
+	// At the end of ctx the command is not killed but told: a helper passes it on to its target.
 	t, err := startTarget(context.WithoutCancel(ctx), group, args, "")
 	if err != nil {
 		return nil, err
@@ -183,7 +193,7 @@ func (s *series) start(ctx context.Context, how Starter, limit int64) (run *Firs
 		_ = t.marks.SetReadDeadline(time.Now())
 	})
 	defer stop()
-	// Whoever ends early closes the pipe, so this ends with the target.
+	// A target that ends early closes the pipe, so reading ends with the target.
 	mark := make([]byte, 1)
 	if _, err = io.ReadFull(t.marks, mark); err == nil {
 		run.FirstMs = ms(time.Since(begun))
@@ -217,8 +227,9 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 // passes is how often the model is computed before the first token: the warm-up, and the prompt.
 const passes = 2
 
-// Needed is how many bytes must be read from the disk before the first token: the file once, as it is loaded, and in each pass what has no room. That is for a model that a token
-// reads whole, and without a limit, or if what it leaves for the model is not known, the file.
+// Needed is how many bytes must be read from the disk before the first token: the file once, as it
+// is loaded, and in each pass what has no room. That holds for a model that a token reads whole.
+// Without a limit, or if it is not known what the limit leaves for the model, it is the file.
 func (r *FirstReport) Needed() int64 {
 	needed := r.Bytes
 	if r.Limit > 0 && r.Own > 0 {
@@ -227,8 +238,9 @@ func (r *FirstReport) Needed() int64 {
 	return needed
 }
 
-// least is how long the disk takes for what is needed, in milliseconds; 0 if that was not measured.
-func (r *FirstReport) least() float64 {
+// leastMs is how long the disk takes for what is needed, in milliseconds; 0 if that was not
+// measured.
+func (r *FirstReport) leastMs() float64 {
 	if r.BW <= 0 {
 		return 0
 	}
@@ -251,20 +263,23 @@ func (r *FirstReport) document() tabular.Document {
 	}
 	lines := tabular.Lines{
 		fmt.Sprintf("model: %s, %d MiB; %s", filepath.Base(r.Path), r.Bytes/mib, limit),
-		fmt.Sprintf("machine: %d x %s, %s GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(), number(float64(r.Host.Memory)/(1<<30)), r.Host.Kernel, r.Host.CgroupVersion),
+		fmt.Sprintf("machine: %d x %s, %s GiB, Linux %s, cgroup v%d",
+			r.Host.CPUs, r.Host.CPUName(), number(float64(r.Host.Memory)/(1<<30)), r.Host.Kernel, r.Host.CgroupVersion),
 		fmt.Sprintf("disk: %s, readahead %d KiB, %.0f MiB/s (O_DIRECT)", r.Disk.Name, r.ReadaheadKiB, r.BW/mib),
-		fmt.Sprintf("needed before the first token: %d MiB, which takes the disk %.2f s", r.Needed()/mib, r.least()/1000),
+		fmt.Sprintf("needed before the first token: %d MiB, which takes the disk %.2f s", r.Needed()/mib,
+			r.leastMs()/1000),
 	}
 	if r.Interrupted {
 		lines = append(lines, "INTERRUPTED: runs are missing")
 	}
-	table := &tabular.Table{Columns: slices.Concat(tabular.Left("start"),
-		tabular.Right("first token s", "min..max", "x needed/disk", "next token s", "load s", "warm-up s", "prompt s", "their sum x needed/disk", "MiB read", "speedup", "OOM-killed"))}
-	var plain []First
-	for k, how := range r.Starters {
-		var runs []First
+	table := &tabular.Table{Columns: slices.Concat(tabular.Left("start"), tabular.Right("first token s", "min..max",
+		"x needed/disk", "next token s", "load s", "warm-up s", "prompt s", "their sum x needed/disk", "MiB read",
+		"speedup", "OOM-killed"))}
+	var plain []FirstRun // the runs of the first starter
+	for k, starter := range r.Starters {
+		var runs []FirstRun
 		for _, run := range r.Runs {
-			if run.Starter == how.Name {
+			if run.Starter == starter.Name {
 				runs = append(runs, run)
 			}
 		}
@@ -274,30 +289,47 @@ func (r *FirstReport) document() tabular.Document {
 		if k == 0 {
 			plain = runs
 		}
-		median := func(of func(*First) float64) float64 {
-			var all []float64
-			for i := range runs {
-				all = append(all, of(&runs[i]))
-			}
-			return stats.Median(all)
-		}
-		var all, gains []float64
-		kills := int64(0)
-		for i := range runs {
-			all = append(all, runs[i].FirstMs)
-			kills += runs[i].OOMKills
-			if i < len(plain) {
-				gains = append(gains, plain[i].FirstMs/runs[i].FirstMs)
-			}
-		}
-		seconds := func(of func(*First) float64) string { return fmt.Sprintf("%.2f", median(of)/1000) }
-		table.Rows = append(table.Rows, []string{
-			how.Name, fmt.Sprintf("%.2f", stats.Median(all)/1000), fmt.Sprintf("%.2f..%.2f", slices.Min(all)/1000, slices.Max(all)/1000),
-			fmt.Sprintf("%.2f", stats.Median(all)/r.least()), seconds(func(f *First) float64 { return f.SecondMs - f.FirstMs }),
-			seconds(func(f *First) float64 { return f.LoadMs }), seconds(func(f *First) float64 { return f.WarmupMs }), seconds(func(f *First) float64 { return f.PromptMs }),
-			fmt.Sprintf("%.2f", median((*First).Own)/r.least()), fmt.Sprintf("%.0f", median(func(f *First) float64 { return float64(f.Read) })/mib),
-			fmt.Sprintf("%.2fx", stats.Median(gains)), fmt.Sprint(kills),
-		})
+		table.Rows = append(table.Rows, r.row(starter.Name, runs, plain))
 	}
-	return tabular.Document{lines, table, tabular.Lines{fmt.Sprintf("Medians over the runs, which took turns. The first token is there when the prompt is decoded. Speedup: over %s in the same round.", r.Starters[0].Name)}}
+	remark := fmt.Sprintf("Medians over the runs, which took turns. The first token is there when the prompt is "+
+		"decoded. "+
+		"Speedup: over %s in the same round.", r.Starters[0].Name)
+	return tabular.Document{lines, table, tabular.Lines{remark}}
+}
+
+// row is the table's row for the runs of one starter, compared with those of the first one.
+func (r *FirstReport) row(name string, runs, plain []FirstRun) []string {
+	values := func(of func(*FirstRun) float64) (all []float64) {
+		for i := range runs {
+			all = append(all, of(&runs[i]))
+		}
+		return all
+	}
+	median := func(of func(*FirstRun) float64) float64 { return stats.Median(values(of)) }
+	decimals := func(v float64) string { return fmt.Sprintf("%.2f", v) }
+	seconds := func(of func(*FirstRun) float64) string { return decimals(median(of) / 1000) }
+	firstMs := func(f *FirstRun) float64 { return f.FirstMs }
+	all := values(firstMs)
+	var gains []float64
+	kills := int64(0)
+	for i := range runs {
+		kills += runs[i].OOMKills
+		if i < len(plain) {
+			gains = append(gains, plain[i].FirstMs/runs[i].FirstMs)
+		}
+	}
+	return []string{
+		name,
+		seconds(firstMs),
+		decimals(slices.Min(all)/1000) + ".." + decimals(slices.Max(all)/1000),
+		decimals(median(firstMs) / r.leastMs()),
+		seconds(func(f *FirstRun) float64 { return f.SecondMs - f.FirstMs }),
+		seconds(func(f *FirstRun) float64 { return f.LoadMs }),
+		seconds(func(f *FirstRun) float64 { return f.WarmupMs }),
+		seconds(func(f *FirstRun) float64 { return f.PromptMs }),
+		decimals(median((*FirstRun).Own) / r.leastMs()),
+		fmt.Sprintf("%.0f", median(func(f *FirstRun) float64 { return float64(f.Read) })/mib),
+		decimals(stats.Median(gains)) + "x",
+		fmt.Sprint(kills),
+	}
 }

@@ -1,5 +1,7 @@
 package pressure
 
+// This file tests the measurement of the first token, on the scripted target.
+
 import (
 	"context"
 	"errors"
@@ -8,14 +10,15 @@ import (
 	"time"
 )
 
-// firstOf is the script's configuration.
+// firstOf is a configuration that runs the script; what goes to the script.
 func firstOf(t *testing.T, what string) FirstConfig {
 	t.Helper()
 	c := scripted(t)
-	return FirstConfig{Model: c.Model, Target: append(c.Target, what), Repeat: 2, Limit: 200 << 20, Disk: c.Disk, Starters: []Starter{{Name: "plain"}}}
+	return FirstConfig{Model: c.Model, Target: append(c.Target, what), Repeat: 2, Limit: 200 << 20, Disk: c.Disk,
+		Starters: []Starter{{Name: "plain"}}}
 }
 
-// A start takes what its command and its target take, and reads what is not in memory.
+// A start takes the time of its command and of its target, and reads what is not in memory.
 func TestFirst(t *testing.T) {
 	cfg := firstOf(t, "")
 	cfg.Starters = append(cfg.Starters, Starter{"slow", `sh -c 'cat "$3" "$3" > /dev/null; sleep 0.4; exec "$@"' sh`})
@@ -30,24 +33,27 @@ func TestFirst(t *testing.T) {
 		if run.Starter == "slow" {
 			read = scriptModel
 		}
-		if run.FirstMs <= 0 || run.SecondMs <= run.FirstMs || (run.Starter == "slow") != (run.FirstMs > 400) || run.Read < read || run.Text != "same" || run.Own() != 12 {
+		if run.FirstMs <= 0 || run.SecondMs <= run.FirstMs || (run.Starter == "slow") != (run.FirstMs > 400) ||
+			run.Read < read || run.Text != "same" || run.Own() != 12 {
 			t.Errorf("%+v", run)
 		}
 	}
 	if got := strings.Join(names, " "); got != "plain slow slow plain" || r.BW <= 0 || r.Limit != 200<<20 {
-		t.Errorf("%s: %+v", got, r)
+		t.Errorf("%s: %+v; want plain slow slow plain, a bandwidth and the limit", got, r)
 	}
 	var text strings.Builder
 	if err := r.WriteText(&text); err != nil || strings.Count(text.String(), "slow") != 1 {
-		t.Errorf("%v: %s", err, text.String())
+		t.Errorf("%v: %s\nwant one row named slow", err, text.String())
 	}
 }
 
-// What fails is told, and what is running is ended.
+// Failures are reported, and processes that still run are ended.
 func TestFirstFails(t *testing.T) {
-	for what, says := range map[string]string{"fail": "no such weight", "garbage": "first token", "unmarked": "first token"} {
-		if r, err := MeasureFirst(t.Context(), firstOf(t, what)); err == nil || !strings.Contains(err.Error(), says) || r == nil || !r.Interrupted {
-			t.Errorf("%s: %+v, %v", what, r, err)
+	for what, says := range map[string]string{"fail": "no such weight", "garbage": "first token",
+		"unmarked": "first token"} {
+		if r, err := MeasureFirst(t.Context(), firstOf(t, what)); err == nil ||
+			!strings.Contains(err.Error(), says) || r == nil || !r.Interrupted {
+			t.Errorf("%s: %+v, %v; want an interrupted report and an error with %q", what, r, err, says)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -55,12 +61,13 @@ func TestFirstFails(t *testing.T) {
 	cfg := firstOf(t, "hang")
 	cfg.Starters[0].Command = `sh -c 'trap "kill %1; exit 1" TERM; "$@" & wait' sh`
 	begun := time.Now()
-	if _, err := MeasureFirst(ctx, cfg); !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) > 30*time.Second {
-		t.Errorf("%v after %v", err, time.Since(begun))
+	if _, err := MeasureFirst(ctx, cfg); !errors.Is(err, context.DeadlineExceeded) ||
+		time.Since(begun) > 30*time.Second {
+		t.Errorf("%v after %v, want a passed deadline within 30 s", err, time.Since(begun))
 	}
 }
 
-// Without a limit the file is read once; with one, each pass reads what has no room.
+// Without a limit the file is read once. With one, each pass reads again what has no room.
 func TestNeeded(t *testing.T) {
 	for name, tc := range map[string]struct {
 		r    FirstReport

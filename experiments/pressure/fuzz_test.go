@@ -1,6 +1,6 @@
 package pressure
 
-// This file fuzzes what is read of a file.
+// This file fuzzes the reader of saved reports.
 
 import (
 	"encoding/json"
@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzReadReport: whatever a file says, it is refused, or can be shown in all forms.
+// FuzzReadReport checks that any file is refused or can be shown in all forms.
 func FuzzReadReport(f *testing.F) {
 	r := planted()
 	r.summarise()

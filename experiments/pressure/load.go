@@ -1,6 +1,7 @@
 package pressure
 
-// This file loads a model into the page cache, in pages or in large folios, and tells what the kernel made of that.
+// This file loads a model into the page cache, in pages or in large folios, and finds out what the
+// kernel made of that.
 
 import (
 	"context"
@@ -18,8 +19,8 @@ import (
 	"tensorcast/internal/regular"
 )
 
-// Unit is in what pieces a file is in the page cache. It decides how many entries the processor needs to translate its addresses, and so
-// how fast a token is computed.
+// Unit says in what pieces a file is in the page cache. It decides how many entries the processor
+// needs to translate the file's addresses, and so how fast a token is computed.
 type Unit string
 
 const (
@@ -38,7 +39,8 @@ type Loaded struct {
 	Refused string `json:"refused,omitempty"`
 }
 
-// noFolios returns why what was to be loaded in large folios is not; empty if it is, or if that cannot be told.
+// noFolios returns why a file that was to be loaded in large folios is not; empty if it is, or if
+// nobody can tell.
 func (l Loaded) noFolios() string {
 	switch {
 	case l.Refused != "":
@@ -49,16 +51,19 @@ func (l Loaded) noFolios() string {
 	return ""
 }
 
-// loadStep is how much is loaded between looks at the context.
+// loadStep is how much is loaded between two checks of the context.
 const loadStep = 16 << 20
 
-// Load reads all of the file at path into the page cache, charged to the calling process's memory control group. What is there already
-// stays as it is. How:
+// Load reads all of the file at path into the page cache, charged to the calling process's memory
+// control group. What is there already stays as it is.
 //
-//   - [Pages]: reads after FADV_RANDOM, for which the kernel takes single pages whatever the readahead (force_page_cache_ra).
-//   - [Folios]: a mapping with MADV_HUGEPAGE, where a fault reads a folio of 2 MiB if the file system has large ones (do_sync_mmap_readahead,
-//     Linux 5.18), whatever the readahead and the system's setting for transparent huge pages, by MADV_POPULATE_READ (5.14). What the
-//     kernel refuses, or the file system does not have, is no error: see [Loaded].
+// With [Pages] it reads after FADV_RANDOM, for which the kernel takes single pages whatever the
+// readahead (force_page_cache_ra).
+//
+// With [Folios] it populates a mapping with MADV_HUGEPAGE (MADV_POPULATE_READ, Linux 5.14). A fault
+// there reads a folio of 2 MiB if the file system has large ones (do_sync_mmap_readahead, Linux
+// 5.18), whatever the readahead and the system's setting for transparent huge pages. It is no error
+// if the kernel refuses, or the file system has no folios: see [Loaded].
 func Load(ctx context.Context, path string, unit Unit) (l Loaded, err error) {
 	f, err := regular.Open(path)
 	if err != nil {
@@ -102,7 +107,7 @@ func Load(ctx context.Context, path string, unit Unit) (l Loaded, err error) {
 		return l, err
 	}
 	if l.Unknown == "" {
-		large, huge, err := folios(mapping)
+		large, huge, err := shareOfFolios(mapping)
 		if err != nil {
 			l.Unknown = err.Error()
 			return l, nil
@@ -163,12 +168,14 @@ const (
 // hugeBytes is the size of a folio that a processor maps by one entry, on x86-64.
 const hugeBytes = 2 << 20
 
-// sampleEvery is how many pages are represented by one that is looked at: the kernel must be asked for each physical page by itself.
+// sampleEvery is how many pages one page stands for that is looked at. The kernel must be asked for
+// each physical page by itself.
 const sampleEvery = 16
 
-// folios returns which shares of a mapping, whose pages are all mapped, are in large folios and in huge ones: from a sample of its pages.
-// It takes CAP_SYS_ADMIN (page numbers) and a kernel with CONFIG_PROC_PAGE_MONITOR.
-func folios(mapping []byte) (large, huge float64, err error) {
+// shareOfFolios returns which shares of a mapping are in large folios and in huge ones, from a
+// sample of its pages. All pages must be mapped. It takes CAP_SYS_ADMIN (page numbers) and a kernel
+// with CONFIG_PROC_PAGE_MONITOR.
+func shareOfFolios(mapping []byte) (large, huge float64, err error) {
 	pagemap, err := os.Open("/proc/self/pagemap")
 	if err != nil {
 		return 0, 0, err
@@ -211,8 +218,9 @@ func folios(mapping []byte) (large, huge float64, err error) {
 			continue
 		}
 		inLarge++
-		// Folios are aligned to their size. So one that goes on beyond the middle of an aligned range is as large as that, or larger.
-		// (The bit for transparent huge pages, THP, is set for large folios of any size.)
+		// Folios are aligned to their size. So a folio that goes on beyond the middle of an aligned
+		// range is as large as that range, or larger. (The bit for transparent huge pages, THP, is
+		// set for large folios of any size.)
 		middle, err := word(flags, entry&pageNumber&^(hugePages-1)+hugePages/2)
 		if err != nil {
 			return 0, 0, err

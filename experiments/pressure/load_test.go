@@ -21,15 +21,15 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// drop has a file leave the page cache.
+// drop removes a file from the page cache.
 func drop(t *testing.T, f *os.File) {
 	t.Helper()
 	if n, err := pagecache.Drop(t.Context(), f); n != 0 || err != nil {
-		t.Fatalf("%d bytes stay in the page cache, %v", n, err)
+		t.Fatalf("%d bytes stay in the page cache, %v; want 0", n, err)
 	}
 }
 
-// dropOnce tries to have a file leave the page cache, and returns what remains of it.
+// dropOnce tries to remove a file from the page cache, and returns how many bytes of it remain.
 func dropOnce(t *testing.T, f *os.File) int64 {
 	t.Helper()
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
@@ -42,7 +42,8 @@ func dropOnce(t *testing.T, f *os.File) int64 {
 	return n
 }
 
-// All is loaded, in what was asked for if the kernel tells and the file system has it.
+// All of the file is loaded, in the unit that was asked for, if the kernel tells and the file
+// system has it.
 func TestLoad(t *testing.T) {
 	testenv.NeedRoot(t)
 	const size = 16<<20 + 1000
@@ -75,7 +76,7 @@ func TestLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l, err := Load(t.Context(), small, Pages); err != nil || l.Huge != 0 {
-		t.Errorf("a small file: %+v, %v", l, err)
+		t.Errorf("a small file: %+v, %v; want no huge folio", l, err)
 	} else {
 		t.Logf("a small file: %+v", l)
 	}
@@ -83,20 +84,20 @@ func TestLoad(t *testing.T) {
 	cancel()
 	for _, unit := range []Unit{Pages, Folios} {
 		if _, err := Load(ctx, f.Name(), unit); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s, cancelled: %v", unit, err)
+			t.Errorf("%s, cancelled: %v, want context.Canceled", unit, err)
 		}
 		if _, err := Load(t.Context(), f.Name()+"-not", unit); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s, no file: %v", unit, err)
+			t.Errorf("%s, no file: %v, want ErrNotExist", unit, err)
 		}
 		if _, err := Load(t.Context(), filepath.Dir(f.Name()), unit); !errors.Is(err, regular.ErrNotRegular) {
-			t.Errorf("%s, a directory: %v", unit, err)
+			t.Errorf("%s, a directory: %v, want ErrNotRegular", unit, err)
 		}
 	}
 }
 
-// However a process reads, its group's throttle holds it back: single pages, large folios.
+// The group's throttle holds a process back whether it loads single pages or large folios.
 func TestThrottledLoad(t *testing.T) {
-	needs(t)
+	needControlGroups(t)
 	const size, rate = 16 << 20, 25e6
 	f := diskFile(t, size)
 	d, err := diskOf(f.Name())
@@ -124,19 +125,22 @@ func TestThrottledLoad(t *testing.T) {
 	for _, unit := range []Unit{Pages, Folios} {
 		drop(t, f)
 		begin := time.Now()
-		l, err := (&series{cfg: Config{Model: f.Name(), Load: []string{os.Args[0], loadArg}}}).load(t.Context(), group, unit)
+		l, err := (&series{cfg: Config{Model: f.Name(), Load: []string{os.Args[0], loadArg}}}).load(t.Context(),
+			group, unit)
 		took := time.Since(begin)
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The kernel lets pass at once what a slice of time allows, a tenth of a second or more.
+		// The kernel lets pass at once what it allows for a slice of time, which is a tenth of a
+		// second or more.
 		if least := 0.6 * size / rate; l.Refused == "" && took.Seconds() < least {
 			t.Errorf("%s: %d bytes in %v, which take %.2f s or more at 25 MB/s", unit, l.Resident, took, least)
 		}
 	}
 }
 
-// The first bytes cannot be dropped as long as the process runs, and then they can.
+// The first bytes cannot be dropped from the page cache as long as the process runs. Afterwards
+// they can.
 func TestPin(t *testing.T) {
 	testenv.NeedRoot(t)
 	const size = 16 << 20
@@ -144,7 +148,8 @@ func TestPin(t *testing.T) {
 	for _, test := range []struct {
 		name         string
 		length, want int64
-	}{{"a part", 4<<20 + 100, 4 << 20}, {"more than there is", 1 << 40, size}, {"nothing", 0, 0}, {"less than nothing", -5, 0}} {
+	}{{"a part", 4<<20 + 100, 4 << 20}, {"more than there is", 1 << 40, size}, {"nothing", 0, 0},
+		{"less than nothing", -5, 0}} {
 		for _, end := range []string{"process", "context"} {
 			target := exec.Command("sleep", "1000")
 			if err := target.Start(); err != nil {
@@ -184,6 +189,6 @@ func TestPin(t *testing.T) {
 		t.Error("no error for a process that is not there")
 	}
 	if err := Pin(t.Context(), f.Name()+"-not", 4096, os.Getpid(), nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
+		t.Errorf("no file: %v, want ErrNotExist", err)
 	}
 }

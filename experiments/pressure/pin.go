@@ -1,6 +1,6 @@
 package pressure
 
-// This file is the static baseline: the first bytes of a file are locked in memory, and that is all.
+// This file is the static baseline: it locks the first bytes of a file in memory, and nothing else.
 
 import (
 	"context"
@@ -14,9 +14,10 @@ import (
 	"tensorcast/internal/regular"
 )
 
-// Pin locks the first bytes of the file at path in memory (mlock, as vmtouch -l does), in whole pages, until the process pid has ended or ctx
-// ends, which is no error. What it reads is charged to the calling process's memory control group. It calls locked, if that is not nil, when
-// all are locked, with their number: length, or the file's size if that is less.
+// Pin locks the first bytes of the file at path in memory (mlock, as vmtouch -l does), in whole
+// pages, until the process pid has ended or ctx ends, which is no error. What it reads is charged
+// to the calling process's memory control group. When all are locked it calls locked, if that is
+// not nil, with their number: length, or the file's size if that is less.
 func Pin(ctx context.Context, path string, length int64, pid int, locked func(int64)) (err error) {
 	target, err := proc.Open(pid)
 	if err != nil {
@@ -37,7 +38,7 @@ func Pin(ctx context.Context, path string, length int64, pid int, locked func(in
 		if err != nil {
 			return fmt.Errorf("map %d bytes of %s: %w", length, path, err)
 		}
-		defer func() { err = errors.Join(err, unix.Munmap(mapping)) }() // which unlocks
+		defer func() { err = errors.Join(err, unix.Munmap(mapping)) }() // which also unlocks
 		for at := 0; at < len(mapping) && ctx.Err() == nil; at += loadStep {
 			if ended, err := target.Ended(); ended || err != nil {
 				return err

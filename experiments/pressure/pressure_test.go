@@ -29,7 +29,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// loadArg makes the test's program what Config.Load names.
+// With loadArg the test's program is the command that Config.Load names.
 const loadArg = "load-for-the-test"
 
 func TestMain(m *testing.M) {
@@ -47,8 +47,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// script reads the model once per token, and does what its second argument says. It leaves time to read counters at a mark: what cat
-// reads is the script's when cat ends, and the group's at once.
+// script reads the model once per token, and does what its second argument says. It sleeps so that
+// counters can be read at a mark: what cat reads is added to the group's account at once, but to
+// the script's only when cat ends.
 const script = `
 model=$1 what=$2
 case $what in
@@ -68,8 +69,9 @@ echo '{"text":"'$text'","tokens":[1,2,3,4],"token_ms":[10,20,20,10],"tok_s":66.7
 
 const scriptModel = 48 << 20
 
-// needs skips the test where control groups cannot be made, and checks at its end that none is left, nor a descriptor.
-func needs(t *testing.T) {
+// needControlGroups skips the test where control groups cannot be made. At the end of the test it checks that
+// no control group is left, nor a descriptor.
+func needControlGroups(t *testing.T) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	root, err := cgroup.Root()
@@ -92,13 +94,14 @@ func needs(t *testing.T) {
 	before := descriptors(t)
 	t.Cleanup(func() {
 		for _, file := range root.ProcsFiles() {
-			left, err := filepath.Glob(filepath.Join(filepath.Dir(file), fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid())))
+			left, err := filepath.Glob(filepath.Join(filepath.Dir(file),
+				fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid())))
 			if err != nil || len(left) > 0 {
-				t.Errorf("control groups are left: %v, %v", left, err)
+				t.Errorf("control groups are left: %v, %v; want none", left, err)
 			}
 		}
 		if after := descriptors(t); after > before {
-			t.Errorf("%d descriptors before, %d after", before, after)
+			t.Errorf("%d descriptors before, %d after; want no more", before, after)
 		}
 	})
 }
@@ -109,20 +112,21 @@ func descriptors(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The runtime opens its own when it first waits for a pipe: they are not files.
+	// The runtime opens descriptors of its own when it first waits for a pipe. They are not files.
 	n := 0
 	for _, e := range entries {
-		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(target, "anon_inode:") {
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil &&
+			!strings.HasPrefix(target, "anon_inode:") {
 			n++
 		}
 	}
 	return n
 }
 
-// scripted is a series of the script on a file of its own.
+// scripted is the configuration of a series that runs the script on a file of its own.
 func scripted(t *testing.T) Config {
 	t.Helper()
-	needs(t)
+	needControlGroups(t)
 	f := diskFile(t, scriptModel)
 	if _, err := diskOf(f.Name()); err != nil {
 		t.Skip(err)
@@ -132,12 +136,13 @@ func scripted(t *testing.T) Config {
 		t.Fatal(err)
 	}
 	return Config{
-		Model: f.Name(), Target: []string{"/bin/sh", path, f.Name()}, Weights: scriptModel, Settings: []Setting{{X: 0.5}}, Repeat: 1, Skip: 1, Variants: []Variant{{Name: "plain"}},
+		Model: f.Name(), Target: []string{"/bin/sh", path, f.Name()}, Weights: scriptModel,
+		Settings: []Setting{{X: 0.5}}, Repeat: 1, Skip: 1, Variants: []Variant{{Name: "plain"}},
 		Disk: DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
 	}
 }
 
-// Processor time in the kernel is counted, of children that have ended, too.
+// Processor time in the kernel is counted, also that of children that have ended.
 func TestSystemTime(t *testing.T) {
 	before := systemTime(os.Getpid())
 	testenv.WaitFor(t, "time in the kernel", func() bool {
@@ -147,15 +152,17 @@ func TestSystemTime(t *testing.T) {
 		return systemTime(os.Getpid()) > before
 	})
 	before = systemTime(os.Getpid())
-	if err := exec.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=64k", "count=300000", "status=none").Run(); err != nil {
+	if err := exec.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=64k", "count=300000",
+		"status=none").Run(); err != nil {
 		t.Fatal(err)
 	}
-	// To clear 20 GB takes a processor three tenths of a second at least. To start one program takes this process a millisecond or two.
+	// Clearing 20 GB takes a processor three tenths of a second at least. Starting one program
+	// takes this process a millisecond or two.
 	if got := systemTime(os.Getpid()) - before; got < 5 {
-		t.Errorf("%d/%d s of a child are counted", got, userHZ)
+		t.Errorf("%d/%d s of a child are counted, want 5 or more", got, userHZ)
 	}
 	if got := systemTime(1 << 30); got != 0 {
-		t.Errorf("of a process that there is not: %d", got)
+		t.Errorf("time of a process that does not exist: %d, want 0", got)
 	}
 }
 
@@ -173,7 +180,8 @@ func TestSeries(t *testing.T) {
 		{Name: "again"},
 	}
 	r, err := measure(t.Context(), cfg, 0)
-	// A kernel that reclaims cold pages by itself (DAMON) may take one of the file, or of cat, before the run in memory. A wrong account would be wrong each time.
+	// A kernel that reclaims cold pages by itself (DAMON) may take away a page of the file, or of
+	// cat, before the run in memory. A wrong account would be wrong each time.
 	for again := 0; err == nil && again < 3 && r.Unlimited[1].BytesPerToken != 0; again++ {
 		t.Logf("%.0f bytes a token were read of a file in memory: once more", r.Unlimited[1].BytesPerToken)
 		r, err = measure(t.Context(), cfg, 0)
@@ -186,11 +194,12 @@ func TestSeries(t *testing.T) {
 	for _, run := range r.Runs {
 		names = append(names, run.Variant)
 	}
-	if want := []string{"plain", "other", "eats", "dies", "helped", "launched", "again", "again", "launched", "helped", "dies", "eats", "other", "plain"}; !slices.Equal(names, want) {
+	if want := []string{"plain", "other", "eats", "dies", "helped", "launched", "again", "again", "launched",
+		"helped", "dies", "eats", "other", "plain"}; !slices.Equal(names, want) {
 		t.Errorf("order %v, want %v", names, want)
 	}
 	if r.Own <= 0 || r.Own > 16<<20 {
-		t.Errorf("the script takes %d bytes beside the file", r.Own)
+		t.Errorf("the script takes %d bytes beside the file, want 1 to 16 MiB", r.Own)
 	}
 	at := &r.Results[0]
 	if want := (scriptModel/2 + r.Own) &^ int64(os.Getpagesize()-1); at.Limit != want || math.Abs(at.X-0.5) > 0.001 {
@@ -201,93 +210,103 @@ func TestSeries(t *testing.T) {
 		after = append(after, reading.AfterRuns)
 	}
 	if !slices.Equal(after, []int{0, 7, 14}) {
-		t.Errorf("the disk was measured after %v runs", after)
+		t.Errorf("the disk was measured after %v runs, want after 0, 7 and 14", after)
 	}
 	for _, run := range r.Runs {
 		if run.Cached != 0 {
-			t.Errorf("%s: %d bytes were cached before", run.Variant, run.Cached)
+			t.Errorf("%s: %d bytes were cached before, want 0", run.Variant, run.Cached)
 		}
 		if run.Variant == "eats" {
 			if run.Outcome != Killed || run.OOMKills != 1 || run.TextSame {
-				t.Errorf("%s: %+v", run.Variant, run)
+				t.Errorf("%s: %+v, want one kill and no text", run.Variant, run)
 			}
 			continue
 		}
 		if run.Outcome != Finished {
-			t.Errorf("%s: %s: %s", run.Variant, run.Outcome, run.Error)
+			t.Errorf("%s: %s: %s; want it finished", run.Variant, run.Outcome, run.Error)
 			continue
 		}
 		if run.TextSame != (run.Variant != "other") {
-			t.Errorf("%s: text %q, same %v", run.Variant, run.Text, run.TextSame)
+			t.Errorf("%s: text %q, same %v, want the other", run.Variant, run.Text, run.TextSame)
 		}
 		if run.Peak <= 0 || run.Peak > at.Limit {
-			t.Errorf("%s: used %d of %d", run.Variant, run.Peak, at.Limit)
+			t.Errorf("%s: used %d bytes, want 1 to %d", run.Variant, run.Peak, at.Limit)
 		}
-		// A cyclic scan of what does not fit reads nearly all of it, every time; more if readahead brings what is evicted before its
-		// use. Cat reads it, nobody else: the kernel adds it to its parent's account.
+		// A cyclic scan of a file that does not fit reads nearly all of it every time. It reads
+		// more if readahead brings pages that are evicted before their use. It is cat that reads
+		// it: the kernel adds that to its parent's account.
 		if run.BytesPerToken < 0.8*scriptModel {
 			t.Errorf("%s: %.0f bytes per token, want %d or more", run.Variant, run.BytesPerToken, scriptModel)
 		}
-		if both := run.TargetPerToken + run.HelperPerToken; both < 0.9*run.BytesPerToken || both > 1.1*run.BytesPerToken {
-			t.Errorf("%s: %.0f bytes per token by the group's account, %.0f by the processes'", run.Variant, run.BytesPerToken, both)
+		if both := run.TargetPerToken + run.HelperPerToken; both < 0.9*run.BytesPerToken ||
+			both > 1.1*run.BytesPerToken {
+			t.Errorf("%s: %.0f bytes per token by the group's account, %.0f by the processes', want the same",
+				run.Variant,
+				run.BytesPerToken, both)
 		}
 		var sum int64
 		for _, n := range run.TokenBytes {
 			sum += n
 		}
 		if len(run.TokenBytes) != 4 || float64(sum) != 4*run.BytesPerToken {
-			t.Errorf("%s: by token %v, in the mean %.0f", run.Variant, run.TokenBytes, run.BytesPerToken)
+			t.Errorf("%s: by token %v, want 4 with a mean of %.0f", run.Variant, run.TokenBytes, run.BytesPerToken)
 		}
 		if run.DiskBytesPerToken < run.BytesPerToken {
-			t.Errorf("%s: the disk gave %.0f, the group took %.0f", run.Variant, run.DiskBytesPerToken, run.BytesPerToken)
+			t.Errorf("%s: the disk gave %.0f bytes, want at least the group's %.0f", run.Variant, run.DiskBytesPerToken,
+				run.BytesPerToken)
 		}
-		if s := run.Steady; s == nil || math.Abs(s.TokS-60) > 1e-9 || s.BytesPerToken != float64(sum-run.TokenBytes[0])/3 || math.Abs(s.StartShare-1.0/6) > 1e-9 {
-			t.Errorf("%s: steady state %+v", run.Variant, s)
+		if s := run.Steady; s == nil || math.Abs(s.TokS-60) > 1e-9 ||
+			s.BytesPerToken != float64(sum-run.TokenBytes[0])/3 || math.Abs(s.StartShare-1.0/6) > 1e-9 {
+			t.Errorf("%s: steady state %+v, want 60 tok/s and a start-up of 1/6", run.Variant, s)
 		}
 		if run.TokS != 66.7 || run.P5 != 50 || run.PromptMs != 5 || run.LoadMs != 7 {
-			t.Errorf("%s: %+v", run.Variant, run)
+			t.Errorf("%s: %+v, want 66.7 tok/s, p5 50, a prompt of 5 ms and a load of 7 ms", run.Variant, run)
 		}
 		switch h := run.Helper; run.Variant {
 		case "dies":
 			if h == nil || !h.Early || h.Status != "exit status 7" || h.Output != "helper is gone\n" {
-				t.Errorf("dies: helper %+v", h)
+				t.Errorf("dies: helper %+v, want an early end with status 7", h)
 			}
 		case "helped":
 			if h == nil || h.Early || h.Status != "signal: terminated" {
-				t.Fatalf("helped: helper %+v", h)
+				t.Fatalf("helped: helper %+v, want it ended by SIGTERM", h)
 			}
-			if want := fmt.Sprintf("target %s %d %d %s", strings.Fields(lines0(h.Output))[1], at.Limit, at.Limit-r.Own, cfg.Model); lines0(h.Output) != want {
-				t.Errorf("helped: %q, want %q", lines0(h.Output), want)
+			if want := fmt.Sprintf("target %s %d %d %s", strings.Fields(firstLine(h.Output))[1], at.Limit,
+				at.Limit-r.Own, cfg.Model); firstLine(h.Output) != want {
+				t.Errorf("helped: %q, want %q", firstLine(h.Output), want)
 			}
-			// Its control groups and the target's are the same ones, made for this run; the target is no longer the shell that joins.
+			// The helper's control groups are the target's, made for this run. The target is no
+			// longer the shell that joined the group.
 			lines := strings.Split(h.Output, "\n")
 			half := (len(lines) - 3) / 2
-			if group := fmt.Sprintf("/tensorcast-pressure-%d-", os.Getpid()); !strings.Contains(h.Output, group) || !slices.Equal(lines[1:1+half], lines[1+half:1+2*half]) {
-				t.Errorf("helped: groups %q", lines)
+			if group := fmt.Sprintf("/tensorcast-pressure-%d-", os.Getpid()); !strings.Contains(h.Output, group) ||
+				!slices.Equal(lines[1:1+half], lines[1+half:1+2*half]) {
+				t.Errorf("helped: groups %q, want those of the target", lines)
 			}
 			if want := strings.Join(cfg.Target, " ") + " "; lines[len(lines)-2] != want {
 				t.Errorf("helped: the target was %q, want %q", lines[len(lines)-2], want)
 			}
 		default:
 			if h != nil {
-				t.Errorf("%s: helper %+v", run.Variant, h)
+				t.Errorf("%s: helper %+v, want none", run.Variant, h)
 			}
 		}
 	}
 	for _, u := range r.Unlimited {
 		if u.Outcome != Finished || !u.TextSame || u.Limit != 0 {
-			t.Errorf("%+v", u)
+			t.Errorf("%+v, want it finished with the same text and no limit", u)
 		}
 	}
-	if cold, warm := r.Unlimited[0], r.Unlimited[1]; cold.Cached != 0 || warm.Cached != scriptModel || warm.BytesPerToken != 0 || cold.Own != r.Own || cold.Loaded != nil {
-		t.Errorf("cold %+v\nwarm %+v", cold, warm)
+	if cold, warm := r.Unlimited[0], r.Unlimited[1]; cold.Cached != 0 || warm.Cached != scriptModel ||
+		warm.BytesPerToken != 0 || cold.Own != r.Own || cold.Loaded != nil {
+		t.Errorf("cold %+v\nwarm %+v\nwant nothing cached, and all of the file cached", cold, warm)
 	}
 	checkUnits(t, r)
 	if len(at.Noise) != 1 || at.Noise[0].A != "plain" || at.Noise[0].B != "again" {
-		t.Errorf("noise %+v", at.Noise)
+		t.Errorf("noise %+v, want one pair, plain and again", at.Noise)
 	}
 	if s := at.Summaries[2]; s.Killed != 2 || s.Finished != 0 || s.Runs != 2 {
-		t.Errorf("eats: %+v", s)
+		t.Errorf("eats: %+v, want 2 of 2 killed", s)
 	}
 
 	var text, markdown strings.Builder
@@ -295,7 +314,8 @@ func TestSeries(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Log("\n" + text.String())
-	for _, want := range []string{"other: THE TEXT DIFFERS", "eats, round 1: oom-killed", "dies, round 2: the helper ended before the target (exit status 7): helper is gone", "2 of 2"} {
+	for _, want := range []string{"other: THE TEXT DIFFERS", "eats, round 1: oom-killed",
+		"dies, round 2: the helper ended before the target (exit status 7): helper is gone", "2 of 2"} {
 		if !strings.Contains(text.String(), want) || !strings.Contains(markdown.String(), want) {
 			t.Errorf("the report does not say %q", want)
 		}
@@ -307,12 +327,13 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-func lines0(text string) string {
+func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
 	return line
 }
 
-// checkUnits checks that the runs in memory were in what they are named after, and that the faster one counts.
+// checkUnits checks that the model was in memory in the unit that the runs are named after, and
+// that the faster unit counts.
 func checkUnits(t *testing.T, r *Report) {
 	t.Helper()
 	var units []Unit
@@ -338,7 +359,8 @@ func checkUnits(t *testing.T, r *Report) {
 	}
 }
 
-// At each setting the readahead is the one that it names, and in the end it is as it was.
+// At each setting the disk has the readahead that the setting names. In the end it is what it was
+// before.
 func TestSettings(t *testing.T) {
 	cfg := scripted(t)
 	d, err := diskOf(cfg.Model)
@@ -365,40 +387,45 @@ func TestSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []int{before + 4, before + 8}; !slices.Equal(during, want) || r.Results[0].ReadaheadKiB != want[0] || r.Results[1].ReadaheadKiB != want[1] || r.Disk.ReadaheadKiBBefore != before {
+	if want := []int{before + 4, before + 8}; !slices.Equal(during, want) || r.Results[0].ReadaheadKiB != want[0] ||
+		r.Results[1].ReadaheadKiB != want[1] || r.Disk.ReadaheadKiBBefore != before {
 		t.Errorf("%v KiB during the series, want %v; report %+v, %+v", during, want, r.Disk, r.Results)
 	}
 	if after, err := d.readahead(); after != before || err != nil {
-		t.Errorf("readahead %d KiB afterwards, was %d (%v)", after, before, err)
+		t.Errorf("readahead %d KiB afterwards, want %d (%v)", after, before, err)
 	}
 	var runs []string
 	for _, run := range r.Runs {
 		runs = append(runs, fmt.Sprint(run.Variant, " ", run.Setting))
 		if run.Limit != r.Results[run.Setting].Limit {
-			t.Errorf("%s at setting %d: limit %d, want %d", run.Variant, run.Setting, run.Limit, r.Results[run.Setting].Limit)
+			t.Errorf("%s at setting %d: limit %d, want %d", run.Variant, run.Setting, run.Limit,
+				r.Results[run.Setting].Limit)
 		}
 	}
 	if want := []string{"plain 0", "again 0", "plain 1", "again 1"}; !slices.Equal(runs, want) {
 		t.Errorf("runs %q, want %q", runs, want)
 	}
-	if r.Results[0].Limit <= r.Results[1].Limit || r.Results[0].Bound <= 0 || len(r.Results[1].Summaries) != 2 || r.Results[1].Summaries[1].Finished != 1 {
-		t.Errorf("results %+v", r.Results)
+	if r.Results[0].Limit <= r.Results[1].Limit || r.Results[0].Bound <= 0 || len(r.Results[1].Summaries) != 2 ||
+		r.Results[1].Summaries[1].Finished != 1 {
+		t.Errorf("results %+v, want a larger limit first, a bound and two summaries", r.Results)
 	}
 	if len(r.Readings) != 5 { // before, in the middle and at the end of each
-		t.Errorf("%d readings of the disk", len(r.Readings))
+		t.Errorf("%d readings of the disk, want 5", len(r.Readings))
 	}
 	var text strings.Builder
 	if err := r.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{fmt.Sprintf("x = 0.70, readahead %d KiB: limit", before+4), fmt.Sprintf("x = 0.50, readahead %d KiB: limit", before+8), "All settings: tok/s in the steady state (after token 1)"} {
+	for _, want := range []string{fmt.Sprintf("x = 0.70, readahead %d KiB: limit", before+4),
+		fmt.Sprintf("x = 0.50, readahead %d KiB: limit", before+8),
+		"All settings: tok/s in the steady state (after token 1)"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the report does not say %q:\n%s", want, text.String())
 		}
 	}
 }
 
-// What the target reads through the page cache takes as long as the throttle demands.
+// The target's reads through the page cache take as long as the throttle demands.
 func TestThrottle(t *testing.T) {
 	cfg := scripted(t)
 	cfg.Throttle = 100e6
@@ -418,17 +445,18 @@ func TestThrottle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel lets pass at once what a slice of time allows.
+	// The kernel lets pass at once what it allows for a slice of time.
 	read := 4 * r.Runs[0].BytesPerToken
 	if took, least := end.Sub(begin).Seconds(), 0.8*read/100e6; took < least {
 		t.Errorf("%.0f bytes were read in %.2f s, which takes %.2f or more at 100 MB/s", read, took, least)
 	}
 	if r.BW > 100e6 || r.DiskBW < r.BW {
-		t.Errorf("bandwidth %v, the disk's %v", r.BW, r.DiskBW)
+		t.Errorf("bandwidth %v, want the throttle's 1e8 at most; the disk's %v", r.BW, r.DiskBW)
 	}
 }
 
-// What a target does wrong without a limit ends the series with a reason; under the limit it is a result.
+// A target that fails without a limit ends the series with a reason. Under the limit the failure is
+// a result.
 func TestTargetFails(t *testing.T) {
 	for what, want := range map[string]string{
 		"fail":     "no such weight",
@@ -446,7 +474,7 @@ func TestTargetFails(t *testing.T) {
 		}
 		var text strings.Builder
 		if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "plain, round 1: failed: ") {
-			t.Errorf("%s: %v, report\n%s", what, err, text.String())
+			t.Errorf("%s: %v, want a failed run in the report\n%s", what, err, text.String())
 		}
 		cfg.Target = append(cfg.Target, what)
 		if _, err := measure(t.Context(), cfg, 0); err == nil || !strings.Contains(err.Error(), want) {
@@ -467,7 +495,8 @@ func TestMeasureRefuses(t *testing.T) {
 		"no limit":       {func(c *Config) { c.Settings = nil }, "limit"},
 		"two limits":     {func(c *Config) { c.Settings = []Setting{{X: 0.5, Limit: 1 << 30}} }, "limit"},
 		"equal settings": {func(c *Config) { c.Settings = []Setting{{X: 0.5}, {X: 0.5}} }, "x = 0.5"},
-		"small limit":    {func(c *Config) { c.Settings = append(c.Settings, Setting{Limit: 64 << 10}) }, "leaves nothing for the model"},
+		"small limit": {func(c *Config) { c.Settings = append(c.Settings, Setting{Limit: 64 << 10}) },
+			"leaves nothing for the model"},
 		"no repeat":      {func(c *Config) { c.Repeat = 0 }, "repeat"},
 		"no variant":     {func(c *Config) { c.Variants = nil }, "variant"},
 		"equal variants": {func(c *Config) { c.Variants = []Variant{{Name: "a"}, {Name: "a"}} }, "named a"},
@@ -475,7 +504,8 @@ func TestMeasureRefuses(t *testing.T) {
 	} {
 		cfg := good
 		test.change(&cfg)
-		if _, err := measure(t.Context(), cfg, 0); err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+		if _, err := measure(t.Context(), cfg, 0); err == nil || !strings.Contains(err.Error(), test.want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: error %v, want one line with %q", name, err, test.want)
 		}
 	}
@@ -498,7 +528,8 @@ func TestCancel(t *testing.T) {
 		done <- err
 	}()
 	for n := 0; n < 2; { // target and helper run
-		left, err := filepath.Glob(filepath.Join(root.Dir(), fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid()), "cgroup.procs"))
+		left, err := filepath.Glob(filepath.Join(root.Dir(), fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid()),
+			"cgroup.procs"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -520,11 +551,11 @@ func TestCancel(t *testing.T) {
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want one of a cancelled context", err)
 	}
 }
 
-// A series that is cut short reports the runs before; without any there is no report.
+// A series that is cut short reports the runs so far. Without any run there is no report.
 func TestInterrupted(t *testing.T) {
 	cfg := scripted(t)
 	cfg.Repeat = 3
@@ -558,16 +589,19 @@ func TestInterrupted(t *testing.T) {
 		if err != nil || !strings.Contains(string(data), `"interrupted":true`) {
 			t.Errorf("%v: %s", err, data)
 		}
-		if len(r.Runs) != want || r.Results[0].Summaries[0].Finished != want || r.Compute <= 0 || !strings.Contains(text.String(), "INTERRUPTED after 2 runs") || !strings.Contains(markdown.String(), "* INTERRUPTED after 2 runs") {
+		if len(r.Runs) != want || r.Results[0].Summaries[0].Finished != want || r.Compute <= 0 ||
+			!strings.Contains(text.String(), "INTERRUPTED after 2 runs") ||
+			!strings.Contains(markdown.String(), "* INTERRUPTED after 2 runs") {
 			t.Errorf("%s\n%+v", &text, r)
 		}
 	}
 }
 
-// A real llama.cpp: M is what the driver says that its ops read, and a model that does not fit is read again and again.
+// This runs a real llama.cpp. M is what the driver says that its ops read, and a model that does
+// not fit is read again and again.
 func TestLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
-	needs(t)
+	needControlGroups(t)
 	base := synth.Config{Type: gguf.Q8_0, Seed: 1}
 	size, err := synth.Sized(60e6, base)
 	if err != nil {
@@ -602,8 +636,9 @@ func TestLlama(t *testing.T) {
 
 	o.Ops, o.Mark = "", markFD
 	cfg := Config{
-		Model: o.Model, Target: in.Command(t.Context(), o).Args, Settings: []Setting{{X: 0.7}}, Repeat: 1, Variants: []Variant{{Name: "plain"}, {Name: "copied", Flags: "--load-mode=none"}},
-		Disk: DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
+		Model: o.Model, Target: in.Command(t.Context(), o).Args, Settings: []Setting{{X: 0.7}}, Repeat: 1,
+		Variants: []Variant{{Name: "plain"}, {Name: "copied", Flags: "--load-mode=none"}},
+		Disk:     DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
 	}
 	r, err := measure(t.Context(), cfg, 0)
 	if err != nil {
@@ -614,12 +649,13 @@ func TestLlama(t *testing.T) {
 	}
 	plain, unmapped := r.Runs[0], r.Runs[1]
 	if plain.Outcome != Finished || !plain.TextSame || plain.Faults == 0 || plain.BytesPerToken < 0.3*float64(want) {
-		t.Errorf("plain: %+v", plain)
+		t.Errorf("plain: %+v, want it finished, with faults and reads", plain)
 	}
-	if unmapped.Outcome != Killed { // all weights in anonymous memory: more than the limit
-		t.Errorf("without mmap: %s %s", unmapped.Outcome, unmapped.Error)
+	// All weights are in anonymous memory, which is more than the limit.
+	if unmapped.Outcome != Killed {
+		t.Errorf("without mmap: %s %s, want it killed", unmapped.Outcome, unmapped.Error)
 	}
 	if at := r.Results[0]; at.Bound <= 0 || at.Bound > 1/r.Compute || at.Summaries[0].OfBound <= 0 {
-		t.Errorf("bound %v of 1/%v, reached %v", at.Bound, r.Compute, at.Summaries[0].OfBound)
+		t.Errorf("bound %v, want a positive one up to 1/%v; reached %v", at.Bound, r.Compute, at.Summaries[0].OfBound)
 	}
 }

@@ -3,24 +3,17 @@ package pressure
 // This file makes one run: target and helper in a new control group, with counters read while the target runs.
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/confine"
 	"tensorcast/experiments/llama"
@@ -38,8 +31,8 @@ const (
 	Failed   Outcome = "failed"     // anything else: see Error
 )
 
-// Run is one run of the target. Numbers per token cover generation only, without prompt, warm-up and loading. They are 0 unless Outcome is
-// Finished. Times are milliseconds.
+// Run is one run of the target. Numbers per token cover generation only, without prompt, warm-up
+// and loading. They are 0 unless Outcome is Finished. Times are milliseconds.
 type Run struct {
 	Variant string  `json:"variant"`
 	Setting int     `json:"setting"` // index of the setting in [Report.Results]; 0 of runs without a limit
@@ -54,27 +47,33 @@ type Run struct {
 	Tokens   []int32 `json:"tokens"`
 
 	TokS     float64   `json:"tok_s"`
-	P5       float64   `json:"p5_tok_s"` // speed of the slowest 5 % of the tokens: they came at this speed or slower
+	P5       float64   `json:"p5_tok_s"` // the slowest 5 % of the tokens came at this speed or slower
 	TokenMs  []float64 `json:"token_ms"`
 	PromptMs float64   `json:"prompt_ms"`
 	LoadMs   float64   `json:"load_ms"`
 
-	BytesPerToken     float64 `json:"bytes_per_token"`      // read from the disk, by the group's account
-	DiskBytesPerToken float64 `json:"disk_bytes_per_token"` // read from the disk by all processes
-	Disagree          bool    `json:"disagree"`             // the two numbers above differ by more than 3 %: another process used the disk, or one of the accounts is wrong
-	TokenBytes        []int64 `json:"token_bytes"`          // by the group's account, for each token
-	TokenFaults       []int64 `json:"token_major_faults"`   // of the target, for each token
+	// What was read from the disk: by the group's account, and by all processes. Disagree says that
+	// the two differ by more than 3 %: another process used the disk, or one of the accounts is
+	// wrong.
+	BytesPerToken     float64 `json:"bytes_per_token"`
+	DiskBytesPerToken float64 `json:"disk_bytes_per_token"`
+	Disagree          bool    `json:"disagree"`
+	TokenBytes        []int64 `json:"token_bytes"`        // by the group's account, for each token
+	TokenFaults       []int64 `json:"token_major_faults"` // of the target, for each token
 	TargetPerToken    float64 `json:"target_bytes_per_token"`
 	HelperPerToken    float64 `json:"helper_bytes_per_token"`
-	HelperSystemMs    float64 `json:"helper_system_ms_per_token"` // the helper's processor time in the kernel, which counts it in steps of 10 ms
-	FaultsPerToken    float64 `json:"major_faults_per_token"`     // of the target
-	Faults            int64   `json:"major_faults"`               // of the target, from its start to its end
+	// HelperSystemMs is the helper's processor time in the kernel, which counts it in steps of 10 ms.
+	HelperSystemMs float64 `json:"helper_system_ms_per_token"`
+	FaultsPerToken float64 `json:"major_faults_per_token"` // of the target
+	Faults         int64   `json:"major_faults"`           // of the target, from its start to its end
 
-	Some     time.Duration `json:"pressure_some_ns"` // memory pressure of the group during the whole run
+	// Some and Full are the memory pressure of the group during the whole run. Whole says that they
+	// are those of the whole machine, because the kernel reports no others.
+	Some     time.Duration `json:"pressure_some_ns"`
 	Full     time.Duration `json:"pressure_full_ns"`
-	Whole    bool          `json:"pressure_of_host"` // the pressure is that of the whole machine, because the kernel reports no other
-	OOMKills int64         `json:"oom_kills"`        // in the group, helper included
-	Peak     int64         `json:"peak_bytes"`       // largest usage of the group, observed at the marks
+	Whole    bool          `json:"pressure_of_host"`
+	OOMKills int64         `json:"oom_kills"`  // in the group, helper included
+	Peak     int64         `json:"peak_bytes"` // largest usage of the group, observed at the marks
 	Own      int64         `json:"own_bytes,omitempty"`
 	Cached   int64         `json:"cached_bytes"` // bytes of the model in the page cache right before the run
 	Loaded   *Loaded       `json:"loaded,omitempty"`
@@ -83,12 +82,12 @@ type Run struct {
 	Helper *HelperEnd `json:"helper,omitempty"`
 }
 
-// Steady is what a run did after its start-up, which are its first tokens.
+// Steady is what a run did after its start-up, which is its first tokens.
 type Steady struct {
 	TokS           float64 `json:"tok_s"`
 	BytesPerToken  float64 `json:"bytes_per_token"`
 	FaultsPerToken float64 `json:"major_faults_per_token"`
-	StartShare     float64 `json:"startup_share"` // of the time of all tokens, which the start-up took
+	StartShare     float64 `json:"startup_share"` // the part of the time of all tokens that the start-up took
 }
 
 // steadyAfter returns what the run did after its first skip tokens; nil if it has no more than these.
@@ -119,27 +118,18 @@ func sum[T int64 | float64](values []T) T {
 	return all
 }
 
-// HelperEnd says how the helper ended.
-type HelperEnd struct {
-	Early  bool   `json:"early"` // it ended before the last token
-	Status string `json:"status"`
-	Output string `json:"output"` // the end of its stdout and stderr
-	Told   *Told  `json:"told,omitempty"`
-}
-
+// runSpec says what to run.
 type runSpec struct {
 	variant  Variant
 	setting  int
 	round    int
-	limit    int64  // 0: none
-	throttle int64  // bytes per second that the group may read; 0: no limit
-	in       Unit   // how the model is in the page cache at the start; empty: it is not
-	own      bool   // measure the target's own memory
-	beside   func() // called, in a goroutine of its own, when the target begins to generate; the run waits for it
+	limit    int64 // 0: none
+	throttle int64 // bytes per second that the group may read; 0: no limit
+	in       Unit  // how the model is in the page cache at the start; empty: it is not
+	own      bool  // measure the target's own memory
+	// beside, if not nil, is called in a goroutine of its own when the target begins to generate. The run waits for it.
+	beside func()
 }
-
-// markFD is the descriptor on which the target finds the pipe for its marks.
-const markFD = 3
 
 // tolerance is by how much the accounts of the group and the disk may differ.
 const tolerance = 0.03
@@ -156,95 +146,18 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, group.Remove()) }()
-	if spec.in != "" {
-		loaded, err := s.load(ctx, group, spec.in)
-		if err != nil {
-			return nil, err
-		}
-		if why := loaded.noFolios(); spec.in == Folios && why != "" {
-			return nil, &noFoliosError{why}
-		}
-		run.Loaded = &loaded
-	}
-	if run.Cached, err = s.model.Resident(); err != nil {
+	if err := s.prepare(ctx, group, spec, run); err != nil {
 		return nil, err
 	}
-	if spec.limit > 0 {
-		if err := group.SetLimit(spec.limit); err != nil {
-			return nil, err
-		}
-	}
-	if spec.throttle > 0 {
-		if err := group.SetReadRate(s.disk.major, s.disk.minor, spec.throttle); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := group.ReadBytes(s.disk.major, s.disk.minor); err != nil {
-		return nil, fmt.Errorf("the group's account of disk reads: %w", err)
-	}
-	pressure, err := group.Pressure()
+	before, err := group.Pressure()
 	if err != nil {
 		return nil, err
 	}
 	started := time.Now()
-
-	args, words := s.cfg.Target, spec.variant.Flags
-	if launcher := spec.variant.Launcher; launcher != "" {
-		args, words = nil, s.fill(launcher, 0, spec.limit)+" "+proc.Quote(s.cfg.Target...)+" "+words
-	}
-	t, err := startTarget(ctx, group, args, words)
+	t, observer, waitErr, err := s.runTarget(ctx, group, spec, run)
 	if err != nil {
 		return nil, err
 	}
-	defer t.marks.Close()
-	// The observer is ready before the helper starts, so that no mark is counted late.
-	observer := &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid, launched: spec.variant.Launcher != ""}
-	var watchers sync.WaitGroup
-	watchers.Go(func() {
-		observer.follow(t.marks, func(n int) {
-			s.progress(fmt.Sprintf("%s: token %d", run.Variant, n))
-			if n == 0 && spec.beside != nil {
-				watchers.Go(spec.beside)
-			}
-		})
-	})
-	endWatch := func() {
-		_ = t.marks.SetReadDeadline(time.Now().Add(time.Second)) // a process that the target started may keep the pipe open
-		watchers.Wait()
-	}
-	var h *helper
-	if spec.variant.Helper != "" {
-		command := s.fill(spec.variant.Helper, t.cmd.Process.Pid, spec.limit)
-		if h, err = startHelper(ctx, group, command); err != nil {
-			err = errors.Join(err, t.kill())
-			endWatch()
-			return nil, err
-		}
-		observer.helper.Store(h)
-	}
-	stop := make(chan struct{})
-	var own int64
-	var ownErr error
-	if spec.own {
-		watchers.Go(func() { own, ownErr = confine.OwnMemory(group, stop) })
-	}
-	// The target must not be reaped before its last counters have been read.
-	t.exited()
-	close(stop)
-	endWatch()
-	waitErr := t.cmd.Wait()
-	run.Helper = h.stop(observer.alone)
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("%s: %w", run.Variant, context.Cause(ctx))
-	}
-	if observer.err != nil {
-		return nil, fmt.Errorf("read counters: %w", observer.err)
-	}
-	if ownErr != nil {
-		return nil, fmt.Errorf("measure the target's own memory: %w", ownErr)
-	}
-	run.Own = own
-
 	if run.OOMKills, err = group.OOMKills(); err != nil {
 		return nil, err
 	}
@@ -260,12 +173,103 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	if err != nil {
 		return nil, err
 	}
-	run.Some, run.Full, run.Whole = after.Some-pressure.Some, after.Full-pressure.Full, after.Whole
-
+	run.Some, run.Full, run.Whole = after.Some-before.Some, after.Full-before.Full, after.Whole
 	if usage, ok := t.cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
 		run.Faults = usage.Majflt
 	}
 	return run, run.finish(t, waitErr, observer.samples)
+}
+
+// prepare gets memory and group into the state in which the target starts: the model loaded or not, the limits set.
+func (s *series) prepare(ctx context.Context, group *cgroup.Group, spec runSpec, run *Run) (err error) {
+	if spec.in != "" {
+		loaded, err := s.load(ctx, group, spec.in)
+		if err != nil {
+			return err
+		}
+		if why := loaded.noFolios(); spec.in == Folios && why != "" {
+			return &noFoliosError{why}
+		}
+		run.Loaded = &loaded
+	}
+	if run.Cached, err = s.model.Resident(); err != nil {
+		return err
+	}
+	if spec.limit > 0 {
+		if err := group.SetLimit(spec.limit); err != nil {
+			return err
+		}
+	}
+	if spec.throttle > 0 {
+		if err := group.SetReadRate(s.disk.major, s.disk.minor, spec.throttle); err != nil {
+			return err
+		}
+	}
+	if _, err := group.ReadBytes(s.disk.major, s.disk.minor); err != nil {
+		return fmt.Errorf("the group's account of disk reads: %w", err)
+	}
+	return nil
+}
+
+// runTarget starts target and helper, and waits for their ends. waitErr is how the target ended. What is known of the
+// helper's end and of the target's own memory goes to run.
+func (s *series) runTarget(
+	ctx context.Context, group *cgroup.Group, spec runSpec, run *Run,
+) (t *target, o *observer, waitErr, err error) {
+	args, words := s.cfg.Target, spec.variant.Flags
+	if launcher := spec.variant.Launcher; launcher != "" {
+		args, words = nil, s.fillIn(launcher, 0, spec.limit)+" "+proc.Quote(s.cfg.Target...)+" "+words
+	}
+	if t, err = startTarget(ctx, group, args, words); err != nil {
+		return nil, nil, nil, err
+	}
+	defer t.marks.Close()
+	// The observer is ready before the helper starts, so that no mark is counted late.
+	o = &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid, launched: spec.variant.Launcher != ""}
+	var watchers sync.WaitGroup
+	watchers.Go(func() {
+		o.follow(t.marks, func(n int) {
+			s.progress(fmt.Sprintf("%s: token %d", run.Variant, n))
+			if n == 0 && spec.beside != nil {
+				watchers.Go(spec.beside)
+			}
+		})
+	})
+	endWatch := func() {
+		// A process that the target started may keep the pipe open.
+		_ = t.marks.SetReadDeadline(time.Now().Add(time.Second))
+		watchers.Wait()
+	}
+	var h *helper
+	if spec.variant.Helper != "" {
+		command := s.fillIn(spec.variant.Helper, t.cmd.Process.Pid, spec.limit)
+		if h, err = startHelper(ctx, group, command); err != nil {
+			err = errors.Join(err, t.kill())
+			endWatch()
+			return nil, nil, nil, err
+		}
+		o.helper.Store(h)
+	}
+	stop := make(chan struct{})
+	var ownErr error
+	if spec.own {
+		watchers.Go(func() { run.Own, ownErr = confine.OwnMemory(group, stop) })
+	}
+	// The target must not be reaped before its last counters have been read.
+	t.waitForExit()
+	close(stop)
+	endWatch()
+	waitErr = t.cmd.Wait()
+	run.Helper = h.stop(o.helperGone)
+	switch {
+	case ctx.Err() != nil:
+		err = fmt.Errorf("%s: %w", run.Variant, context.Cause(ctx))
+	case o.err != nil:
+		err = fmt.Errorf("read counters: %w", o.err)
+	case ownErr != nil:
+		err = fmt.Errorf("measure the target's own memory: %w", ownErr)
+	}
+	return t, o, waitErr, err
 }
 
 // finish fills in what follows from the target's result and the samples.
@@ -284,7 +288,8 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 		if exit.ExitCode() == confine.ExitNotJoined {
 			return fmt.Errorf("put the target into the control group: %s", message)
 		}
-		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL && run.OOMKills > 0 {
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() &&
+			status.Signal() == syscall.SIGKILL && run.OOMKills > 0 {
 			return fail(Killed, "%s", message)
 		}
 		return fail(Failed, "%s", message)
@@ -300,7 +305,8 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	case n == 0:
 		return fail(Failed, "the target generated no token")
 	case len(samples) != n+1:
-		return fail(Failed, "the target generated %d tokens and wrote %d marks to descriptor %d, not one more", n, len(samples), markFD)
+		return fail(Failed, "the target generated %d tokens and wrote %d marks to descriptor %d, not one more", n,
+			len(samples), markFD)
 	}
 
 	run.Outcome, run.Text, run.Tokens = Finished, result.Text, result.Tokens
@@ -313,8 +319,9 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	first, last := samples[0], samples[n]
 	per := func(from, to int64) float64 { return float64(to-from) / float64(n) }
 	run.BytesPerToken, run.DiskBytesPerToken = per(first.group, last.group), per(first.disk, last.disk)
-	run.Disagree = disagree(run.BytesPerToken, run.DiskBytesPerToken)
-	run.TargetPerToken, run.HelperPerToken = per(first.target, last.target), per(first.helper, max(first.helper, last.helper))
+	run.Disagree = accountsDisagree(run.BytesPerToken, run.DiskBytesPerToken)
+	run.TargetPerToken, run.HelperPerToken = per(first.target, last.target), per(first.helper, max(first.helper,
+		last.helper))
 	run.HelperSystemMs = per(first.system, max(first.system, last.system)) * 1000 / userHZ
 	run.FaultsPerToken = per(first.faults, last.faults)
 	for i := range n {
@@ -327,8 +334,9 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	return nil
 }
 
-// disagree compares two accounts of bytes per token. Differences below a tenth of a MiB are noise of other programs.
-func disagree(group, disk float64) bool {
+// accountsDisagree compares two accounts of bytes per token. Differences below a tenth of a MiB are noise of other
+// programs.
+func accountsDisagree(group, disk float64) bool {
 	diff := max(group-disk, disk-group)
 	return diff > tolerance*max(group, disk) && diff > 0.1*(1<<20)
 }
@@ -358,193 +366,4 @@ func (s *series) load(ctx context.Context, group *cgroup.Group, unit Unit) (l Lo
 		return l, fmt.Errorf("load the model into memory: %w", err)
 	}
 	return l, nil
-}
-
-// ---- counters
-
-// sample holds the counters at one mark.
-type sample struct {
-	group, disk    int64 // bytes read: by the group's account; from the disk by all processes
-	target, helper int64 // bytes that these processes have read
-	system         int64 // processor time of the helper in the kernel, 1/userHZ s
-	faults         int64 // major page faults of the target
-	usage          int64
-}
-
-// observer reads the counters at each of the target's marks.
-type observer struct {
-	group  *cgroup.Group
-	disk   disk
-	target int
-	// launched: the target is a child of that process. What the group's processes do is its own then.
-	launched bool
-	helper   atomic.Pointer[helper] // nil until the helper is started
-	samples  []sample
-	alone    bool // there was no helper at the last mark
-	err      error
-}
-
-// follow returns when the pipe ends or its deadline passes.
-func (o *observer) follow(marks io.Reader, progress func(token int)) {
-	b := make([]byte, 1)
-	for {
-		if _, err := marks.Read(b); err != nil {
-			return
-		}
-		s, err := o.sample()
-		if err != nil {
-			o.err = err
-			return
-		}
-		progress(len(o.samples))
-		o.samples = append(o.samples, s)
-	}
-}
-
-func (o *observer) sample() (sample, error) {
-	var s sample
-	var err error
-	// The target first: it continues meanwhile, and may end.
-	if s.faults, err = majorFaults(o.target); err != nil {
-		return s, err
-	}
-	s.target = readBytes(o.target)
-	if o.launched {
-		pids, err := o.group.Procs()
-		if err != nil {
-			return s, err
-		}
-		for _, pid := range pids {
-			if pid != o.target {
-				n, _ := majorFaults(pid) // 0: it has just ended
-				s.faults += n
-				s.target += readBytes(pid)
-			}
-		}
-	}
-	if s.group, err = o.group.ReadBytes(o.disk.major, o.disk.minor); err != nil {
-		return s, err
-	}
-	if s.disk, err = o.disk.readBytes(); err != nil {
-		return s, err
-	}
-	if s.usage, err = o.group.Usage(); err != nil {
-		return s, err
-	}
-	// Which of the two has read is known only if the kernel reports it.
-	h := o.helper.Load()
-	if o.alone = h.ended(); !o.alone {
-		s.helper, s.system = readBytes(h.PID), systemTime(h.PID)
-	}
-	return s, nil
-}
-
-// statOf returns what /proc/PID/stat says of a process; nothing if it has ended.
-func statOf(pid int) (procfs.ProcStat, error) {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return procfs.ProcStat{}, err
-	}
-	return p.Stat()
-}
-
-// majorFaults returns how many major page faults a process has had.
-func majorFaults(pid int) (int64, error) {
-	stat, err := statOf(pid)
-	return int64(stat.MajFlt), err
-}
-
-// userHZ is in what parts of a second /proc counts processor time (USER_HZ in Linux's asm-generic/param.h).
-const userHZ = 100
-
-// systemTime returns the processor time of a process in the kernel, with that of children it has waited for, whose reads readBytes has as well; 0 if it has ended. io_uring's workers are threads of it.
-func systemTime(pid int) int64 {
-	stat, _ := statOf(pid)
-	return int64(stat.STime) + int64(stat.CSTime)
-}
-
-// readBytes returns how many bytes a process has read from disks; 0 if it has ended.
-func readBytes(pid int) int64 {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0
-	}
-	counters, err := p.IO()
-	if err != nil {
-		return 0
-	}
-	return int64(counters.ReadBytes)
-}
-
-// ---- processes
-
-// target is a running target.
-type target struct {
-	cmd            *exec.Cmd
-	marks          *os.File
-	stdout, stderr bytes.Buffer
-}
-
-func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags string) (*target, error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	all := confine.In(group, args, flags)
-	t := &target{cmd: exec.CommandContext(ctx, all[0], all[1:]...), marks: r}
-	t.cmd.WaitDelay = time.Second // for processes that keep its output open
-	t.cmd.ExtraFiles = []*os.File{w}
-	t.cmd.Stdout, t.cmd.Stderr = &t.stdout, &t.stderr
-	err = t.cmd.Start()
-	w.Close()
-	if err != nil {
-		r.Close()
-		return nil, fmt.Errorf("start the target: %w", err)
-	}
-	confine.Joined(ctx, t.cmd.Process.Pid)
-	return t, nil
-}
-
-// exited returns when the target has ended; it is not reaped yet.
-func (t *target) exited() {
-	for unix.Waitid(unix.P_PID, t.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
-	}
-}
-
-func (t *target) kill() error {
-	err := t.cmd.Process.Kill()
-	_ = t.cmd.Wait() // that it was killed is expected
-	return err
-}
-
-// helper is a running helper; nil if there is none.
-type helper struct{ *proc.Group }
-
-// fill replaces the names in braces in a helper's command: see [Variant].
-func (s *series) fill(command string, target int, limit int64) string {
-	return strings.NewReplacer("{pid}", strconv.Itoa(target), "{limit}", strconv.FormatInt(limit, 10), "{room}", strconv.FormatInt(limit-s.report.Own, 10),
-		"{model}", proc.Quote(s.cfg.Model)).Replace(command)
-}
-
-func startHelper(ctx context.Context, group *cgroup.Group, command string) (*helper, error) {
-	g, err := proc.StartGroup(ctx, confine.In(group, nil, command)...)
-	if err != nil {
-		return nil, fmt.Errorf("start the helper: %w", err)
-	}
-	return &helper{g}, nil
-}
-
-// ended reports whether there is no helper, or it has ended.
-func (h *helper) ended() bool { return h == nil || h.Ended() }
-
-// stop ends the helper and returns how it ended. early says that it ended while the target was still running; ending together with the
-// target is not early.
-func (h *helper) stop(early bool) *HelperEnd {
-	if h == nil {
-		return nil
-	}
-	_ = h.Stop(syscall.SIGTERM) // if it does not end, it is killed
-	h.Kill()
-	output := h.Output.String()
-	return &HelperEnd{Early: early, Status: h.State().String(), Output: output, Told: told(output)}
 }

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 )
@@ -23,7 +22,8 @@ type answer struct {
 	took   float64   // ms from the request to the end of the answer
 }
 
-var words = strings.Fields("once upon a time the page cache held one weight of every layer and no other token came to read it again")
+var words = strings.Fields("once upon a time the page cache held one weight of every layer and no other token " +
+	"came to read it again")
 
 // prompt returns a prompt that differs between requests, also in length.
 func prompt(q request) string {
@@ -31,10 +31,11 @@ func prompt(q request) string {
 	return fmt.Sprintf("%d %d %s", q.client, q.number, strings.Join(words[:n], " "))
 }
 
-// complete makes a request. An answer that breaks off, or an HTTP error, is an error.
-func (r *run) complete(ctx context.Context, q request) (*answer, error) {
+// requestCompletion makes a request. An answer that breaks off, or an HTTP error, is an error.
+func (r *run) requestCompletion(ctx context.Context, q request) (*answer, error) {
 	body, err := json.Marshal(map[string]any{
-		"prompt": prompt(q), "n_predict": r.cfg.Tokens, "temperature": 0, "seed": 1, "ignore_eos": true, "cache_prompt": false, "stream": true, "return_tokens": true,
+		"prompt": prompt(q), "n_predict": r.cfg.Tokens, "temperature": 0, "seed": 1, "ignore_eos": true,
+		"cache_prompt": false, "stream": true, "return_tokens": true,
 	})
 	if err != nil {
 		return nil, err
@@ -51,19 +52,20 @@ func (r *run) complete(ctx context.Context, q request) (*answer, error) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // if the body cannot be read, the status says enough
+		// If the body cannot be read, the status says enough.
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
 		return nil, fmt.Errorf("status %s: %s", resp.Status, bytes.TrimSpace(text))
 	}
 	a := &answer{}
-	if err := a.read(resp.Body, time.Now); err != nil {
+	if err := a.readEvents(resp.Body, time.Now); err != nil {
 		return nil, err
 	}
 	a.took = milliseconds(time.Since(begin))
 	return a, nil
 }
 
-// read reads server-sent events until the one that marks the end.
-func (a *answer) read(body io.Reader, now func() time.Time) error {
+// readEvents reads server-sent events until the one that marks the end.
+func (a *answer) readEvents(body io.Reader, now func() time.Time) error {
 	var last time.Time
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 4<<20) // the last event repeats the prompt and all settings
@@ -97,5 +99,3 @@ func (a *answer) read(body io.Reader, now func() time.Time) error {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-func equal(a, b []int32) bool { return slices.Equal(a, b) }

@@ -53,19 +53,23 @@ func (r *Report) Disturbed() string {
 	case r.ExitStatus != 0:
 		return fmt.Sprintf("the server ended with %d", r.ExitStatus)
 	case r.Observed.Same < r.Observed.Answers && r.Plain.Same == r.Plain.Answers:
-		return fmt.Sprintf("%d of %d observed answers differ, and no plain one does", r.Observed.Answers-r.Observed.Same, r.Observed.Answers)
+		return fmt.Sprintf("%d of %d observed answers differ, and no plain one does",
+			r.Observed.Answers-r.Observed.Same, r.Observed.Answers)
 	}
 	return ""
 }
 
 // columns are the columns of the table.
-var columns = tabular.Left("phases", "answers", "same tokens", "answer p50 ms", "p95", "max", "token p50 ms", "p99", "max")
+var columns = tabular.Left("phases", "answers", "same tokens", "answer p50 ms", "p95", "max", "token p50 ms", "p99",
+	"max")
 
 // WriteText writes the report for a terminal, with quantiles of the times.
 func (r *Report) WriteText(w io.Writer) error {
-	end := fmt.Sprintf("%d clients at a time; the observer attached and detached %d times; the server ended with %d.", r.Clients, r.Attached, r.ExitStatus)
+	end := fmt.Sprintf("%d clients at a time; the observer attached and detached %d times; the server ended "+
+		"with %d.", r.Clients, r.Attached, r.ExitStatus)
 	if r.Interrupted {
-		end = fmt.Sprintf("INTERRUPTED: answers that were to follow are missing. %d clients at a time; the observer attached and detached %d times.", r.Clients, r.Attached)
+		end = fmt.Sprintf("INTERRUPTED: answers that were to follow are missing. %d clients at a time; the "+
+			"observer attached and detached %d times.", r.Clients, r.Attached)
 	}
 	table := &tabular.Table{Columns: columns, Rows: [][]string{r.Plain.row("plain"), r.Observed.row("observed")}}
 	return tabular.Document{table, tabular.Lines{end}}.WriteText(w)
@@ -77,7 +81,8 @@ func (p *Phase) row(name string) []string {
 		values []float64
 		q      float64
 		format string
-	}{{p.Took, 0.5, "%.0f"}, {p.Took, 0.95, "%.0f"}, {p.Took, 1, "%.0f"}, {p.Gaps, 0.5, "%.2f"}, {p.Gaps, 0.99, "%.2f"}, {p.Gaps, 1, "%.1f"}} {
+	}{{p.Took, 0.5, "%.0f"}, {p.Took, 0.95, "%.0f"}, {p.Took, 1, "%.0f"}, {p.Gaps, 0.5, "%.2f"},
+		{p.Gaps, 0.99, "%.2f"}, {p.Gaps, 1, "%.1f"}} {
 		row = append(row, fmt.Sprintf(of.format, stats.Quantile(of.values, of.q)))
 	}
 	return row

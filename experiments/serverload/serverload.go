@@ -1,12 +1,14 @@
-// Package serverload shows what clients of a llama-server notice of an observer that is attached and detached again and again. "lab
-// serverload" runs it.
+// Package serverload shows what clients of a llama-server notice of an observer that is attached
+// and detached again and again. "lab serverload" runs it.
 //
-// As many clients as the server has slots request completions at temperature 0, without pause. Phases alternate: plain ones without an
-// observer, and observed ones in which the observer comes and goes. Each request is made once in every phase, so each answer has a plain
-// counterpart with which its tokens can be compared.
+// As many clients as the server has slots request completions at temperature 0, without pause.
+// Phases alternate: plain ones without an observer, and observed ones in which the observer comes
+// and goes. Each request is made once in every phase, so each answer has a plain counterpart with
+// which its tokens can be compared.
 //
-// Computing several requests in one batch rounds differently than computing one alone, and requests do not always meet in the same batches.
-// Therefore answers may differ even between plain phases; equality is evidence only if they do not. The report shows both.
+// Computing several requests in one batch rounds differently than computing one alone, and requests
+// do not always meet in the same batches. Therefore answers may differ even between plain phases;
+// equality is evidence only if they do not. The report shows both.
 package serverload
 
 // This file runs the phases.
@@ -17,6 +19,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,8 +73,9 @@ type run struct {
 
 type request struct{ client, number int }
 
-// Measure runs all phases. It is an error if the server fails, if an answer is an error, or if the observer does not attach. If ctx ends,
-// the report of the answers so far (nil if there are none) is returned with ctx's error.
+// Measure runs all phases. It is an error if the server fails, if an answer is an error, or if the
+// observer does not attach. If ctx ends, the report of the answers so far (nil if there are none)
+// is returned with ctx's error.
 func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -80,18 +84,22 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := append(append([]string{}, cfg.Server[1:]...), "--host", "127.0.0.1", "--port", strconv.Itoa(port), "--parallel", strconv.Itoa(cfg.Clients))
+	args := append(append([]string{}, cfg.Server[1:]...), "--host", "127.0.0.1", "--port", strconv.Itoa(port),
+		"--parallel", strconv.Itoa(cfg.Clients))
 	server, err := proc.StartGroup(ctx, append([]string{cfg.Server[0]}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("start the server: %w", err)
 	}
 	defer server.Kill()
-	transport := &http.Transport{DisableKeepAlives: true} // the server may close a connection at any time, and a POST is not retried
+	// the server may close a connection at any time, and a POST is not retried
+	transport := &http.Transport{DisableKeepAlives: true}
 	r := &run{
-		cfg: cfg, pid: server.PID, url: fmt.Sprintf("http://127.0.0.1:%d", port), client: &http.Client{Transport: transport},
-		report: &Report{Server: cfg.Server, Observer: cfg.Observer, Clients: cfg.Clients}, answers: map[request][]int32{},
+		cfg: cfg, pid: server.PID, url: fmt.Sprintf("http://127.0.0.1:%d", port),
+		client:  &http.Client{Transport: transport},
+		report:  &Report{Server: cfg.Server, Observer: cfg.Observer, Clients: cfg.Clients},
+		answers: map[request][]int32{},
 	}
-	err = r.all(ctx, server)
+	err = r.runPhases(ctx, server)
 	if ctx.Err() != nil {
 		if r.report.Plain.Answers+r.report.Observed.Answers == 0 {
 			return nil, context.Cause(ctx)
@@ -113,11 +121,11 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	return r.report, nil
 }
 
-func (r *run) all(ctx context.Context, server *proc.Group) error {
-	if err := r.ready(ctx, server); err != nil {
+func (r *run) runPhases(ctx context.Context, server *proc.Group) error {
+	if err := r.awaitServer(ctx, server); err != nil {
 		return err
 	}
-	if err := r.phase(ctx, &Phase{}, false); err != nil { // the first phase warms up
+	if err := r.runPhase(ctx, &Phase{}, false); err != nil { // the first phase is the warm-up
 		return err
 	}
 	for range r.cfg.Rounds {
@@ -126,7 +134,7 @@ func (r *run) all(ctx context.Context, server *proc.Group) error {
 			if observed {
 				into = &r.report.Observed
 			}
-			if err := r.phase(ctx, into, observed); err != nil {
+			if err := r.runPhase(ctx, into, observed); err != nil {
 				return err
 			}
 		}
@@ -134,8 +142,8 @@ func (r *run) all(ctx context.Context, server *proc.Group) error {
 	return nil
 }
 
-// ready waits until the server has loaded its model.
-func (r *run) ready(ctx context.Context, server *proc.Group) error {
+// awaitServer waits until the server has loaded its model.
+func (r *run) awaitServer(ctx context.Context, server *proc.Group) error {
 	for !server.Ended() {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url+"/health", nil)
 		if err != nil {
@@ -156,21 +164,21 @@ func (r *run) ready(ctx context.Context, server *proc.Group) error {
 	return errors.New("it was not ready")
 }
 
-// phase makes every request once. In an observed phase the observer is attached at least once.
-func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
+// runPhase makes every request once. In an observed phase the observer is attached at least once.
+func (r *run) runPhase(ctx context.Context, into *Phase, observed bool) error {
 	observing, stop := context.WithCancel(ctx)
 	defer stop()
 	var attached int
 	var observerErr error
 	var background sync.WaitGroup
 	if observed {
-		background.Go(func() { attached, observerErr = r.comeAndGo(ctx, observing) })
+		background.Go(func() { attached, observerErr = r.attachRepeatedly(ctx, observing) })
 	}
 	g, clients := errgroup.WithContext(ctx)
 	for client := range r.cfg.Clients {
 		g.Go(func() error {
 			for number := range r.cfg.Requests {
-				if err := r.ask(clients, into, request{client, number}); err != nil {
+				if err := r.request(clients, into, request{client, number}); err != nil {
 					return err
 				}
 			}
@@ -184,16 +192,18 @@ func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 	return errors.Join(err, observerErr)
 }
 
-// comeAndGo attaches and detaches the observer until the phase ends, and returns how often it was attached. The first time, the observer
-// stays for its full time even if the phase ends sooner, to see whether it observes at all.
-func (r *run) comeAndGo(ctx, phase context.Context) (int, error) {
+// attachRepeatedly attaches and detaches the observer until the phase ends, and returns how often it was
+// attached. The first time, the observer stays for its full time even if the phase ends sooner, so
+// that one sees whether it observes at all.
+func (r *run) attachRepeatedly(ctx, phase context.Context) (int, error) {
 	for n := 0; ; n++ {
 		enough := phase.Done()
 		if n == 0 {
 			enough = ctx.Done()
 		}
 		// The observer must not be killed when ctx ends; it is asked to end as usual.
-		o, err := proc.StartGroup(context.WithoutCancel(ctx), "/bin/sh", "-c", "exec "+strings.ReplaceAll(r.cfg.Observer, "{pid}", strconv.Itoa(r.pid)))
+		o, err := proc.StartGroup(context.WithoutCancel(ctx), "/bin/sh", "-c",
+			"exec "+strings.ReplaceAll(r.cfg.Observer, "{pid}", strconv.Itoa(r.pid)))
 		if err != nil {
 			return n, fmt.Errorf("start the observer: %w", err)
 		}
@@ -218,9 +228,9 @@ func (r *run) comeAndGo(ctx, phase context.Context) (int, error) {
 	}
 }
 
-// ask makes one request and adds the result to into.
-func (r *run) ask(ctx context.Context, into *Phase, q request) error {
-	a, err := r.complete(ctx, q)
+// request makes one request and adds the result to into.
+func (r *run) request(ctx context.Context, into *Phase, q request) error {
+	a, err := r.requestCompletion(ctx, q)
 	if err != nil {
 		return fmt.Errorf("request %d of client %d: %w", q.number, q.client, err)
 	}
@@ -231,7 +241,7 @@ func (r *run) ask(ctx context.Context, into *Phase, q request) error {
 		r.answers[q] = a.tokens
 		twin, known = a.tokens, true
 	}
-	into.add(a, known && equal(a.tokens, twin), r.cfg.Tokens)
+	into.add(a, known && slices.Equal(a.tokens, twin), r.cfg.Tokens)
 	r.done++
 	if r.cfg.Progress != nil {
 		r.cfg.Progress(r.done, r.cfg.Clients*r.cfg.Requests*(1+4*r.cfg.Rounds))

@@ -1,7 +1,7 @@
 package serverload
 
-// In these tests the test program itself is the server. Another test attaches and detaches tracer while a real llama.cpp decodes several
-// sequences at once.
+// In these tests the test program itself is the server. Another test attaches and detaches tracer
+// while a real llama.cpp decodes several sequences at once.
 
 import (
 	"context"
@@ -41,11 +41,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// before is how many requests a played series makes before its first observed phase: to warm up, and plain ones.
-const before = 2 * 3 * 2
+// plainRequests is how many requests a played series makes before its first observed phase: to warm
+// up, and in plain phases.
+const plainRequests = 2 * 3 * 2
 
-// exists waits for a file, at most half a minute.
-func exists(path string) bool {
+// waitForFile waits for a file, half a minute at most. It reports whether the file is there.
+func waitForFile(path string) bool {
 	for range 3000 {
 		if _, err := os.Stat(path); err == nil {
 			return true
@@ -72,9 +73,10 @@ func playServer(behaviour string, args []string) {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		// Answers come at once: phases that are to be observed wait until they are.
-		observed := asked.Add(1) > before
-		if observed && !exists(flag("--flag")) {
+		// Answers would come at once. So the answers of observed phases wait until the observer
+		// observes.
+		observed := asked.Add(1) > plainRequests
+		if observed && !waitForFile(flag("--flag")) {
 			http.Error(w, "no observer came", http.StatusServiceUnavailable)
 			return
 		}
@@ -105,7 +107,7 @@ func playServer(behaviour string, args []string) {
 	fmt.Println(server.ListenAndServe())
 }
 
-// played is a series with the played server. Its observer makes the file flag.
+// played is the configuration of a series with the played server. Its observer makes the file flag.
 func played(t *testing.T, behaviour string) Config {
 	t.Helper()
 	port, err := freePort()
@@ -122,9 +124,11 @@ func played(t *testing.T, behaviour string) Config {
 		t.Fatal(err)
 	}
 	return Config{
-		Server: []string{self, "--flag", flag}, Clients: 3, Requests: 2, Tokens: 5, Rounds: 1, On: 20 * time.Millisecond,
-		// It leaves the file, so that all that is asked from the first observed phase on is observed.
-		// Its shell starts no program and waits for none: dash may lose a SIGINT that comes when it does.
+		Server: []string{self, "--flag", flag}, Clients: 3, Requests: 2, Tokens: 5, Rounds: 1,
+		On: 20 * time.Millisecond,
+		// The observer leaves the file, so that everything from the first observed phase on counts
+		// as observed. Its shell starts no program and waits for none: dash may lose a SIGINT that
+		// comes when it does.
 		Observer: fmt.Sprintf("sh -c ': > %s; exec sleep 600' {pid}", flag),
 	}
 }
@@ -146,14 +150,15 @@ func TestMeasure(t *testing.T) {
 		}
 		for _, p := range []Phase{r.Plain, r.Observed} {
 			if p.Answers != 12 || p.Same != 12 || p.Short != 0 || len(p.Took) != 12 || len(p.Gaps) != 12*4 {
-				t.Errorf("%+v", p)
+				t.Errorf("%+v, want 12 answers, all the same and of 5 tokens", p)
 			}
 		}
 		if r.Attached < 2 {
-			t.Errorf("attached %d times in two phases", r.Attached)
+			t.Errorf("attached %d times in two phases, want 2 or more", r.Attached)
 		}
 	}
-	// What observers do to the answers is counted, in the plain phase that follows too: see played.
+	// The effect of observers on the answers is counted, also in the plain phase that follows: see
+	// played.
 	for behaviour, want := range map[string][2]Phase{
 		"differs": {{Answers: 12, Same: 6}, {Answers: 12}},
 		"short":   {{Answers: 12, Same: 6, Short: 6}, {Answers: 12, Short: 12}},
@@ -164,7 +169,8 @@ func TestMeasure(t *testing.T) {
 		}
 		for i, p := range []Phase{r.Plain, r.Observed} {
 			if p.Answers != want[i].Answers || p.Same != want[i].Same || p.Short != want[i].Short {
-				t.Errorf("%s: %d answers, %d the same, %d short; want %+v", behaviour, p.Answers, p.Same, p.Short, want[i])
+				t.Errorf("%s: %d answers, %d the same, %d short; want %+v", behaviour, p.Answers, p.Same, p.Short,
+					want[i])
 			}
 		}
 	}
@@ -172,13 +178,13 @@ func TestMeasure(t *testing.T) {
 	cfg.Observer = fmt.Sprintf("sh -c 'touch %s; echo not permitted' {pid}", cfg.Server[2])
 	cfg.On = time.Minute
 	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "not permitted") {
-		t.Errorf("an observer that does not stay: %v", err)
+		t.Errorf("an observer that does not stay: %v, want its message", err)
 	}
 }
 
-// A series that is cut short reports the answers before; without any there is no report.
+// A series that is cut short reports the answers so far. Without any there is no report.
 func TestInterrupted(t *testing.T) {
-	for after, want := range map[int]bool{1: false, 10: true} { // six requests warm up
+	for after, want := range map[int]bool{1: false, 10: true} { // six requests are the warm-up
 		cfg := played(t, "well")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		reason := errors.New("enough")
@@ -196,7 +202,8 @@ func TestInterrupted(t *testing.T) {
 			continue
 		}
 		var text strings.Builder
-		if err := r.WriteText(&text); err != nil || !r.Interrupted || r.Plain.Answers < 4 || r.Plain.Answers+r.Observed.Answers >= 24 || !strings.Contains(text.String(), "INTERRUPTED") {
+		if err := r.WriteText(&text); err != nil || !r.Interrupted || r.Plain.Answers < 4 ||
+			r.Plain.Answers+r.Observed.Answers >= 24 || !strings.Contains(text.String(), "INTERRUPTED") {
 			t.Errorf("%v, %+v\n%s", err, r, &text)
 		}
 	}
@@ -219,7 +226,7 @@ func TestDisturbed(t *testing.T) {
 	}
 }
 
-// What is in the table are the quantiles of what was measured.
+// The table has the quantiles of the measured times.
 func TestReport(t *testing.T) {
 	r := &Report{Clients: 3, Attached: 2, ExitStatus: 1, Plain: Phase{Answers: 4, Same: 3}, Observed: Phase{Answers: 1}}
 	for i := range 101 {
@@ -237,13 +244,15 @@ func TestReport(t *testing.T) {
 		strings.Fields("3 clients at a time; the observer attached and detached 2 times; the server ended with 1."),
 	}
 	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
-	if !slices.EqualFunc(lines, want, func(line string, fields []string) bool { return slices.Equal(strings.Fields(line), fields) }) {
+	if !slices.EqualFunc(lines, want,
+		func(line string, fields []string) bool { return slices.Equal(strings.Fields(line), fields) }) {
 		t.Errorf("got\n%s\nwant %q", text.String(), want)
 	}
 }
 
-// TestComeAndGo: tracer attaches and detaches five times while a real llama.cpp decodes four sequences in a batch. The tokens are those of an
-// undisturbed run, none is missing, and the target ends as it should.
+// TestComeAndGo attaches and detaches tracer five times while a real llama.cpp decodes four
+// sequences in a batch. The tokens are those of an undisturbed run, none is missing, and the target
+// ends as it should.
 func TestComeAndGo(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -254,8 +263,10 @@ func TestComeAndGo(t *testing.T) {
 	defer remove()
 	const sequences, times = 4, 5
 	o := llama.Options{
-		Model:  llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}),
-		Prompt: "a", Prompts: []string{"bb", "the page cache", "0123"}, Parallel: sequences, Tokens: 50, Threads: 1, NoRepack: true,
+		Model: llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2,
+			Type: gguf.Q8_0, Seed: 1}),
+		Prompt: "a", Prompts: []string{"bb", "the page cache", "0123"}, Parallel: sequences, Tokens: 50, Threads: 1,
+		NoRepack: true,
 	}
 	want, err := in.Run(t.Context(), o)
 	if err != nil {
@@ -274,7 +285,7 @@ func TestComeAndGo(t *testing.T) {
 	var generations atomic.Int64
 	gone := make(chan error, 1)
 	capture := filepath.Join(t.TempDir(), "capture")
-	go func() { gone <- comeAndGoTimes(tracer, capture, cmd.Process.Pid, times, &generations) }()
+	go func() { gone <- attachTimes(tracer, capture, cmd.Process.Pid, times, &generations) }()
 
 	s, err := llama.NewStream(out)
 	if err != nil {
@@ -291,10 +302,12 @@ func TestComeAndGo(t *testing.T) {
 		}
 		generation, step, q := at/(o.Tokens*sequences), at/sequences%o.Tokens, at%sequences
 		if tok.Generation != generation || tok.Token != step || tok.Sequence != q {
-			t.Fatalf("token %d of sequence %d, generation %d comes at the place of token %d of %d, %d", tok.Token, tok.Sequence, tok.Generation, step, q, generation)
+			t.Fatalf("token %d of sequence %d, generation %d comes at the place of token %d of %d, %d", tok.Token,
+				tok.Sequence, tok.Generation, step, q, generation)
 		}
 		if tok.ID != want.Generations()[q].Tokens[step] {
-			t.Fatalf("generation %d, sequence %d, token %d: %d, undisturbed %d", generation, q, step, tok.ID, want.Generations()[q].Tokens[step])
+			t.Fatalf("generation %d, sequence %d, token %d: %d, want %d as undisturbed", generation, q, step, tok.ID,
+				want.Generations()[q].Tokens[step])
 		}
 		generations.Store(int64(generation))
 		if over {
@@ -320,8 +333,8 @@ func TestComeAndGo(t *testing.T) {
 	}
 }
 
-// comeAndGoTimes attaches tracer, lets it see a whole generation, and detaches it by SIGINT.
-func comeAndGoTimes(tracer, capture string, pid, times int, generations *atomic.Int64) error {
+// attachTimes attaches tracer, lets it see a whole generation, and detaches it by SIGINT.
+func attachTimes(tracer, capture string, pid, times int, generations *atomic.Int64) error {
 	for range times {
 		if err := os.RemoveAll(capture); err != nil {
 			return err
@@ -334,7 +347,7 @@ func comeAndGoTimes(tracer, capture string, pid, times int, generations *atomic.
 		}
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
-		poll := func(until func() bool) error { // a tracer that ends has failed
+		poll := func(until func() bool) error { // a tracer that has ended has failed
 			for !until() {
 				select {
 				case err := <-ended:

@@ -1,6 +1,7 @@
 package soak
 
-// This file looks for what a round has left behind: processes, groups, files, BPF objects; and for growth.
+// This file looks for what a round has left behind (processes, groups, files, BPF objects), and for
+// growth.
 
 import (
 	"bufio"
@@ -23,12 +24,13 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// settle is how long what is being taken down may take.
+// settle is how long it may take until everything is taken down.
 const settle = 10 * time.Second
 
-// untilClean calls look until it finds nothing, at most for the time that taking down may take, and returns what it found last. It goes on when
-// ctx is about to end: a look that is cut short would find what is only late.
-func untilClean(limit time.Duration, look func() ([]string, error)) ([]string, error) {
+// waitUntilClean calls look until it finds nothing, for at most limit, and returns what it found last.
+// It goes on when ctx is about to end: a look that is cut short would find things that are only
+// late.
+func waitUntilClean(limit time.Duration, look func() ([]string, error)) ([]string, error) {
 	end := time.Now().Add(limit)
 	for {
 		left, err := look()
@@ -39,9 +41,9 @@ func untilClean(limit time.Duration, look func() ([]string, error)) ([]string, e
 	}
 }
 
-// leftProcesses lists those with a marker, save those that are to live on.
+// leftProcesses lists the processes with a marker, except for those that are to live on.
 func leftProcesses(marker string, alive ...int) ([]string, error) {
-	pids, err := confine.Marked(marker)
+	pids, err := confine.ListMarked(marker)
 	if err != nil {
 		return nil, err
 	}
@@ -75,12 +77,12 @@ func leftGroups(root *cgroup.Group, prefix string) ([]string, error) {
 	return left, nil
 }
 
-// leftFiles lists what is in directories, the directories themselves left out.
+// leftFiles lists the contents of directories, without the directories themselves.
 func leftFiles(dirs ...string) ([]string, error) {
 	var left []string
 	for _, dir := range dirs {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-			if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			if errors.Is(err, fs.ErrNotExist) { // it was removed meanwhile
 				return nil
 			}
 			if err == nil && path != dir {
@@ -95,9 +97,10 @@ func leftFiles(dirs ...string) ([]string, error) {
 	return left, nil
 }
 
-// leftPages says what a drop of the page cache leaves of a model: pages that somebody locks or maps.
+// leftPages says what of a model remains when the page cache is dropped: pages that somebody locks
+// or maps.
 func leftPages(ctx context.Context, m *confine.Model, what string) ([]string, error) {
-	n, err := m.Left(ctx)
+	n, err := m.DropAndCount(ctx)
 	if err != nil || n == 0 {
 		return nil, err
 	}
@@ -112,7 +115,7 @@ type object struct {
 
 func (o object) String() string { return fmt.Sprintf("BPF %s %d", o.kind, o.id) }
 
-// objects lists all BPF objects of the machine. A program's maps are in uses.
+// objects lists all BPF objects of the machine. uses has the maps of each program.
 func objects() (all map[object]bool, uses map[object][]object, err error) {
 	all, uses = map[object]bool{}, map[object][]object{}
 	for id := ebpf.ProgramID(0); ; {
@@ -125,7 +128,7 @@ func objects() (all map[object]bool, uses map[object][]object, err error) {
 		all[o] = true
 		p, err := ebpf.NewProgramFromID(id)
 		if err != nil {
-			continue // it has just gone
+			continue // the object has just gone
 		}
 		if info, err := p.Info(); err == nil {
 			maps, _ := info.MapIDs()
@@ -160,11 +163,12 @@ func objects() (all map[object]bool, uses map[object][]object, err error) {
 	return all, uses, nil
 }
 
-// held lists the BPF objects that processes without the marker have open, and this process's own.
-func held(marker string) (map[object]bool, error) {
+// heldObjects lists the BPF objects that are open in this process, and in processes without the
+// marker.
+func heldObjects(marker string) (map[object]bool, error) {
 	ours := map[int]bool{}
 	if marker != "" {
-		pids, err := confine.Marked(marker)
+		pids, err := confine.ListMarked(marker)
 		if err != nil {
 			return nil, err
 		}
@@ -185,7 +189,7 @@ func held(marker string) (map[object]bool, error) {
 		for _, path := range files {
 			f, err := os.Open(path)
 			if err != nil {
-				continue // it may end, or close it
+				continue // the process may end, or close the file
 			}
 			lines := bufio.NewScanner(f)
 			for lines.Scan() {
@@ -204,18 +208,20 @@ func held(marker string) (map[object]bool, error) {
 	return found, nil
 }
 
-// unheld lists the BPF objects that were not there before, and that no unmarked process holds: neither itself nor by way of a link or a program.
-func unheld(before map[object]bool, marker string) (map[object]bool, error) {
-	// In this order: what is made between the two is held and not listed.
+// unheldObjects lists the BPF objects that were not there before, and that no unmarked process
+// holds: neither itself nor by way of a link or a program.
+func unheldObjects(before map[object]bool, marker string) (map[object]bool, error) {
+	// The order matters: an object that is made between the two calls is held and not listed.
 	all, uses, err := objects()
 	if err != nil {
 		return nil, err
 	}
-	by, err := held(marker)
+	by, err := heldObjects(marker)
 	if err != nil {
 		return nil, err
 	}
-	for _, kind := range []string{"link", "prog"} { // a link holds a program, and that its maps
+	// A link holds a program, and the program holds its maps.
+	for _, kind := range []string{"link", "prog"} {
 		for o, used := range uses {
 			if o.kind == kind && (by[o] || before[o]) {
 				for _, u := range used {
@@ -233,12 +239,12 @@ func unheld(before map[object]bool, marker string) (map[object]bool, error) {
 	return left, nil
 }
 
-// leftObjects lists the BPF objects that were held by nobody at each of several looks: those of others are there for a moment, too, while they
-// load or unload.
+// leftObjects lists the BPF objects that nobody held at each of several looks. Objects of others
+// are there for a moment, too, while they load or unload.
 func leftObjects(limit time.Duration, before map[object]bool, marker string) ([]string, error) {
 	var always map[object]bool
-	return untilClean(limit, func() ([]string, error) {
-		now, err := unheld(before, marker)
+	return waitUntilClean(limit, func() ([]string, error) {
+		now, err := unheldObjects(before, marker)
 		if err != nil {
 			return nil, err
 		}
@@ -265,8 +271,8 @@ type Sample struct {
 	Descriptors int     `json:"descriptors"`
 }
 
-// sample measures a process.
-func sample(pid int, since time.Time) (Sample, error) {
+// takeSample measures a process.
+func takeSample(pid int, since time.Time) (Sample, error) {
 	s := Sample{Seconds: time.Since(since).Seconds(), PID: pid}
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -284,16 +290,18 @@ func sample(pid int, since time.Time) (Sample, error) {
 }
 
 const (
-	mostAnon       = 20e6    // bytes that prefetchd --auto may hold
-	mostGrowth     = 4 << 20 // bytes by which that may grow in the last half
-	moreDescriptor = 4       // by which those may grow: the runtime opens a few
+	maxAnon   = 20e6    // bytes that prefetchd --auto may hold
+	maxGrowth = 4 << 20 // bytes by which anonymous memory may grow in the last half
+	// extraDescriptors is by how many descriptors may grow: the runtime opens a few.
+	extraDescriptors = 4
 )
 
-// growth says what grew too much. Only samples of the last process count for growth: one that was restarted begins anew.
-func growth(samples []Sample) []string {
+// findGrowth says what grew too much. Only samples of the last process count: one that was
+// restarted begins anew.
+func findGrowth(samples []Sample) []string {
 	var found []string
 	for _, s := range samples {
-		if s.RssAnon > mostAnon {
+		if s.RssAnon > maxAnon {
 			found = append(found, fmt.Sprintf("the automatic prefetchd holds %d bytes of anonymous memory", s.RssAnon))
 			break
 		}
@@ -306,11 +314,13 @@ func growth(samples []Sample) []string {
 		if s.PID != last.PID || s.Seconds < last.Seconds/2 {
 			continue
 		}
-		if more := last.RssAnon - s.RssAnon; more > mostGrowth {
-			found = append(found, fmt.Sprintf("the automatic prefetchd's anonymous memory grew by %d bytes in the last half", more))
+		if more := last.RssAnon - s.RssAnon; more > maxGrowth {
+			found = append(found, fmt.Sprintf("the automatic prefetchd's anonymous memory grew by %d bytes in the "+
+				"last half", more))
 		}
-		if more := last.Descriptors - s.Descriptors; more > moreDescriptor {
-			found = append(found, fmt.Sprintf("the automatic prefetchd's descriptors grew by %d in the last half", more))
+		if more := last.Descriptors - s.Descriptors; more > extraDescriptors {
+			found = append(found, fmt.Sprintf("the automatic prefetchd's descriptors grew by %d in the last half",
+				more))
 		}
 		break
 	}

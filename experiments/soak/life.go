@@ -1,6 +1,7 @@
 package soak
 
-// This file makes one life of a target: with a tool of its own or prefetchd --auto beside it, and a signal at a random moment.
+// This file makes one life of a target: with a tool of its own or prefetchd --auto beside it, and a
+// signal at a random moment.
 
 import (
 	"context"
@@ -24,18 +25,18 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// lifetime is how long a target may take: tens of times what one takes on a machine of its own.
+// lifetime is how long a target may take: tens of times as long as one takes on an idle machine.
 const lifetime = 3 * time.Minute
 
 var errHung = errors.New("it took too long")
 
-// plan is what happens in a life.
+// plan says what happens in a life.
 type plan struct {
-	tool    string         // prefetchd or tracer; auto in lane B
-	signal  syscall.Signal // to the tool, 0: none
-	kill    bool           // the target
-	restart bool           // prefetchd --auto, with the signal
-	moment  float64        // as a part of the time that the reference run took
+	tool    string         // prefetchd or tracer; in lane B auto
+	signal  syscall.Signal // the signal that the tool gets; 0: none
+	kill    bool           // the target is killed
+	restart bool           // prefetchd --auto is restarted with the signal
+	moment  float64        // when, as a part of the time that the reference run took
 }
 
 func (p plan) String() string {
@@ -50,8 +51,8 @@ func (p plan) String() string {
 	return p.tool
 }
 
-// planOf draws the plan of a life.
-func planOf(seed uint64, lane string, n int) plan {
+// drawPlan draws the plan of a life.
+func drawPlan(seed uint64, lane string, n int) plan {
 	h := fnv.New64a()
 	fmt.Fprint(h, lane, " ", n)
 	random := rand.New(rand.NewPCG(seed, h.Sum64()))
@@ -60,7 +61,7 @@ func planOf(seed uint64, lane string, n int) plan {
 	what := random.IntN(len(signals) + 2)
 	if lane == "b" {
 		p.kill = what%2 == 0
-		p.signal = signals[random.IntN(len(signals))] // is sent only in the life of the restart
+		p.signal = signals[random.IntN(len(signals))] // it is sent only in the life of the restart
 		return p
 	}
 	p.tool = []string{"prefetchd", "tracer"}[random.IntN(2)]
@@ -80,10 +81,11 @@ type tool struct {
 	sent syscall.Signal // the last signal that it was sent
 }
 
-// startTool starts a tool with a marker and a lane's TMPDIR. It is not ended with the soak's context: a tool that is killed could leave what is
-// then found.
+// startTool starts a tool with a marker and a lane's TMPDIR. The tool is not ended with the soak's
+// context: a tool that is killed could leave things that would then be found.
 func (s *soak) startTool(l *lane, marker, name string, args ...string) (*tool, error) {
-	g, err := proc.StartGroup(context.Background(), slices.Concat([]string{"env", s.marker(marker), "TMPDIR=" + l.tmp}, args)...)
+	g, err := proc.StartGroup(context.Background(),
+		slices.Concat([]string{"env", s.marker(marker), "TMPDIR=" + l.tmp}, args)...)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
@@ -94,40 +96,44 @@ func (s *soak) startTool(l *lane, marker, name string, args ...string) (*tool, e
 // startAuto starts lane B's prefetchd.
 func (s *soak) startAuto() (err error) {
 	l := s.lanes[1]
-	s.auto, err = s.startTool(l, "auto", "prefetchd --auto", s.cfg.Prefetchd, "--auto", "--name", filepath.Base(l.program), "--run-dir", l.run)
+	s.auto, err = s.startTool(l, "auto", "prefetchd --auto", s.cfg.Prefetchd, "--auto", "--name",
+		filepath.Base(l.program), "--run-dir", l.run)
 	return err
 }
 
 // send sends a signal to the tool alone, and counts it.
 func (s *soak) send(t *tool, signal syscall.Signal) {
-	if !t.Ended() && unix.Kill(t.PID, signal) == nil { // it may end in this moment
+	if !t.Ended() && unix.Kill(t.PID, signal) == nil { // it may end at this moment
 		t.sent = signal
 		s.report.Signals[t.name+" "+unix.SignalName(signal)]++
 	}
 }
 
-// ended waits for a tool's end, kills it if that does not come, and reports what was wrong with it.
-func (s *soak) ended(t *tool, life string) {
+// awaitEnd waits for a tool's end, kills the tool if it does not end, and reports what was wrong
+// with it.
+func (s *soak) awaitEnd(t *tool, life string) {
 	select {
 	case <-t.Done:
 	case <-time.After(settle):
-		s.find(Tool, life, fmt.Sprintf("%s does not end within %v: %s", t.name, settle, t.LastLine()))
+		s.addFinding(Tool, life, fmt.Sprintf("%s does not end within %v: %s", t.name, settle, t.LastLine()))
 		t.sent = syscall.SIGKILL
 	}
 	t.Kill()
 	status, _ := t.State().Sys().(syscall.WaitStatus)
-	s.foundAll(Tool, life, broken(t.name, status, t.sent, t.Output.String()))
+	s.addFindings(Tool, life, findBreakage(t.name, status, t.sent, t.Output.String()))
 }
 
-// broken says what is wrong with how a tool ended. That it failed is not: it may have come too late.
-func broken(name string, status syscall.WaitStatus, sent syscall.Signal, output string) []string {
+// findBreakage says what is wrong with how a tool ended. It is not wrong that the tool failed: it
+// may have come too late.
+func findBreakage(name string, status syscall.WaitStatus, sent syscall.Signal, output string) []string {
 	last := strings.TrimSpace(output)
 	last = last[strings.LastIndexByte(last, '\n')+1:]
 	switch {
 	case strings.Contains(output, "panic:") || strings.Contains(output, "fatal error:"):
 		return []string{name + " panics: " + last}
 	case status.Signaled() && status.Signal() != sent:
-		return []string{fmt.Sprintf("%s was ended by %s, which was not sent: %s", name, unix.SignalName(status.Signal()), last)}
+		return []string{fmt.Sprintf("%s was ended by %s, which was not sent: %s", name,
+			unix.SignalName(status.Signal()), last)}
 	case status.Exited() && slices.Contains([]int{2, 126, 127}, status.ExitStatus()):
 		return []string{fmt.Sprintf("%s ended with %d: %s", name, status.ExitStatus(), last)}
 	}
@@ -137,15 +143,15 @@ func broken(name string, status syscall.WaitStatus, sent syscall.Signal, output 
 // endAuto ends prefetchd --auto as systemd does.
 func (s *soak) endAuto(life string) {
 	if s.auto.Ended() {
-		s.find(Tool, life, "prefetchd --auto ended by itself: "+s.auto.LastLine())
+		s.addFinding(Tool, life, "prefetchd --auto ended by itself: "+s.auto.LastLine())
 	}
 	s.send(s.auto, syscall.SIGTERM)
-	s.ended(s.auto, life)
+	s.awaitEnd(s.auto, life)
 	s.auto = nil
 }
 
-// live makes a life, and looks at what is left of it. An error is a failure of the instrument.
-func (s *soak) live(ctx context.Context, l *lane, p plan, life string) (err error) {
+// runLife makes a life, and looks at what is left of it. An error is a failure of the instrument.
+func (s *soak) runLife(ctx context.Context, l *lane, p plan, life string) (err error) {
 	name := fmt.Sprintf("%s-%s-%d", s.name, l.name, l.lives)
 	group, err := cgroup.Create(s.root, name)
 	if err != nil {
@@ -154,7 +160,7 @@ func (s *soak) live(ctx context.Context, l *lane, p plan, life string) (err erro
 	removed := false
 	defer func() {
 		if !removed {
-			err = errors.Join(err, confine.End(s.marker("target")), group.Remove())
+			err = errors.Join(err, confine.KillMarked(s.marker("target")), group.Remove())
 		}
 	}()
 	if err := group.SetLimit(s.limit); err != nil {
@@ -195,40 +201,42 @@ func (s *soak) live(ctx context.Context, l *lane, p plan, life string) (err erro
 	if err := <-restarted; err != nil {
 		return err
 	}
-	s.judge(t, running, <-acted, life)
+	s.judgeTarget(t, running, <-acted, life)
 	if p.tool != "auto" {
-		s.ended(helper, life)
+		s.awaitEnd(helper, life)
 	}
-	left, err := untilClean(settle, func() ([]string, error) {
+	left, err := waitUntilClean(settle, func() ([]string, error) {
 		pids, err := group.Procs()
 		var in []string
 		for _, pid := range pids {
-			in = append(in, fmt.Sprintf("process %d in the control group: %s", pid, strings.Join(proc.CommandLine(pid), " ")))
+			in = append(in, fmt.Sprintf("process %d in the control group: %s", pid,
+				strings.Join(proc.CommandLine(pid), " ")))
 		}
 		return in, err
 	})
 	if err != nil {
 		return err
 	}
-	s.foundAll(Processes, life, left)
-	if err := s.look(life, l, true); err != nil {
+	s.addFindings(Processes, life, left)
+	if err := s.checkLeftovers(life, l, true); err != nil {
 		return err
 	}
 	removed = true
-	if err := errors.Join(confine.End(s.marker("target")), group.Remove()); err != nil {
+	if err := errors.Join(confine.KillMarked(s.marker("target")), group.Remove()); err != nil {
 		return err
 	}
-	left, err = untilClean(settle, func() ([]string, error) { return leftGroups(s.root, name) })
-	s.foundAll(Groups, life, left)
+	left, err = waitUntilClean(settle, func() ([]string, error) { return leftGroups(s.root, name) })
+	s.addFindings(Groups, life, left)
 	s.report.Checks++
 	return err
 }
 
-// act makes happen what is planned, or ends the target when ctx ends. It runs beside the target and ends with it.
+// act makes the plan happen, or ends the target when ctx ends. It runs beside the target and ends
+// with it.
 func (s *soak) act(ctx context.Context, t *confine.Target, helper *tool, p plan, life string) (killed bool, err error) {
 	kill := func() bool {
 		if unix.Kill(-t.PID, syscall.SIGKILL) != nil {
-			return false // it has just ended
+			return false // the target has just ended
 		}
 		s.report.Signals["target SIGKILL"]++
 		return true
@@ -236,7 +244,7 @@ func (s *soak) act(ctx context.Context, t *confine.Target, helper *tool, p plan,
 	select {
 	case <-time.After(time.Duration(p.moment * float64(s.took))):
 	case <-t.Done:
-		if !p.restart { // else it happens after the target's end
+		if !p.restart { // otherwise the restart happens after the target's end
 			return false, nil
 		}
 	case <-ctx.Done():
@@ -245,7 +253,7 @@ func (s *soak) act(ctx context.Context, t *confine.Target, helper *tool, p plan,
 	switch {
 	case p.restart:
 		s.send(helper, p.signal)
-		s.ended(helper, life)
+		s.awaitEnd(helper, life)
 		err = s.startAuto()
 	case p.kill:
 		killed = kill()
@@ -254,7 +262,8 @@ func (s *soak) act(ctx context.Context, t *confine.Target, helper *tool, p plan,
 		select {
 		case <-helper.Done:
 		case <-time.After(settle):
-			s.find(Tool, life, fmt.Sprintf("%s goes on %v after %s: %s", helper.name, settle, unix.SignalName(p.signal), helper.LastLine()))
+			s.addFinding(Tool, life, fmt.Sprintf("%s goes on %v after %s: %s", helper.name, settle,
+				unix.SignalName(p.signal), helper.LastLine()))
 		case <-ctx.Done():
 		}
 	}
@@ -266,25 +275,26 @@ func (s *soak) act(ctx context.Context, t *confine.Target, helper *tool, p plan,
 	return killed, err
 }
 
-// judge compares a target's text with that of the reference run.
-func (s *soak) judge(t *confine.Target, running context.Context, killed bool, life string) {
+// judgeTarget compares a target's text with that of the reference run.
+func (s *soak) judgeTarget(t *confine.Target, running context.Context, killed bool, life string) {
 	status, _ := t.State().Sys().(syscall.WaitStatus)
 	byUs := killed && status.Signaled() && status.Signal() == syscall.SIGKILL
 	switch {
 	case errors.Is(context.Cause(running), errHung):
-		s.find(Target, life, fmt.Sprintf("the target hangs: %d tokens in %v", len(t.IDs), lifetime))
-	case !byUs && (!t.State().Success() || t.Wrong() != nil):
-		s.find(Target, life, "the target fails: "+t.Problem())
+		s.addFinding(Target, life, fmt.Sprintf("the target hangs: %d tokens in %v", len(t.IDs), lifetime))
+	case !byUs && (!t.State().Success() || t.OutputError() != nil):
+		s.addFinding(Target, life, "the target fails: "+t.Problem())
 	}
 	s.report.Comparisons++
 	s.report.Tokens += len(t.IDs)
-	if what := differs(t.IDs, t.Text.String(), s.ids, s.text, t.State().Success()); what != "" {
-		s.find(Text, life, what)
+	if what := findDifference(t.IDs, t.Text.String(), s.ids, s.text, t.State().Success()); what != "" {
+		s.addFinding(Text, life, what)
 	}
 }
 
-// differs says how a text differs from the one wanted; one that is not whole must be its beginning.
-func differs(ids []int32, text string, wantIDs []int32, want string, whole bool) string {
+// findDifference says how a text differs from the wanted one. A text that is not whole must be its
+// beginning.
+func findDifference(ids []int32, text string, wantIDs []int32, want string, whole bool) string {
 	for i, id := range ids {
 		if i >= len(wantIDs) || id != wantIDs[i] {
 			return fmt.Sprintf("the text differs from token %d on: %q", i, text)
@@ -299,9 +309,10 @@ func differs(ids []int32, text string, wantIDs []int32, want string, whole bool)
 	return ""
 }
 
-// look looks for what a round has left. While prefetchd --auto lives, its own files are in its lane's directories, and what it holds is measured.
-func (s *soak) look(life string, l *lane, living bool) error {
-	left, err := untilClean(settle, func() ([]string, error) {
+// checkLeftovers looks for what a round has left. While prefetchd --auto lives, its own files are
+// in its lane's directories, and its memory and descriptors are measured instead.
+func (s *soak) checkLeftovers(life string, l *lane, living bool) error {
+	left, err := waitUntilClean(settle, func() ([]string, error) {
 		left, err := leftProcesses(s.marker("target"))
 		if err != nil {
 			return nil, err
@@ -320,33 +331,35 @@ func (s *soak) look(life string, l *lane, living bool) error {
 	if err != nil {
 		return err
 	}
-	s.foundAll(Processes, life, left)
+	s.addFindings(Processes, life, left)
 	ctx, cancel := context.WithTimeout(context.Background(), lifetime)
 	defer cancel()
-	if left, err = untilClean(settle, func() ([]string, error) { return leftPages(ctx, l.model, "lane "+l.name+"'s model") }); err != nil {
+	if left, err = waitUntilClean(settle,
+		func() ([]string, error) { return leftPages(ctx, l.model, "lane "+l.name+"'s model") }); err != nil {
 		return err
 	}
-	s.foundAll(Pages, life, left)
+	s.addFindings(Pages, life, left)
 	if living && l == s.lanes[1] {
 		if s.auto == nil || s.auto.Ended() {
-			return nil // is found when it is to be ended
+			return nil // this is found when it is to be ended
 		}
-		now, err := sample(s.auto.PID, s.start)
+		now, err := takeSample(s.auto.PID, s.start)
 		if err != nil {
 			return err
 		}
 		s.report.Samples = append(s.report.Samples, now)
 		return nil
 	}
-	// It removes the sockets of those that were killed.
+	// The command prefetchd status removes the sockets of killed processes.
 	status, cancelStatus := context.WithTimeout(context.Background(), settle)
 	defer cancelStatus()
-	if out, err := proc.GroupCommand(status, "env", s.marker("tool"), s.cfg.Prefetchd, "status", "--run-dir", l.run).CombinedOutput(); err != nil {
-		s.find(Tool, life, fmt.Sprintf("prefetchd status: %v: %s", err, out))
+	if out, err := proc.GroupCommand(status, "env", s.marker("tool"), s.cfg.Prefetchd, "status", "--run-dir",
+		l.run).CombinedOutput(); err != nil {
+		s.addFinding(Tool, life, fmt.Sprintf("prefetchd status: %v: %s", err, out))
 	}
-	if left, err = untilClean(settle, func() ([]string, error) { return leftFiles(l.tmp, l.run) }); err != nil {
+	if left, err = waitUntilClean(settle, func() ([]string, error) { return leftFiles(l.tmp, l.run) }); err != nil {
 		return err
 	}
-	s.foundAll(Files, life, left)
+	s.addFindings(Files, life, left)
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"tensorcast/internal/host"
 )
 
-// Kind is what a finding is of.
+// Kind says what a finding is about.
 type Kind string
 
 const (
@@ -20,7 +20,7 @@ const (
 	Files     Kind = "file"
 	BPF       Kind = "bpf"
 	Text      Kind = "text"   // a target's text differs
-	Target    Kind = "target" // it ended otherwise than it should
+	Target    Kind = "target" // the target ended otherwise than it should
 	Tool      Kind = "tool"   // it panicked, was killed by a signal that was not sent, or did not end
 	Growth    Kind = "growth"
 )
@@ -45,8 +45,8 @@ type Report struct {
 	Tools       map[string]int `json:"tools"`   // started, by name
 	Signals     map[string]int `json:"signals"` // sent, by receiver and name
 	Comparisons int            `json:"comparisons"`
-	Tokens      int            `json:"tokens"` // compared
-	Checks      int            `json:"checks"` // rounds after which all was looked for
+	Tokens      int            `json:"tokens"` // tokens that were compared
+	Checks      int            `json:"checks"` // rounds after which everything was checked
 	Samples     []Sample       `json:"samples"`
 	Findings    []Finding      `json:"findings"`
 	Interrupted bool           `json:"interrupted"`
@@ -67,14 +67,17 @@ func (r *Report) rows() [][2]string {
 			rows = append(rows, [2]string{m.what + name, fmt.Sprint(m.counts[name])})
 		}
 	}
-	rows = append(rows, [2]string{"texts compared", fmt.Sprint(r.Comparisons)}, [2]string{"tokens compared", fmt.Sprint(r.Tokens)}, [2]string{"rounds checked", fmt.Sprint(r.Checks)})
+	rows = append(rows, [2]string{"texts compared", fmt.Sprint(r.Comparisons)},
+		[2]string{"tokens compared", fmt.Sprint(r.Tokens)}, [2]string{"rounds checked", fmt.Sprint(r.Checks)})
 	if n := len(r.Samples); n > 0 {
 		var most int64
 		for _, s := range r.Samples {
 			most = max(most, s.RssAnon)
 		}
-		rows = append(rows, [2]string{"anonymous memory of prefetchd --auto, most", fmt.Sprintf("%.1f MB", float64(most)/1e6)},
-			[2]string{"its descriptors, first and last", fmt.Sprintf("%d, %d", r.Samples[0].Descriptors, r.Samples[n-1].Descriptors)})
+		rows = append(rows, [2]string{"anonymous memory of prefetchd --auto, most",
+			fmt.Sprintf("%.1f MB", float64(most)/1e6)},
+			[2]string{"its descriptors, first and last",
+				fmt.Sprintf("%d, %d", r.Samples[0].Descriptors, r.Samples[n-1].Descriptors)})
 	}
 	rows = append(rows, [2]string{"findings", fmt.Sprint(len(r.Findings))})
 	if r.Interrupted {
@@ -106,7 +109,8 @@ func (r *Report) write(w io.Writer, row, item string) error {
 				return err
 			}
 		}
-		if _, err := fmt.Fprintf(w, "%s%s: %s (%s, after %.1f s, seed %d)\n", item, f.Kind, f.What, f.Life, f.Seconds, f.Seed); err != nil {
+		if _, err := fmt.Fprintf(w, "%s%s: %s (%s, after %.1f s, seed %d)\n", item, f.Kind, f.What, f.Life,
+			f.Seconds, f.Seed); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package soak
 
-// This file asks a llama-server for tokens, and prints them as llamarun --stream does: so a server can be a target.
+// This file asks a llama-server for tokens, and prints them as llamarun --stream does. So a server
+// can be a target.
 
 import (
 	"bytes"
@@ -18,18 +19,21 @@ import (
 )
 
 const (
-	// asked is how many tokens a request is for: several requests, between which the server is idle, and at each of which something may happen.
-	asked = 4
-	// askAgain is how long to wait for a server that is loading.
-	askAgain = 50 * time.Millisecond
-	// mostAnswer bounds an answer, in bytes.
-	mostAnswer = 1 << 20
+	// requestTokens is how many tokens a request asks for. There are several requests, between
+	// which the server is idle, and at each of which something may happen.
+	requestTokens = 4
+	// retryInterval is how long to wait for a server that is loading.
+	retryInterval = 50 * time.Millisecond
+	// maxAnswer bounds an answer, in bytes.
+	maxAnswer = 1 << 20
 )
 
-// Ask waits until the llama-server at base (http://host:port) has loaded its model, and asks it for tokens that follow a prompt, a few at a time, the likeliest each time. It prints each as it
-// comes. The server computes each request from its first token on (cache_prompt), so that the same tokens come whatever was asked before.
-func Ask(ctx context.Context, base, prompt string, tokens int, w io.Writer) error {
-	if err := ready(ctx, base); err != nil {
+// PrintAnswers waits until the llama-server at base (http://host:port) has loaded its model. Then it asks
+// the server for tokens that follow a prompt, a few at a time, the likeliest each time, and prints
+// each as it comes. The server computes each request from its first token on (cache_prompt is off),
+// so that the same tokens come whatever was asked before.
+func PrintAnswers(ctx context.Context, base, prompt string, tokens int, w io.Writer) error {
+	if err := awaitServer(ctx, base); err != nil {
 		return err
 	}
 	out := json.NewEncoder(w)
@@ -47,13 +51,15 @@ func Ask(ctx context.Context, base, prompt string, tokens int, w io.Writer) erro
 			Tokens  []int32 `json:"tokens"`
 		}
 		err = post(ctx, base+"/completion", map[string]any{
-			"prompt": all, "n_predict": min(asked, tokens-n), "temperature": 0, "cache_prompt": false, "ignore_eos": true, "return_tokens": true,
+			"prompt": all, "n_predict": min(requestTokens, tokens-n), "temperature": 0, "cache_prompt": false,
+			"ignore_eos": true, "return_tokens": true,
 		}, &answer)
 		if err != nil {
 			return err
 		}
 		if len(answer.Tokens) == 0 || len(answer.Tokens) > tokens-n {
-			return fmt.Errorf("the server generated %d tokens, %d were asked for", len(answer.Tokens), min(asked, tokens-n))
+			return fmt.Errorf("the server generated %d tokens, %d were asked for", len(answer.Tokens),
+				min(requestTokens, tokens-n))
 		}
 		end, err := monotonic()
 		if err != nil {
@@ -81,15 +87,15 @@ func monotonic() (int64, error) {
 	return now.Nano(), err
 }
 
-// ready waits until a server has loaded its model.
-func ready(ctx context.Context, base string) error {
+// awaitServer waits until a server has loaded its model.
+func awaitServer(ctx context.Context, base string) error {
 	for {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/health", nil)
 		if err != nil {
 			return fmt.Errorf("ask the server whether it is ready: %w", err)
 		}
 		if response, err := http.DefaultClient.Do(request); err == nil {
-			_, _ = io.Copy(io.Discard, io.LimitReader(response.Body, mostAnswer))
+			_, _ = io.Copy(io.Discard, io.LimitReader(response.Body, maxAnswer))
 			if err := response.Body.Close(); err == nil && response.StatusCode == http.StatusOK {
 				return nil
 			}
@@ -97,7 +103,7 @@ func ready(ctx context.Context, base string) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(askAgain):
+		case <-time.After(retryInterval):
 		}
 	}
 }
@@ -117,7 +123,7 @@ func post(ctx context.Context, url string, question, answer any) (err error) {
 		return fmt.Errorf("ask the server for tokens: %w", err)
 	}
 	defer func() { err = errors.Join(err, response.Body.Close()) }()
-	data, err := io.ReadAll(io.LimitReader(response.Body, mostAnswer))
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	if err != nil {
 		return fmt.Errorf("read the server's answer: %w", err)
 	}

@@ -1,5 +1,7 @@
 package soak
 
+// This file tests how a server is asked for tokens, with a server that is played.
+
 import (
 	"bytes"
 	"encoding/json"
@@ -12,7 +14,8 @@ import (
 	"tensorcast/experiments/llama"
 )
 
-// fakeServer answers as llama-server does: each token's id is one more than the number of tokens before it. broken, if not empty, is its answer to the second request.
+// fakeServer answers as llama-server does: each token's id is one more than the number of tokens
+// before it. broken, if not empty, is its answer to the second request.
 func fakeServer(t *testing.T, broken string) *httptest.Server {
 	t.Helper()
 	health, requests := 0, 0
@@ -29,7 +32,8 @@ func fakeServer(t *testing.T, broken string) *httptest.Server {
 			Cache   *bool `json:"cache_prompt"`
 			Returns bool  `json:"return_tokens"`
 		}
-		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Prompt[0] != "once" || q.Cache == nil || *q.Cache || !q.Returns {
+		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Prompt[0] != "once" || q.Cache == nil ||
+			*q.Cache || !q.Returns {
 			t.Errorf("%v: asked for %+v", err, q)
 		}
 		if requests++; requests == 2 && broken != "" {
@@ -49,10 +53,11 @@ func fakeServer(t *testing.T, broken string) *httptest.Server {
 	return s
 }
 
-// What a server says is printed as llamarun prints it, each request beginning where the one before has ended.
+// The server's tokens are printed as llamarun prints its own. Each request begins where the one
+// before has ended.
 func TestAsk(t *testing.T) {
 	var out bytes.Buffer
-	if err := Ask(t.Context(), fakeServer(t, "").URL, "once", 10, &out); err != nil {
+	if err := PrintAnswers(t.Context(), fakeServer(t, "").URL, "once", 10, &out); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := llama.NewStream(&out)
@@ -68,14 +73,15 @@ func TestAsk(t *testing.T) {
 		text += token.Text
 	}
 	if _, err := stream.Next(); err == nil || text != "[1 2 3 4][5 6 7 8][9 10]" {
-		t.Errorf("%v; the text is %q", err, text)
+		t.Errorf("%v; the text is %q, want three requests and the end", err, text)
 	}
 	for broken, want := range map[string]string{
 		`{"content": "a", "tokens": []}`:                                "generated 0 tokens",
 		`{"content": "a", "tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]}`: "generated 11 tokens",
 		`no JSON`: "the server's answer",
 	} {
-		if err := Ask(t.Context(), fakeServer(t, broken).URL, "once", 10, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
+		if err := PrintAnswers(t.Context(), fakeServer(t, broken).URL, "once", 10, &bytes.Buffer{}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", broken, err, want)
 		}
 	}

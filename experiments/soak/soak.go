@@ -1,10 +1,12 @@
-// Package soak runs llama.cpp, tracer and prefetchd again and again for minutes, ends one or the other at random moments, and looks after each
-// round whether something was left behind, a text differs, or a tool broke. "lab soak" runs it.
+// Package soak runs llama.cpp, tracer and prefetchd again and again for minutes, and ends one or
+// the other at random moments. After each round it checks whether something was left behind, a text
+// differs, or a tool broke. "lab soak" runs it.
 //
-// There are two lanes, which take turns, each with a copy of the model of its own. In lane A a target in a memory control group that holds half
-// of the weights has a prefetchd or a tracer of its own, and a signal goes to one of them. In lane B one prefetchd --auto lives through all
-// targets, except for one restart. What happens in a life follows from seed, lane and number alone; when it happens in the target's work depends
-// on the machine.
+// There are two lanes, which take turns, each with a copy of the model of its own. In lane A, a
+// target runs in a memory control group that holds half of the weights. It has a prefetchd or a
+// tracer of its own, and a signal goes to one of them. In lane B, one prefetchd --auto lives
+// through all targets, except for one restart. What happens in a life follows from seed, lane and
+// number alone. At which point of the target's work it happens depends on the machine.
 //
 // Amounts are bytes. It needs root.
 package soak
@@ -30,16 +32,19 @@ import (
 
 // Config says what to run.
 type Config struct {
-	Model     string
-	Program   string                                   // that Target runs; a link to it gives lane B's targets a name of their own
-	Target    func(program, model string) []string     // must print what llamarun --stream prints, the same text each time
-	Tokens    int                                      // that it generates
-	Prefetchd string                                   // program
-	Tracer    string                                   // program
-	Duration  time.Duration                            // no life begins later
-	Seed      uint64                                   // of what happens
-	Dir       string                                   // on a disk, where the soak makes a directory for all of its files
-	Progress  func(elapsed time.Duration, what string) // nil: not told
+	Model string
+	// Program is what Target runs. A link to it gives lane B's targets a name of their own.
+	Program string
+	// Target must print what llamarun --stream prints, and the same text each time.
+	Target    func(program, model string) []string
+	Tokens    int           // tokens that the target generates
+	Prefetchd string        // program
+	Tracer    string        // program
+	Duration  time.Duration // no life begins later than this after the start
+	Seed      uint64        // of what happens
+	// Dir is a directory on a disk. The soak makes a directory in it for all of its files.
+	Dir      string
+	Progress func(elapsed time.Duration, what string) // nil: not told
 }
 
 func (c *Config) check() error {
@@ -52,15 +57,15 @@ func (c *Config) check() error {
 	return nil
 }
 
-// variable marks the processes of a soak.
-const variable = "TENSORCAST_SOAK"
+// markVariable is an environment variable that marks the processes of a soak.
+const markVariable = "TENSORCAST_SOAK"
 
 // soak is the state of one Measure. Its lives are made one after the other.
 type soak struct {
 	cfg    Config
 	root   *cgroup.Group
 	dir    string
-	name   string // begins the names of its groups, and its marker's values
+	name   string // the beginning of its groups' names and of its markers' values
 	start  time.Time
 	before map[object]bool
 	limit  int64
@@ -74,26 +79,29 @@ type soak struct {
 	report    *Report
 }
 
-// lane is what one life at a time runs on.
+// lane is a copy of the model with directories, with which one life at a time runs.
 type lane struct {
 	name    string
 	dir     string
-	path    string // of the copy of the model
+	path    string // path of the copy of the model
 	model   *confine.Model
 	tmp     string // the tools' TMPDIR
-	run     string // their --run-dir
+	run     string // the tools' --run-dir
 	program string
 	lives   int
 }
 
-// Measure soaks. The report is whole also if ctx ends, which is no error: Report.Interrupted then. An error is a failure of the instrument; the
-// report (nil if nothing was set up) then has what was found before. In any case its groups, processes and files are gone afterwards.
+// Measure soaks. It is no error if ctx ends: the report is whole then, too, with
+// Report.Interrupted. An error is a failure of the instrument. The report then has what was found
+// before; it is nil if nothing was set up. In any case the soak's groups, processes and files are
+// gone afterwards.
 func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
 	s := &soak{cfg: cfg, report: &Report{
-		Started: time.Now(), Host: host.Read(), Model: cfg.Model, Seed: cfg.Seed, Tools: map[string]int{}, Signals: map[string]int{}, Samples: []Sample{}, Findings: []Finding{},
+		Started: time.Now(), Host: host.Read(), Model: cfg.Model, Seed: cfg.Seed, Tools: map[string]int{},
+		Signals: map[string]int{}, Samples: []Sample{}, Findings: []Finding{},
 	}}
 	if s.root, err = cgroup.Root(); err != nil {
 		return nil, err
@@ -107,7 +115,7 @@ func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 	s.name = filepath.Base(s.dir)
 	defer func() {
 		for _, what := range []string{"reference", "target", "tool", "auto"} {
-			err = errors.Join(err, confine.End(s.marker(what)))
+			err = errors.Join(err, confine.KillMarked(s.marker(what)))
 		}
 		for _, l := range s.lanes {
 			if l != nil {
@@ -118,22 +126,22 @@ func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 	}()
 	for i, name := range []string{"a", "b"} {
 		s.progress("copying the model")
-		if s.lanes[i], err = s.lane(ctx, name); err != nil {
+		if s.lanes[i], err = s.newLane(ctx, name); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.reference(ctx, s.lanes[0]); err != nil {
+	if err := s.runReference(ctx, s.lanes[0]); err != nil {
 		return nil, err
 	}
 	s.start = time.Now()
-	err = s.turns(ctx)
+	err = s.takeTurns(ctx)
 	s.report.Interrupted = ctx.Err() != nil
 	err = errors.Join(err, s.finish())
 	s.report.Seconds = time.Since(s.start).Seconds()
 	return s.report, err
 }
 
-func (s *soak) marker(what string) string { return variable + "=" + s.name + "-" + what }
+func (s *soak) marker(what string) string { return markVariable + "=" + s.name + "-" + what }
 
 func (s *soak) progress(what string) {
 	if s.cfg.Progress == nil {
@@ -146,14 +154,15 @@ func (s *soak) progress(what string) {
 	s.cfg.Progress(elapsed, what)
 }
 
-func (s *soak) find(kind Kind, life, what string) {
+func (s *soak) addFinding(kind Kind, life, what string) {
 	s.report.Findings = append(s.report.Findings, Finding{kind, what, life, time.Since(s.start).Seconds(), s.cfg.Seed})
 }
 
-// lane makes a lane's directories and its copy of the model.
-func (s *soak) lane(ctx context.Context, name string) (*lane, error) {
+// newLane makes a lane's directories and its copy of the model.
+func (s *soak) newLane(ctx context.Context, name string) (*lane, error) {
 	dir := filepath.Join(s.dir, name)
-	l := &lane{name: name, dir: dir, path: filepath.Join(dir, "model.gguf"), tmp: filepath.Join(dir, "tmp"), run: filepath.Join(dir, "run"), program: filepath.Join(dir, s.targetName(name))}
+	l := &lane{name: name, dir: dir, path: filepath.Join(dir, "model.gguf"), tmp: filepath.Join(dir, "tmp"),
+		run: filepath.Join(dir, "run"), program: filepath.Join(dir, s.targetName(name))}
 	for _, d := range []string{dir, l.tmp, l.run} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			return nil, fmt.Errorf("make a lane's directory: %w", err)
@@ -181,15 +190,16 @@ func (s *soak) lane(ctx context.Context, name string) (*lane, error) {
 // targetName is the name that a lane's targets have as processes, at most 15 bytes. No other soak that runs has it.
 func (s *soak) targetName(lane string) string { return fmt.Sprintf("soak-%s-%d", lane, os.Getpid()) }
 
-// reference runs the target without limit and tool: its text is what all others must generate, its memory and time tell limit and moments.
-func (s *soak) reference(ctx context.Context, l *lane) (err error) {
+// runReference runs the target without limit and tool. All others must generate its text. The limit
+// follows from its memory, and the moments from its time.
+func (s *soak) runReference(ctx context.Context, l *lane) (err error) {
 	s.progress("reference run")
 	group, err := cgroup.Create(s.root, s.name+"-reference")
 	if err != nil {
 		return err
 	}
 	marker := s.marker("reference")
-	defer func() { err = errors.Join(err, confine.End(marker), group.Remove()) }()
+	defer func() { err = errors.Join(err, confine.KillMarked(marker), group.Remove()) }()
 	running, cancel := context.WithTimeoutCause(ctx, lifetime, errHung)
 	defer cancel()
 	began := time.Now()
@@ -209,7 +219,7 @@ func (s *soak) reference(ctx context.Context, l *lane) (err error) {
 		return fmt.Errorf("the target without a limit: %w", context.Cause(running))
 	case ownErr != nil:
 		return fmt.Errorf("measure the target's own memory: %w", ownErr)
-	case !t.State().Success() || t.Wrong() != nil || len(t.IDs) != s.cfg.Tokens:
+	case !t.State().Success() || t.OutputError() != nil || len(t.IDs) != s.cfg.Tokens:
 		return fmt.Errorf("the target fails without a limit: %s", t.Problem())
 	}
 	s.took, s.text, s.ids = time.Since(began), t.Text.String(), t.IDs
@@ -217,22 +227,23 @@ func (s *soak) reference(ctx context.Context, l *lane) (err error) {
 	return nil
 }
 
-// turns makes lives until the time is over, those of the lanes by turns.
-func (s *soak) turns(ctx context.Context) error {
+// takeTurns makes lives until the time is over, in the lanes by turns.
+func (s *soak) takeTurns(ctx context.Context) error {
 	if err := s.startAuto(); err != nil {
 		return err
 	}
 	for turn := 0; ctx.Err() == nil && time.Since(s.start) < s.cfg.Duration; turn++ {
 		l := s.lanes[turn%2]
-		p := planOf(s.cfg.Seed, l.name, l.lives)
+		p := drawPlan(s.cfg.Seed, l.name, l.lives)
 		l.lives++
-		// Within the first third, once lane B has been helped: what was found before is then of another process than what grows later.
+		// The restart is within the first third, once lane B was helped. What was measured before
+		// is of another process than what grows later.
 		if l == s.lanes[1] && !s.restarted && time.Since(s.start) >= s.cfg.Duration/6 {
 			p.restart, s.restarted = true, true
 		}
 		life := fmt.Sprintf("lane %s, life %d: %s", l.name, l.lives, p)
 		s.progress(life)
-		if err := s.live(ctx, l, p, life); err != nil {
+		if err := s.runLife(ctx, l, p, life); err != nil {
 			return fmt.Errorf("%s: %w", life, err)
 		}
 	}
@@ -247,21 +258,21 @@ func (s *soak) finish() error {
 	}
 	var err error
 	for _, l := range s.lanes {
-		err = errors.Join(err, s.look(life, l, false))
+		err = errors.Join(err, s.checkLeftovers(life, l, false))
 	}
 	left, lookErr := leftGroups(s.root, s.name)
 	err = errors.Join(err, lookErr)
-	s.foundAll(Groups, life, left)
+	s.addFindings(Groups, life, left)
 	left, lookErr = leftObjects(settle, s.before, s.marker("tool"))
 	err = errors.Join(err, lookErr)
-	s.foundAll(BPF, life, left)
-	s.foundAll(Growth, life, growth(s.report.Samples))
+	s.addFindings(BPF, life, left)
+	s.addFindings(Growth, life, findGrowth(s.report.Samples))
 	return err
 }
 
-func (s *soak) foundAll(kind Kind, life string, what []string) {
+func (s *soak) addFindings(kind Kind, life string, what []string) {
 	for _, w := range what {
-		s.find(kind, life, w)
+		s.addFinding(kind, life, w)
 	}
 }
 

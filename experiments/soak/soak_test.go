@@ -1,6 +1,7 @@
 package soak
 
-// This file plants each kind of leak and looks whether it, and nothing else, is found; and makes a real soak.
+// This file plants each kind of leak and checks that it, and nothing else, is found. It also makes
+// a real soak.
 
 import (
 	"fmt"
@@ -29,8 +30,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// marked starts a process with a marker, until the test's end.
-func marked(t *testing.T, marker string, files ...*os.File) *exec.Cmd {
+// startMarked starts a process with a marker, which ends with the test.
+func startMarked(t *testing.T, marker string, files ...*os.File) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
 	cmd.Env, cmd.ExtraFiles = append(os.Environ(), marker), files
@@ -38,13 +39,15 @@ func marked(t *testing.T, marker string, files ...*os.File) *exec.Cmd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // the test may have
+		_ = cmd.Process.Kill() // the test may have killed it
 		_ = cmd.Wait()
 	})
 	return cmd
 }
 
-func testMarker(t *testing.T) string { return fmt.Sprintf("%s=%s-%d", variable, t.Name(), os.Getpid()) }
+func testMarker(t *testing.T) string {
+	return fmt.Sprintf("%s=%s-%d", markVariable, t.Name(), os.Getpid())
+}
 
 func TestLeftProcesses(t *testing.T) {
 	marker := testMarker(t)
@@ -57,14 +60,15 @@ func TestLeftProcesses(t *testing.T) {
 		return left
 	}
 	if got := left(); got != nil {
-		t.Errorf("at first: %q", got)
+		t.Errorf("at first: %q, want nothing", got)
 	}
-	cmd := marked(t, marker)
-	marked(t, marker+"-other")
+	cmd := startMarked(t, marker)
+	startMarked(t, marker+"-other")
 	want := []string{fmt.Sprintf("process %d sleep 1000", cmd.Process.Pid)}
-	testenv.WaitFor(t, "the process", func() bool { return reflect.DeepEqual(left(), want) }) // its environment is there once it runs
+	// The environment can be read once the process runs.
+	testenv.WaitFor(t, "the process", func() bool { return reflect.DeepEqual(left(), want) })
 	if got := left(cmd.Process.Pid); got != nil {
-		t.Errorf("one that is to live: %q", got)
+		t.Errorf("with a process that is to live: %q, want nothing", got)
 	}
 }
 
@@ -84,7 +88,7 @@ func TestLeftGroups(t *testing.T) {
 		return len(left)
 	}
 	if n := count(); n != 0 {
-		t.Errorf("at first: %d", n)
+		t.Errorf("at first: %d groups, want 0", n)
 	}
 	g, err := cgroup.Create(root, prefix+"-1")
 	if err != nil {
@@ -95,21 +99,22 @@ func TestLeftGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n != len(root.ProcsFiles()) || count() != 0 {
-		t.Errorf("%d groups of one in %d hierarchies, then %d", n, len(root.ProcsFiles()), count())
+		t.Errorf("%d groups of one in %d hierarchies, then %d; want one in each, then none", n,
+			len(root.ProcsFiles()), count())
 	}
 }
 
 func TestLeftFiles(t *testing.T) {
 	a, b := t.TempDir(), t.TempDir()
 	if left, err := leftFiles(a, b); err != nil || left != nil {
-		t.Errorf("at first: %q, %v", left, err)
+		t.Errorf("at first: %q, %v; want nothing", left, err)
 	}
 	path := filepath.Join(b, ".hidden")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := leftFiles(a, b); err != nil || !reflect.DeepEqual(left, []string{"file " + path}) {
-		t.Errorf("%q, %v", left, err)
+		t.Errorf("%q, %v; want the file", left, err)
 	}
 }
 
@@ -138,17 +143,18 @@ func TestLeftPages(t *testing.T) {
 	}
 	left, err := leftPages(t.Context(), m, "it")
 	if err != nil || len(left) != 1 || !strings.Contains(left[0], "bytes of it stay") {
-		t.Errorf("mapped: %q, %v", left, err)
+		t.Errorf("mapped: %q, %v; want pages that stay", left, err)
 	}
 	if err := unix.Munmap(mapping); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := leftPages(t.Context(), m, "it"); err != nil || left != nil {
-		t.Errorf("no longer mapped: %q, %v", left, err)
+		t.Errorf("no longer mapped: %q, %v; want nothing", left, err)
 	}
 }
 
-// A map that only a marked process holds is found; one that another process holds is that one's.
+// A map that only a marked process holds is found. A map that another process holds is that
+// process's.
 func TestLeftObjects(t *testing.T) {
 	testenv.NeedRoot(t)
 	before, _, err := objects()
@@ -175,7 +181,7 @@ func TestLeftObjects(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.Contains(left, planted) // of others that use BPF now there may be more
+		return slices.Contains(left, planted) // other programs that use BPF now may add more
 	}
 	if find() {
 		t.Error("this process's own is found")
@@ -185,7 +191,7 @@ func TestLeftObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := os.NewFile(uintptr(dup), "map")
-	cmd := marked(t, marker, file)
+	cmd := startMarked(t, marker, file)
 	if err := file.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -208,15 +214,18 @@ func TestGrowth(t *testing.T) {
 		samples []Sample
 		want    []string // the beginnings
 	}{
-		"none":        {nil, nil},
-		"still":       {[]Sample{at(1, 1, 10e6, 10), at(60, 1, 10e6, 10), at(100, 1, 11e6, 12)}, nil},
-		"large":       {[]Sample{at(1, 1, 21e6, 10), at(60, 2, 10e6, 10), at(100, 2, 10e6, 10)}, []string{"the automatic prefetchd holds 21000000"}},
-		"memory":      {[]Sample{at(1, 1, 1e6, 10), at(60, 1, 10e6, 10), at(100, 1, 15e6, 10)}, []string{"the automatic prefetchd's anonymous memory grew by 5000000"}},
-		"descriptors": {[]Sample{at(60, 1, 10e6, 10), at(100, 1, 10e6, 15)}, []string{"the automatic prefetchd's descriptors grew by 5"}},
-		"at first":    {[]Sample{at(1, 1, 1e6, 5), at(60, 1, 10e6, 50), at(100, 1, 10e6, 50)}, nil},
-		"restarted":   {[]Sample{at(60, 1, 1e6, 5), at(90, 2, 10e6, 50), at(100, 2, 10e6, 50)}, nil},
+		"none":  {nil, nil},
+		"still": {[]Sample{at(1, 1, 10e6, 10), at(60, 1, 10e6, 10), at(100, 1, 11e6, 12)}, nil},
+		"large": {[]Sample{at(1, 1, 21e6, 10), at(60, 2, 10e6, 10), at(100, 2, 10e6, 10)},
+			[]string{"the automatic prefetchd holds 21000000"}},
+		"memory": {[]Sample{at(1, 1, 1e6, 10), at(60, 1, 10e6, 10), at(100, 1, 15e6, 10)},
+			[]string{"the automatic prefetchd's anonymous memory grew by 5000000"}},
+		"descriptors": {[]Sample{at(60, 1, 10e6, 10), at(100, 1, 10e6, 15)},
+			[]string{"the automatic prefetchd's descriptors grew by 5"}},
+		"at first":  {[]Sample{at(1, 1, 1e6, 5), at(60, 1, 10e6, 50), at(100, 1, 10e6, 50)}, nil},
+		"restarted": {[]Sample{at(60, 1, 1e6, 5), at(90, 2, 10e6, 50), at(100, 2, 10e6, 50)}, nil},
 	} {
-		got := growth(tc.samples)
+		got := findGrowth(tc.samples)
 		if !slices.EqualFunc(got, tc.want, strings.HasPrefix) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
@@ -239,7 +248,8 @@ func TestDiffers(t *testing.T) {
 		"too short":      {want[:2], "ab", true, "after 2 of 3"},
 		"too long":       {[]int32{1, 2, 3, 4}, "abcd", false, "from token 3 on"},
 	} {
-		if got := differs(tc.ids, tc.text, want, "abc", tc.whole); (tc.found == "") != (got == "") || !strings.Contains(got, tc.found) {
+		if got := findDifference(tc.ids, tc.text, want, "abc", tc.whole); (tc.found == "") != (got == "") ||
+			!strings.Contains(got, tc.found) {
 			t.Errorf("%s: %q, want %q", name, got, tc.found)
 		}
 	}
@@ -261,39 +271,41 @@ func TestBroken(t *testing.T) {
 		"panic":        {exit(2), 0, "panic: oh\n", "panics"},
 		"not started":  {exit(127), 0, "", "ended with 127"},
 	} {
-		got := strings.Join(broken("it", tc.status, tc.sent, tc.output), "\n")
+		got := strings.Join(findBreakage("it", tc.status, tc.sent, tc.output), "\n")
 		if (tc.want == "") != (got == "") || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}
 }
 
-// Plans are the same with the same seed, and have everything in them.
+// Plans are the same with the same seed, and everything occurs in them.
 func TestPlan(t *testing.T) {
 	seen := map[string]int{}
 	for n := range 200 {
 		for _, lane := range []string{"a", "b"} {
-			p := planOf(7, lane, n)
-			if p != planOf(7, lane, n) || p.moment < 0 || p.moment > 1.1 || lane == "b" && (p.tool != "auto" || p.signal == 0) {
+			p := drawPlan(7, lane, n)
+			if p != drawPlan(7, lane, n) || p.moment < 0 || p.moment > 1.1 || lane == "b" &&
+				(p.tool != "auto" || p.signal == 0) {
 				t.Fatalf("%s %d: %+v", lane, n, p)
 			}
 			seen[fmt.Sprint(p.tool, p.kill, int(p.signal))]++
 		}
 	}
 	if len(seen) != 2*5+2*3 {
-		t.Errorf("%d kinds of lives: %v", len(seen), seen)
+		t.Errorf("%d kinds of lives, want 16: %v", len(seen), seen)
 	}
-	if planOf(7, "a", 1) == planOf(8, "a", 1) {
+	if drawPlan(7, "a", 1) == drawPlan(8, "a", 1) {
 		t.Error("the seed changes nothing")
 	}
 }
 
-// A real soak of the tools as they are finds nothing and leaves nothing.
+// A real soak of the present tools finds nothing and leaves nothing.
 func TestSoak(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	dir := t.TempDir()
-	cfg := Config{Duration: 40 * time.Second, Seed: 3, Dir: dir, Tokens: 24, Model: filepath.Join(t.TempDir(), "model.gguf")}
+	cfg := Config{Duration: 40 * time.Second, Seed: 3, Dir: dir, Tokens: 24,
+		Model: filepath.Join(t.TempDir(), "model.gguf")}
 	for name, path := range map[string]*string{"prefetchd": &cfg.Prefetchd, "tracer": &cfg.Tracer} {
 		program, remove, err := testenv.BuildPackage(name, "tensorcast/cmd/"+name)
 		if err != nil {
@@ -314,7 +326,8 @@ func TestSoak(t *testing.T) {
 		t.Fatal(err)
 	}
 	command := func(model string) []string {
-		return in.Command(t.Context(), llama.Options{Model: model, Prompt: "The page cache", Tokens: cfg.Tokens, Threads: 2, NoRepack: true, Stream: true}).Args
+		return in.Command(t.Context(), llama.Options{Model: model, Prompt: "The page cache", Tokens: cfg.Tokens,
+			Threads: 2, NoRepack: true, Stream: true}).Args
 	}
 	cfg.Program = command("")[0]
 	cfg.Target = func(program, model string) []string { return append([]string{program}, command(model)[1:]...) }
@@ -330,7 +343,8 @@ func TestSoak(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Findings) > 0 || r.Interrupted || r.Targets < 2 || r.Checks != r.Targets || r.Comparisons != r.Targets || r.Tokens == 0 ||
+	if len(r.Findings) > 0 || r.Interrupted || r.Targets < 2 || r.Checks != r.Targets ||
+		r.Comparisons != r.Targets || r.Tokens == 0 ||
 		len(r.Samples) == 0 || r.Tools["prefetchd --auto"] != 2 {
 		t.Errorf("%+v", r)
 	}

@@ -1,14 +1,19 @@
 package synth
 
-// This file has the graphs that a model can have: what each needs of tensors and metadata besides what all have. They are those of
-// llama.cpp's src/models, and differ most in how a router chooses its experts:
+// This file has the graphs that a model can have: the tensors and metadata that each needs besides
+// those that all have. They are those of llama.cpp's src/models, and differ most in how a router
+// chooses its experts:
 //
 //	llama      softmax over all, then the best ones; their weights are divided by their sum
-//	qwen2moe   softmax; beside the chosen ones a shared expert, with a gate of its own; biases at attention's queries, keys and values
+//	qwen2moe   softmax; beside the chosen experts a shared one, with a gate of its own;
+//	           biases at attention's queries, keys and values
 //	qwen3moe   softmax; queries and keys are normed
-//	deepseek2  softmax, or sigmoid with a bias that only the choice sees; shared experts; latent attention; the first layer is dense
-//	gpt-oss    the best ones, then softmax over these; biases at the router and at the experts; sinks and sliding windows
-//	deepseek4  square root of softplus; in the first layers the token's id chooses, by a table; four residual streams
+//	deepseek2  softmax, or sigmoid with a bias that only the choice uses; shared experts;
+//	           latent attention; the first layer is dense
+//	gpt-oss    the best ones, then softmax over these; biases at the router and at the experts;
+//	           sinks and sliding windows
+//	deepseek4  square root of softplus; in the first layers the token's id chooses, by a table;
+//	           four residual streams
 //
 // Groups of experts, of which the best are chosen first, are possible with all.
 
@@ -31,7 +36,7 @@ const (
 	deepseek4Arch = "deepseek4"
 )
 
-// graph is what an architecture has of its own.
+// graph describes what an architecture has of its own.
 type graph struct {
 	attention func(b *layer)
 	metadata  func(e *encoder, c Config) // nil: none
@@ -72,7 +77,7 @@ var graphs = map[string]graph{
 			e.kvU32("deepseek2.attention.value_length", int(kv))
 			e.kvU32("deepseek2.attention.key_length_mla", head)
 			e.kvU32("deepseek2.attention.value_length_mla", head)
-			e.kvU32("deepseek2.leading_dense_block_count", c.lead())
+			e.kvU32("deepseek2.leading_dense_block_count", c.denseLayers())
 			e.kvU32("deepseek2.expert_feed_forward_length", c.FF)
 			e.kvU32("deepseek2.expert_shared_count", c.Shared)
 			e.kvF32("deepseek2.expert_weights_scale", 1.5)
@@ -135,11 +140,14 @@ const (
 
 // Of deepseek4.
 const (
-	streams      = 4 // residual streams; llama.cpp knows no other number
-	indexerHeads = 2 // of the indexer, which chooses compressed keys; its heads are twice as wide as others, llama.cpp confuses those of equal width
+	streams = 4 // residual streams; llama.cpp knows no other number
+	// indexerHeads is the number of heads of the indexer, which chooses compressed keys. They are
+	// twice as wide as other heads: llama.cpp confuses those of equal width.
+	indexerHeads = 2
 )
 
-// compression is how many keys of layer l are compressed to one, 0 if none are. llama.cpp cannot do without a layer where four are.
+// compression is how many keys of layer l are compressed to one, 0 if none are. llama.cpp needs at
+// least one layer where four are.
 func compression(l int) int64 {
 	if l == 0 {
 		return 4
@@ -152,31 +160,35 @@ func Archs() []string {
 	return []string{llamaArch, qwen2Arch, qwen3Arch, deepseek2Arch, gptossArch, deepseek4Arch}
 }
 
-// lead is the number of dense layers before the first with experts. A model of one layer has experts in it.
-func (c Config) lead() int {
+// denseLayers is the number of dense layers before the first layer with experts. A model of one
+// layer has experts in it.
+func (c Config) denseLayers() int {
 	if c.Arch == deepseek2Arch {
 		return min(1, c.Layers-1)
 	}
 	return 0
 }
 
-// ranks are the widths to which latent attention projects, for queries, and for keys and values.
+// ranks are the widths to which latent attention projects: one for queries, and one for keys and
+// values.
 func ranks(embd int64) (q, kv int64) { return embd / 2, embd / 4 }
 
-// outputGroups is the number of groups of heads whose outputs are projected apart.
+// outputGroups is the number of groups of heads whose outputs are projected separately.
 func outputGroups(c Config) int { return 2 - c.Heads%2 }
 
 // layer collects the tensors of a layer.
 type layer struct {
 	cfg            Config
 	number         int
-	embd, head, kv int64 // widths: of the model, of a head, of all keys
+	embd, head, kv int64 // widths of the model, of a head, of all keys
 	ts             []Tensor
 }
 
-// layerTensors lists the tensors of layer l. The values of a matrix have the standard deviation gain/sqrt(fan-in), so that inputs of unit
-// size (which the norms produce) give outputs of size gain. Gains are 1, except that queries and keys are a little larger: attention must
-// prefer some tokens, otherwise all late positions would see the same average of the context, and the text would fall into a short cycle.
+// layerTensors lists the tensors of layer l. The values of a matrix have the standard deviation
+// gain/sqrt(fan-in), so that inputs of unit size, which the norms produce, give outputs of size
+// gain. Gains are 1, except that queries and keys are a little larger. Attention must prefer some
+// tokens: otherwise all late positions would see the same average of the context, and the text
+// would fall into a short cycle.
 func layerTensors(cfg Config, l int) []Tensor {
 	b := &layer{cfg: cfg, number: l, embd: int64(cfg.Embd), head: int64(cfg.Embd / cfg.Heads)}
 	b.kv = b.head * int64(cfg.KVHeads)
@@ -188,7 +200,7 @@ func layerTensors(cfg Config, l int) []Tensor {
 		b.norm("ffn_norm", b.embd)
 	}
 	ff := int64(cfg.FF)
-	if cfg.Experts == 0 || l < cfg.lead() {
+	if cfg.Experts == 0 || l < cfg.denseLayers() {
 		b.matrix("ffn_down", 1, ff, b.embd)
 		b.matrix("ffn_gate", 1, b.embd, ff)
 		b.matrix("ffn_up", 1, b.embd, ff)
@@ -200,21 +212,24 @@ func layerTensors(cfg Config, l int) []Tensor {
 }
 
 func (b *layer) add(component string, typ gguf.Type, shape []int64, spans ...span) {
-	b.ts = append(b.ts, Tensor{Name: fmt.Sprintf("blk.%d.%s", b.number, component), Type: typ, Shape: shape, spans: spans})
+	b.ts = append(b.ts, Tensor{Name: fmt.Sprintf("blk.%d.%s", b.number, component), Type: typ, Shape: shape,
+		spans: spans})
 }
 
-// matrix adds a matrix with rows of shape[0] inputs. Where a row is no whole number of blocks it is F16, as llama.cpp's quantiser falls back to
-// another type there.
+// matrix adds a matrix with rows of shape[0] inputs. If a row is not a whole number of blocks, it
+// is F16: llama.cpp's quantiser falls back to another type there, too.
 func (b *layer) matrix(component string, gain float64, shape ...int64) {
 	typ := b.cfg.Type
 	if shape[0]%typ.BlockElems() != 0 {
 		typ = gguf.F16
 	}
-	b.add(component+".weight", typ, shape, span{elems: count(shape), std: float32(gain * (1 / math.Sqrt(float64(shape[0]))))})
+	b.add(component+".weight", typ, shape,
+		span{elems: elementCount(shape), std: float32(gain * (1 / math.Sqrt(float64(shape[0]))))})
 }
 
-// perHead adds matrices for parts of all heads. They are F32: others are taken by llama.cpp's code for AMX, where the processor has it, which
-// then cannot multiply them by values that are permuted.
+// perHead adds matrices for parts of all heads. They are F32: matrices of other types are taken by
+// llama.cpp's code for AMX, where the processor has it, which then cannot multiply them by values
+// that are permuted.
 func (b *layer) perHead(component string, gain float64, shape ...int64) {
 	b.vector(component+".weight", gain/math.Sqrt(float64(shape[0])), shape...)
 }
@@ -225,13 +240,13 @@ func (b *layer) norm(component string, n int64) {
 
 // vector adds values of type F32 and mean 0.
 func (b *layer) vector(name string, std float64, shape ...int64) {
-	b.add(name, gguf.F32, shape, span{elems: count(shape), std: float32(std)})
+	b.add(name, gguf.F32, shape, span{elems: elementCount(shape), std: float32(std)})
 }
 
-// bias adds a bias that is small beside what it is added to.
+// bias adds a bias that is small compared to the values that it is added to.
 func (b *layer) bias(component string, shape ...int64) { b.vector(component+".bias", 0.1, shape...) }
 
-func count(shape []int64) int64 {
+func elementCount(shape []int64) int64 {
 	n := int64(1)
 	for _, d := range shape {
 		n *= d
@@ -252,7 +267,8 @@ func (b *layer) qkvBiases() {
 	b.bias("attn_v", b.kv)
 }
 
-// latentAttention: queries, and keys with values, pass a narrow layer. Half of each head is rotated; those keys are shared by all heads.
+// latentAttention adds attention whose queries, and whose keys with values, pass a narrow layer.
+// Half of each head is rotated. The rotated keys are shared by all heads.
 func (b *layer) latentAttention() {
 	heads, half := int64(b.cfg.Heads), b.head/2
 	q, kv := ranks(b.embd)
@@ -266,7 +282,8 @@ func (b *layer) latentAttention() {
 	b.matrix("attn_output", 1, heads*b.head, b.embd)
 }
 
-// streamedAttention: one key, which is also the value, for all heads; the output in two steps. Before it and before the experts, the residual streams are mixed.
+// streamedAttention adds attention with one key, which is also the value, for all heads, and with
+// its output in two steps. Before it and before the experts, the residual streams are mixed.
 func (b *layer) streamedAttention() {
 	heads, groups := int64(b.cfg.Heads), int64(outputGroups(b.cfg))
 	q, out := ranks(b.embd)
@@ -303,8 +320,8 @@ func (b *layer) streamedAttention() {
 // experts adds a router with its experts of width ff.
 func (b *layer) experts(ff int64) {
 	c, n := b.cfg, int64(b.cfg.Experts)
-	// The router is F32, as in real files. Its scores are N(0, 1): no expert is preferred in general, and the chosen ones have
-	// different weights.
+	// The router is F32, as in real files. Its scores are N(0, 1). No expert is preferred in
+	// general, and the chosen ones have different weights.
 	b.vector("ffn_gate_inp.weight", 1/math.Sqrt(float64(b.embd)), b.embd, n)
 	b.matrix("ffn_down_exps", 1, ff, b.embd, n)
 	if c.Fused {
@@ -329,6 +346,7 @@ func (b *layer) experts(ff int64) {
 	case c.Sigmoid, c.Arch == deepseek4Arch && !hashed:
 		b.bias("exp_probs_b", n)
 	case hashed:
-		b.add("ffn_gate_tid2eid.weight", gguf.I32, []int64{int64(c.Used), int64(c.Vocab)}, span{elems: int64(c.Used) * int64(c.Vocab), choose: c.Used, of: c.Experts})
+		b.add("ffn_gate_tid2eid.weight", gguf.I32, []int64{int64(c.Used), int64(c.Vocab)},
+			span{elems: int64(c.Used) * int64(c.Vocab), choose: c.Used, of: c.Experts})
 	}
 }

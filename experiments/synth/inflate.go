@@ -1,11 +1,12 @@
 package synth
 
-// This file makes the experts of a mixture of experts heavier without changing what the model says: a small trained model then has real
-// routing and the bytes of a large one.
+// This file makes the experts of a mixture of experts heavier without changing the model's output.
+// So a small trained model has real routing and the bytes of a large one.
 //
-// Each expert's feed-forward width is multiplied. What is added are blocks with a scale of 0 and random digits. So a hidden unit that is added
-// is 0, and its column of the down projection, too. ggml adds up whole blocks in their order, so each sum gets zeros at its end and keeps its
-// bits. The digits are random so that neither a file system nor a disk can make the file smaller than it is.
+// Each expert's feed-forward width is multiplied. The added blocks have a scale of 0 and random
+// digits. So an added hidden unit is 0, and its column of the down projection is, too. ggml adds up
+// whole blocks in their order, so each sum gets zeros at its end and keeps its bits. The digits are
+// random so that neither a file system nor a disk can compress the file.
 
 import (
 	"bufio"
@@ -30,9 +31,11 @@ var ErrNotInflatable = errors.New("cannot be inflated")
 type Inflation struct {
 	// Size is the size of the whole file in bytes.
 	Size int64
-	// ExpertBytes is the size of an expert in one layer, all its matrices together; the largest of all layers.
+	// ExpertBytes is the size of an expert in one layer, all its matrices together. It is that of
+	// the layer where it is largest.
 	ExpertBytes int64
-	// Zeros is how many of the bytes are added zeros, which compress: types without a scale have no other way to store a 0.
+	// Zeros is how many of the bytes are added zeros, which can be compressed. Types without a
+	// scale have no other way to store a 0.
 	Zeros int64
 
 	file    *gguf.File
@@ -42,27 +45,35 @@ type Inflation struct {
 	numbers []rewrite.Number
 }
 
-// padding says how a tensor grows. It consists of pieces of the same size; each is followed by factor-1 times as many bytes that decode to 0.
+// padding says how a tensor grows. The tensor consists of pieces of the same size. Each is followed
+// by factor-1 times as many bytes that decode to 0.
 type padding struct {
-	dim    int   // the dimension that grows
-	piece  int64 // bytes
-	scales []int // where in a block the scales are, which are halves; nil: the type has none, zeros are added
+	dim   int   // the dimension that grows
+	piece int64 // bytes
+	// scales are the offsets of the scales, which are halves, in a block. It is nil if the type has
+	// none; then zeros are added.
+	scales []int
 }
 
-// scales are the offsets of the scales, and of the minima, in a block. If they are 0, so are all values, whatever the other bytes are.
-// Sub-blocks' scales are multiplied by them. The layouts are those of ggml-common.h.
+// scales are the offsets of the scales, and of the minima, in a block. If all of them are 0, so are
+// all values, whatever the other bytes are, because the scales of sub-blocks are multiplied by
+// them. The layouts are those of ggml-common.h.
 var scales = map[gguf.Type][]int{
 	gguf.F32: nil, gguf.F16: nil, gguf.BF16: nil,
-	gguf.Q8_0: {0}, gguf.Q4_0: {0}, gguf.Q2_0: {0}, gguf.Q1_0: {0}, gguf.TQ1_0: {52}, gguf.TQ2_0: {64}, gguf.Q5_0: {0}, gguf.Q4_1: {0, 2}, gguf.Q5_1: {0, 2},
+	gguf.Q8_0: {0}, gguf.Q4_0: {0}, gguf.Q2_0: {0}, gguf.Q1_0: {0}, gguf.TQ1_0: {52}, gguf.TQ2_0: {64},
+	gguf.Q5_0: {0}, gguf.Q4_1: {0, 2}, gguf.Q5_1: {0, 2},
 	gguf.Q2_K: {80, 82}, gguf.Q3_K: {108}, gguf.Q4_K: {0, 2}, gguf.Q5_K: {0, 2}, gguf.Q6_K: {208},
 	gguf.IQ4NL: {0}, gguf.IQ4XS: {0},
 }
 
-// NewInflation plans a copy of the model in file f, a mixture of experts, in which the experts' feed-forward width is factor times as large. Equal
-// arguments give equal bytes. Errors are [*ConfigError] for the factor, and [ErrNotInflatable].
+// NewInflation plans a copy of the model in file f, a mixture of experts, in which the experts'
+// feed-forward width is factor times as large. Equal arguments give equal bytes. Errors are
+// [*ConfigError] for the factor, and [ErrNotInflatable].
 //
-// The model keeps its text and its routing. In llama.cpp's CPU backend the logits keep their bits if the width is a multiple of 16, the
-// values that its activation functions handle at once; the others, which it computes otherwise, could come to lie among these.
+// The model keeps its text and its routing. In llama.cpp's CPU backend the logits keep their bits
+// if the width is a multiple of 16, which is how many values its activation functions handle at
+// once. The rest of a width is computed in another way, and with another width other values could
+// be in that rest.
 func NewInflation(f *gguf.File, factor int, seed uint64) (*Inflation, error) {
 	if factor < 2 || factor > maxInflation {
 		return nil, &ConfigError{"inflate", fmt.Sprintf("%d is outside 2 to %d", factor, maxInflation)}
@@ -84,7 +95,8 @@ func (inf *Inflation) plan() error {
 	dense := false
 	for i := range f.Tensors {
 		switch t := &f.Tensors[i]; {
-		case t.Experts() > 0 && strings.HasSuffix(t.Component(), "_exps.weight") && strings.HasPrefix(t.Component(), "ffn_down"):
+		case t.Experts() > 0 && strings.HasSuffix(t.Component(), "_exps.weight") &&
+			strings.HasPrefix(t.Component(), "ffn_down"):
 			if width != 0 && width != t.Shape[0] {
 				return fmt.Errorf("the experts' width differs: %d in %s, %d elsewhere", t.Shape[0], t.Name, width)
 			}
@@ -105,7 +117,7 @@ func (inf *Inflation) plan() error {
 	for i := range f.Tensors {
 		t := &f.Tensors[i]
 		size := t.Size
-		grows, err := inf.pad(t, width, shared)
+		grows, err := inf.planPadding(t, width, shared)
 		if err != nil {
 			return fmt.Errorf("%s: %w", t.Name, err)
 		}
@@ -127,8 +139,8 @@ func (inf *Inflation) plan() error {
 	return nil
 }
 
-// setNumbers plans the metadata for experts of that width. It reports whether shared experts grow too, because llama.cpp computes their
-// width from numbers that change.
+// setNumbers plans the metadata for experts of that width. It reports whether shared experts grow,
+// too, because llama.cpp computes their width from numbers that change.
 func (inf *Inflation) setNumbers(width int64, dense bool) (shared bool, err error) {
 	f := inf.file
 	arch, _ := f.String("general.architecture")
@@ -145,8 +157,9 @@ func (inf *Inflation) setNumbers(width int64, dense bool) (shared bool, err erro
 		}
 		set(ownKey, own)
 	}
-	// Without a key of their own the experts have this width, or share it among those that are used. With one it is the width of dense
-	// layers, if there are any.
+	// If the experts' width has no key of its own, it is the feed-forward width, or all used
+	// experts share that width. If it has a key, the feed-forward width is that of dense layers, if
+	// there are any.
 	ofExperts := hasFF && (ff == uint64(width) || !hasOwn && ff == uint64(width)*used) && !(hasOwn && dense)
 	switch {
 	case !hasOwn && !ofExperts:
@@ -157,12 +170,12 @@ func (inf *Inflation) setNumbers(width int64, dense bool) (shared bool, err erro
 		set(ffKey, ff)
 	}
 	_, sharedOwn := f.Uint(arch + ".expert_shared_feed_forward_length")
-	_, sharedCount := f.Uint(arch + ".expert_shared_count") // their width is that of so many experts
+	_, sharedCount := f.Uint(arch + ".expert_shared_count") // their width is that of this many experts together
 	return !sharedOwn && (ofExperts || sharedCount), nil
 }
 
-// pad plans how t grows, and reports whether it does.
-func (inf *Inflation) pad(t *gguf.Tensor, width int64, shared bool) (bool, error) {
+// planPadding plans how t grows, and reports whether it does.
+func (inf *Inflation) planPadding(t *gguf.Tensor, width int64, shared bool) (bool, error) {
 	rest, ok := strings.CutPrefix(t.Component(), "ffn_")
 	if !ok {
 		return false, nil
@@ -180,11 +193,11 @@ func (inf *Inflation) pad(t *gguf.Tensor, width int64, shared bool) (bool, error
 		return false, nil
 	}
 	p := padding{}
-	parts := int64(1) // that lie one after the other in the dimension that grows
+	parts := int64(1) // parts that follow one another in the dimension that grows
 	switch {
 	case projection == "down" && suffix == "weight", projection != "down" && suffix == "bias":
 		p.dim = 0
-	case projection == "down": // its bias has the model's width
+	case projection == "down": // the bias of down has the model's width, which does not grow
 		return false, nil
 	case suffix == "weight":
 		p.dim = 1
@@ -192,7 +205,7 @@ func (inf *Inflation) pad(t *gguf.Tensor, width int64, shared bool) (bool, error
 		return false, nil
 	}
 	switch projection {
-	case "gate_up": // the rows of gate, then those of up
+	case "gate_up": // the rows of gate, followed by those of up
 		parts = 2
 	case "gate", "up", "down":
 	default: // the router of shared experts, for example
@@ -213,8 +226,9 @@ func (inf *Inflation) pad(t *gguf.Tensor, width int64, shared bool) (bool, error
 	return true, nil
 }
 
-// Write reads the model from r, which must still hold the file that was planned for, and writes exactly Size bytes to w, unless it returns an
-// error. It takes a few MiB of memory for any size, and calls progress (if not nil) with the number of bytes written so far. When ctx ends, it
+// Write reads the model from r, which must still hold the file that was planned for, and writes
+// exactly Size bytes to w, unless it returns an error. It takes a few MiB of memory for any size,
+// and calls progress (if not nil) with the number of bytes written so far. When ctx ends, it
 // returns ctx's cause. Errors are those of [rewrite.Write].
 func (inf *Inflation) Write(ctx context.Context, w io.Writer, r io.ReaderAt, progress func(written int64)) error {
 	if progress == nil {

@@ -1,5 +1,7 @@
 package synth_test
 
+// This file tests in a real llama.cpp that inflated models are the same as the originals.
+
 import (
 	"errors"
 	"io"
@@ -40,8 +42,8 @@ func inflate(t *testing.T, path string, factor int) string {
 	return out
 }
 
-// TestInflatedInLlama: to a real llama.cpp an inflated model is the same one. All logits of a text have the same bits, all tokens take the
-// same experts, and the text that is generated is the same.
+// TestInflatedInLlama checks that an inflated model is the same to a real llama.cpp. All logits of
+// a text have the same bits, all tokens take the same experts, and the generated text is the same.
 func TestInflatedInLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	moe := synth.Config{Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Seed: 1}
@@ -70,11 +72,13 @@ func TestInflatedInLlama(t *testing.T) {
 	}
 }
 
-// sameInLlama compares what two models say and how they route.
+// sameInLlama compares the output and the routing of two models.
 func sameInLlama(t *testing.T, in *llama.Installation, a, b string) {
 	t.Helper()
 	text := filepath.Join(t.TempDir(), "text")
-	if err := os.WriteFile(text, []byte(strings.Repeat("The page cache holds what was read, until somebody needs the memory. ", 4)), 0o600); err != nil {
+	if err := os.WriteFile(text,
+		[]byte(strings.Repeat("The page cache holds what was read, until somebody needs the memory. ", 4)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	type run struct {
@@ -84,7 +88,8 @@ func sameInLlama(t *testing.T, in *llama.Installation, a, b string) {
 	}
 	observe := func(path string) (r run) {
 		ops := filepath.Join(t.TempDir(), "ops")
-		result, err := in.Run(t.Context(), llama.Options{Model: path, Prompt: "Once upon a time", Tokens: 24, Threads: 1, Ops: ops, Warmup: "none"})
+		result, err := in.Run(t.Context(), llama.Options{Model: path, Prompt: "Once upon a time", Tokens: 24,
+			Threads: 1, Ops: ops, Warmup: "none"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +103,8 @@ func sameInLlama(t *testing.T, in *llama.Installation, a, b string) {
 				r.routes = append(r.routes, op.Experts, op.LastExperts)
 			}
 		}
-		_, err = in.Score(t.Context(), llama.Options{Model: path, TextFile: text, Threads: 1, Chunks: 1, Warmup: "none"}, func(l *llama.Logits) error {
+		_, err = in.Score(t.Context(), llama.Options{Model: path, TextFile: text, Threads: 1, Chunks: 1,
+			Warmup: "none"}, func(l *llama.Logits) error {
 			for {
 				_, logits, err := l.Next()
 				if err == io.EOF {

@@ -1,5 +1,7 @@
 package synth
 
+// This file tests models with heavier experts: the tensors, the metadata and the errors.
+
 import (
 	"bytes"
 	"errors"
@@ -15,7 +17,7 @@ import (
 	"tensorcast/gguf/gguftest"
 )
 
-// TestScales: whatever else a block holds, it decodes to zeros.
+// TestScales checks that a block whose scales are 0 decodes to zeros, whatever else it holds.
 func TestScales(t *testing.T) {
 	random := stream(1, "")
 	for typ, offsets := range scales {
@@ -39,7 +41,7 @@ func TestScales(t *testing.T) {
 				t.Fatalf("%v: %x decodes to %v", typ, block, values)
 			}
 		}
-		// Each of the scales matters: none is given up in vain.
+		// Each of the scales matters: none is set to 0 in vain.
 		for _, s := range offsets {
 			block[s], block[s+1] = 0x00, 0x3c // 1
 			if decode() {
@@ -66,7 +68,7 @@ func inflated(t *testing.T, b []byte, factor int, seed uint64) ([]byte, *Inflati
 		t.Fatal(err)
 	}
 	if int64(out.Len()) != inf.Size || last != inf.Size {
-		t.Errorf("wrote %d bytes, told of %d, planned %d", out.Len(), last, inf.Size)
+		t.Errorf("wrote %d bytes, reported %d, want %d", out.Len(), last, inf.Size)
 	}
 	return out.Bytes(), inf
 }
@@ -85,12 +87,15 @@ func values(t *testing.T, b []byte, tensor *gguf.Tensor) []float32 {
 	return v
 }
 
-// TestInflate looks at every value: the old ones are where a wider expert has them, all others are 0.
+// TestInflate checks every value: the old ones are where a wider expert has them, all others are 0.
 func TestInflate(t *testing.T) {
 	const factor = 3
 	for _, typ := range Types() {
 		t.Run(typ.String(), func(t *testing.T) {
-			_, old := mustWrite(t, small(func(c *Config) { c.Type, c.Experts, c.Used, c.FF, c.Layers = typ, 3, 2, 256, 1 }))
+			_, old := mustWrite(t, small(func(c *Config) {
+				c.Type, c.Experts, c.Used, c.FF, c.Layers = typ, 3, 2,
+					256, 1
+			}))
 			b, inf := inflated(t, old, factor, 1)
 			was, err := gguf.Parse(bytes.NewReader(old), int64(len(old)))
 			if err != nil {
@@ -101,7 +106,7 @@ func TestInflate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if ff, _ := is.Uint("llama.feed_forward_length"); ff != 256*factor {
-				t.Errorf("feed_forward_length is %d", ff)
+				t.Errorf("feed_forward_length is %d, want %d", ff, 256*factor)
 			}
 			var expert int64
 			for i := range was.Tensors {
@@ -133,22 +138,24 @@ func TestInflate(t *testing.T) {
 						t.Fatalf("%s: column %d of row %d of expert %d is %g, want %g", to.Name, x, y, e, v, w)
 					}
 				}
-				// What is added differs from block to block, so that nothing can be stored once for several.
+				// The added bytes differ from block to block, so that nothing can be stored once
+				// for several.
 				if blocks := distinctBlocks(to, b); scales[typ] != nil && blocks != to.Size/typ.BlockBytes() {
-					t.Errorf("%s: %d different blocks of %d", to.Name, blocks, to.Size/typ.BlockBytes())
+					t.Errorf("%s: %d different blocks, want %d", to.Name, blocks, to.Size/typ.BlockBytes())
 				}
 			}
 			if inf.ExpertBytes != expert {
-				t.Errorf("an expert has %d bytes, told of %d", expert, inf.ExpertBytes)
+				t.Errorf("an expert has %d bytes, want the plan's %d", expert, inf.ExpertBytes)
 			}
-			if zeros := int64(len(b) - len(old)); (scales[typ] == nil) != (inf.Zeros == zeros) || scales[typ] != nil && inf.Zeros != 0 {
-				t.Errorf("%v: %d bytes of zeros, told of %d", typ, zeros, inf.Zeros)
+			if zeros := int64(len(b) - len(old)); (scales[typ] == nil) != (inf.Zeros == zeros) ||
+				scales[typ] != nil && inf.Zeros != 0 {
+				t.Errorf("%v: %d bytes of zeros, the plan has %d", typ, zeros, inf.Zeros)
 			}
 			if again, _ := inflated(t, old, factor, 1); !bytes.Equal(again, b) {
-				t.Error("the second time other bytes")
+				t.Error("the second time there are other bytes")
 			}
 			if other, _ := inflated(t, old, factor, 2); bytes.Equal(other, b) != (scales[typ] == nil) {
-				t.Error("the seed does not matter, or matters")
+				t.Error("another seed must give other bytes if, and only if, the type has a scale")
 			}
 		})
 	}
@@ -162,7 +169,8 @@ func distinctBlocks(t *gguf.Tensor, b []byte) int64 {
 	return int64(len(seen))
 }
 
-// TestInflateNumbers: which numbers follow, and whether shared experts do, for the ways in which architectures tell widths.
+// TestInflateNumbers checks which numbers change, and whether shared experts grow, for the ways in
+// which architectures tell widths.
 func TestInflateNumbers(t *testing.T) {
 	type shape = []int64
 	exps := func(more ...gguftest.Tensor) []gguftest.Tensor {
@@ -181,29 +189,46 @@ func TestInflateNumbers(t *testing.T) {
 		shapes  map[string]shape
 		err     string
 	}{
-		"one width":      {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(), want: map[string]uint64{"feed_forward_length": 24}},
-		"shared by used": {kvs: map[string]uint32{"feed_forward_length": 16, "expert_used_count": 2}, tensors: exps(), want: map[string]uint64{"feed_forward_length": 48}},
+		"one width": {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(),
+			want: map[string]uint64{"feed_forward_length": 24}},
+		"shared by used": {kvs: map[string]uint32{"feed_forward_length": 16, "expert_used_count": 2},
+			tensors: exps(), want: map[string]uint64{"feed_forward_length": 48}},
 		"its own": {kvs: map[string]uint32{"feed_forward_length": 5, "expert_feed_forward_length": 8}, tensors: exps(),
 			want: map[string]uint64{"feed_forward_length": 5, "expert_feed_forward_length": 24}},
 		"both": {kvs: map[string]uint32{"feed_forward_length": 8, "expert_feed_forward_length": 8}, tensors: exps(),
 			want: map[string]uint64{"feed_forward_length": 24, "expert_feed_forward_length": 24}},
-		"dense layers": {kvs: map[string]uint32{"feed_forward_length": 8, "expert_feed_forward_length": 8}, tensors: exps(up("ffn_up.weight", 4, 8)),
-			want: map[string]uint64{"feed_forward_length": 8, "expert_feed_forward_length": 24}, shapes: map[string]shape{"blk.0.ffn_up.weight": {4, 8}}},
-		"shared, counted": {kvs: map[string]uint32{"expert_feed_forward_length": 8, "expert_shared_count": 2}, tensors: exps(up("ffn_gate_shexp.weight", 4, 16), up("ffn_down_shexp.weight", 16, 4)),
-			want:   map[string]uint64{"expert_feed_forward_length": 24, "expert_shared_count": 2},
-			shapes: map[string]shape{"blk.0.ffn_gate_shexp.weight": {4, 48}, "blk.0.ffn_down_shexp.weight": {48, 4}}},
-		"shared, own width": {kvs: map[string]uint32{"expert_feed_forward_length": 8, "expert_shared_feed_forward_length": 6}, tensors: exps(up("ffn_gate_shexp.weight", 4, 6)),
-			want: map[string]uint64{"expert_shared_feed_forward_length": 6}, shapes: map[string]shape{"blk.0.ffn_gate_shexp.weight": {4, 6}}},
-		"biases": {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_up_exps.bias", 8, 2), up("ffn_down_exps.bias", 4, 2)),
-			shapes: map[string]shape{"blk.0.ffn_up_exps.bias": {24, 2}, "blk.0.ffn_down_exps.bias": {4, 2}}},
-		"dense":        {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 8)}, err: "no experts"},
-		"another":      {kvs: map[string]uint32{"feed_forward_length": 9}, tensors: exps(), err: "neither"},
-		"contradicted": {kvs: map[string]uint32{"expert_feed_forward_length": 9}, tensors: exps(), err: "expert_feed_forward_length is 9"},
-		"one for both": {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_up.weight", 4, 8)), err: "dense layers"},
-		"no scale":     {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(gguftest.Tensor{Name: "blk.1.ffn_up_exps.weight", Type: gguf.MXFP4, Shape: shape{32, 8, 2}}), err: "blk.1.ffn_up_exps.weight: blocks of type MXFP4"},
-		"chunks":       {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_up_chexps.weight", 4, 8, 2)), err: "not known"},
-		"odd shape":    {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_gate_exps.weight", 4, 7, 2)), err: "does not fit"},
-		"two widths":   {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: append(exps(), gguftest.Tensor{Name: "blk.1.ffn_down_exps.weight", Type: gguf.F32, Shape: shape{4, 4, 2}}), err: "differs"},
+		"dense layers": {kvs: map[string]uint32{"feed_forward_length": 8, "expert_feed_forward_length": 8},
+			tensors: exps(up("ffn_up.weight", 4, 8)),
+			want:    map[string]uint64{"feed_forward_length": 8, "expert_feed_forward_length": 24},
+			shapes:  map[string]shape{"blk.0.ffn_up.weight": {4, 8}}},
+		"shared, counted": {kvs: map[string]uint32{"expert_feed_forward_length": 8, "expert_shared_count": 2},
+			tensors: exps(up("ffn_gate_shexp.weight", 4, 16), up("ffn_down_shexp.weight", 16, 4)),
+			want:    map[string]uint64{"expert_feed_forward_length": 24, "expert_shared_count": 2},
+			shapes:  map[string]shape{"blk.0.ffn_gate_shexp.weight": {4, 48}, "blk.0.ffn_down_shexp.weight": {48, 4}}},
+		"shared, own width": {kvs: map[string]uint32{"expert_feed_forward_length": 8,
+			"expert_shared_feed_forward_length": 6}, tensors: exps(up("ffn_gate_shexp.weight", 4, 6)),
+			want:   map[string]uint64{"expert_shared_feed_forward_length": 6},
+			shapes: map[string]shape{"blk.0.ffn_gate_shexp.weight": {4, 6}}},
+		"biases": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: exps(up("ffn_up_exps.bias", 8, 2), up("ffn_down_exps.bias", 4, 2)),
+			shapes:  map[string]shape{"blk.0.ffn_up_exps.bias": {24, 2}, "blk.0.ffn_down_exps.bias": {4, 2}}},
+		"dense": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 8)}, err: "no experts"},
+		"another": {kvs: map[string]uint32{"feed_forward_length": 9}, tensors: exps(), err: "neither"},
+		"contradicted": {kvs: map[string]uint32{"expert_feed_forward_length": 9}, tensors: exps(),
+			err: "expert_feed_forward_length is 9"},
+		"one for both": {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_up.weight", 4, 8)),
+			err: "dense layers"},
+		"no scale": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: exps(gguftest.Tensor{Name: "blk.1.ffn_up_exps.weight", Type: gguf.MXFP4,
+				Shape: shape{32, 8, 2}}), err: "blk.1.ffn_up_exps.weight: blocks of type MXFP4"},
+		"chunks": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: exps(up("ffn_up_chexps.weight", 4, 8, 2)), err: "not known"},
+		"odd shape": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: exps(up("ffn_gate_exps.weight", 4, 7, 2)), err: "does not fit"},
+		"two widths": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: append(exps(), gguftest.Tensor{Name: "blk.1.ffn_down_exps.weight", Type: gguf.F32,
+				Shape: shape{4, 4, 2}}), err: "differs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &gguftest.Model{KVs: []gguftest.KV{{Key: "general.architecture", Value: "a"}}, Tensors: tt.tensors}
@@ -218,7 +243,8 @@ func TestInflateNumbers(t *testing.T) {
 			}
 			inf, err := NewInflation(f, 3, 1)
 			if tt.err != "" {
-				if !errors.Is(err, ErrNotInflatable) || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "\n") {
+				if !errors.Is(err, ErrNotInflatable) || !strings.Contains(err.Error(), tt.err) ||
+					strings.Contains(err.Error(), "\n") {
 					t.Errorf("error %v, want one with %q", err, tt.err)
 				}
 				return
@@ -252,7 +278,7 @@ func TestInflateNumbers(t *testing.T) {
 	}
 }
 
-// TestInflateFused: in a tensor of gate and up, both halves grow.
+// TestInflateFused checks that both halves of a tensor of gate and up grow.
 func TestInflateFused(t *testing.T) {
 	m := &gguftest.Model{
 		KVs: []gguftest.KV{{Key: "general.architecture", Value: "a"}, {Key: "a.feed_forward_length", Value: uint32(8)}},
@@ -282,11 +308,11 @@ func TestInflateFused(t *testing.T) {
 	}
 	fused, _ = f.Lookup("blk.0.ffn_gate_up_exps.weight")
 	if fused == nil || !slices.Equal(fused.Shape, []int64{4, 32, 2}) {
-		t.Fatalf("%+v", fused)
+		t.Fatalf("%+v, want the shape 4, 32, 2", fused)
 	}
 	for i := range int64(2 * 32) {
 		want := byte(0)
-		if i%16 < 8 { // the halves of each expert, without what is added
+		if i%16 < 8 { // the halves of each expert, without the added values
 			want = byte(i/16*8 + i%16)
 		}
 		got := b[fused.Offset+i*row : fused.Offset+(i+1)*row]
@@ -305,7 +331,7 @@ func TestInflateFails(t *testing.T) {
 	var config *ConfigError
 	for _, factor := range []int{math.MinInt, -1, 0, 1, maxInflation + 1, math.MaxInt} {
 		if _, err := NewInflation(f, factor, 1); !errors.As(err, &config) || config.Setting != "inflate" {
-			t.Errorf("factor %d: %v", factor, err)
+			t.Errorf("factor %d: %v, want an error of the setting inflate", factor, err)
 		}
 	}
 	inf, err := NewInflation(f, 2, 1)
@@ -314,10 +340,11 @@ func TestInflateFails(t *testing.T) {
 	}
 	for _, room := range []int64{0, inf.Size / 2, inf.Size - 1} {
 		if err := inf.Write(t.Context(), &fullDisk{int(room)}, bytes.NewReader(b), nil); !errors.Is(err, errFull) {
-			t.Errorf("with room for %d bytes: error %v", room, err)
+			t.Errorf("with room for %d bytes: error %v, want errFull", room, err)
 		}
 	}
-	if err := inf.Write(t.Context(), io.Discard, bytes.NewReader(b[:len(b)-100]), nil); !errors.Is(err, gguf.ErrTruncated) {
-		t.Errorf("cut off: %v", err)
+	if err := inf.Write(t.Context(), io.Discard, bytes.NewReader(b[:len(b)-100]), nil); !errors.Is(err,
+		gguf.ErrTruncated) {
+		t.Errorf("cut off: %v, want ErrTruncated", err)
 	}
 }

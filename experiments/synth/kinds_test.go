@@ -1,5 +1,7 @@
 package synth_test
 
+// This file tests each kind of model in a real llama.cpp.
+
 import (
 	"fmt"
 	"path/filepath"
@@ -12,19 +14,21 @@ import (
 	"tensorcast/experiments/synth"
 )
 
-// TestKindsInLlama: a real llama.cpp loads each kind, and generates text with it, and its routers choose as the kind says.
+// TestKindsInLlama checks that a real llama.cpp loads each kind of model and generates text with
+// it, and that its routers choose as they should.
 func TestKindsInLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	for name, cfg := range llamatest.Routers() {
 		t.Run(name, func(t *testing.T) {
 			path := llamatest.Model(t, cfg)
 			ops := filepath.Join(t.TempDir(), "ops")
-			r, err := in.Run(t.Context(), llama.Options{Model: path, Prompt: "Once upon", Tokens: 24, Threads: 1, Ops: ops, Warmup: "none"})
+			r, err := in.Run(t.Context(), llama.Options{Model: path, Prompt: "Once upon", Tokens: 24, Threads: 1,
+				Ops: ops, Warmup: "none"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if distinct := len(slices.Compact(slices.Sorted(slices.Values(r.Tokens)))); distinct < 8 {
-				t.Errorf("only %d distinct tokens of %d: %q", distinct, len(r.Tokens), r.Text)
+				t.Errorf("%d distinct tokens of %d, want 8 or more: %q", distinct, len(r.Tokens), r.Text)
 			}
 			if strings.ContainsFunc(r.Text, func(c rune) bool { return c != '\n' && (c < ' ' || c > '~') }) {
 				t.Errorf("text is not printable ASCII: %q", r.Text)
@@ -38,7 +42,7 @@ func TestKindsInLlama(t *testing.T) {
 	}
 }
 
-// checkChoices looks at each token's experts.
+// checkChoices checks each token's experts.
 func checkChoices(t *testing.T, cfg synth.Config, ops []llama.Op) {
 	t.Helper()
 	layers := map[int]map[int32]bool{}
@@ -53,7 +57,7 @@ func checkChoices(t *testing.T, cfg synth.Config, ops []llama.Op) {
 		for chosen := range slices.Chunk(op.IDs, cfg.Used) {
 			sorted := slices.Sorted(slices.Values(chosen))
 			if len(slices.Compact(sorted)) != cfg.Used {
-				t.Fatalf("layer %d: experts %v", layer, chosen)
+				t.Fatalf("layer %d: experts %v, want %d", layer, chosen, cfg.Used)
 			}
 			groups := map[int32]bool{}
 			for _, e := range chosen {
@@ -63,20 +67,21 @@ func checkChoices(t *testing.T, cfg synth.Config, ops []llama.Op) {
 				}
 			}
 			if len(groups) > cfg.GroupsUsed {
-				t.Fatalf("layer %d: experts %v are of %d groups", layer, chosen, len(groups))
+				t.Fatalf("layer %d: experts %v are of %d groups, want at most %d", layer, chosen, len(groups),
+					cfg.GroupsUsed)
 			}
 		}
 	}
 	want := cfg.Layers
 	if cfg.Arch == "deepseek2" {
-		want-- // the first is dense
+		want-- // the first layer is dense
 	}
 	if len(layers) != want {
 		t.Errorf("%d layers have experts, want %d", len(layers), want)
 	}
 	for layer, seen := range layers {
 		if len(seen) < cfg.Experts/2 {
-			t.Errorf("layer %d uses %d of %d experts", layer, len(seen), cfg.Experts)
+			t.Errorf("layer %d uses %d of %d experts, want half or more", layer, len(seen), cfg.Experts)
 		}
 	}
 }

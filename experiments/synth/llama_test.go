@@ -1,5 +1,7 @@
 package synth_test
 
+// This file tests the text and the routing of models in a real llama.cpp.
+
 import (
 	"fmt"
 	"path/filepath"
@@ -14,8 +16,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// TestInLlama loads models in a real llama.cpp and looks at what they say: text that is readable and varied, that does not
-// end early, depends on the prompt and is the same the second time.
+// TestInLlama loads models in a real llama.cpp and checks their text. It is readable and varied,
+// does not end early, depends on the prompt, and is the same the second time.
 func TestInLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	base := synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Seed: 1}
@@ -36,7 +38,8 @@ func TestInLlama(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			o := llama.Options{Model: filepath.Join(dir, "model.gguf"), Prompt: "Once upon a time", Tokens: 64, Repeat: 2, Threads: 1}
+			o := llama.Options{Model: filepath.Join(dir, "model.gguf"), Prompt: "Once upon a time", Tokens: 64,
+				Repeat: 2, Threads: 1}
 			if err := plan.WriteFile(t.Context(), o.Model, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +55,7 @@ func TestInLlama(t *testing.T) {
 			}
 			t.Logf("%q", r.Text)
 			if distinct := len(slices.Compact(slices.Sorted(slices.Values(r.Tokens)))); distinct < 16 {
-				t.Errorf("only %d distinct tokens of %d: %q", distinct, len(r.Tokens), r.Text)
+				t.Errorf("%d distinct tokens of %d, want 16 or more: %q", distinct, len(r.Tokens), r.Text)
 			}
 			if strings.ContainsFunc(r.Text, func(c rune) bool { return c != '\n' && (c < ' ' || c > '~') }) {
 				t.Errorf("text is not printable ASCII: %q", r.Text)
@@ -61,7 +64,7 @@ func TestInLlama(t *testing.T) {
 				t.Errorf("a control token among %v", r.Tokens)
 			}
 			if !reflect.DeepEqual(r.Tokens, r.Repeat[0].Tokens) {
-				t.Errorf("the second time: %q, the first: %q", r.Repeat[0].Text, r.Text)
+				t.Errorf("the second time: %q, want %q as the first time", r.Repeat[0].Text, r.Text)
 			}
 			if cfg.Experts > 0 {
 				checkRouting(t, cfg, o.Ops)
@@ -78,8 +81,9 @@ func TestInLlama(t *testing.T) {
 	}
 }
 
-// checkRouting looks at the experts of the first generation's generated tokens: in every layer nearly all are used, none
-// has more than a small share, consecutive tokens seldom share theirs, and layers choose differently.
+// checkRouting checks the experts of the first generation's generated tokens. In every layer nearly
+// all are used, none has more than a small share, consecutive tokens seldom share theirs, and
+// layers choose differently.
 func checkRouting(t *testing.T, cfg synth.Config, path string) {
 	t.Helper()
 	ops, err := llama.ReadOps(path)
@@ -89,7 +93,8 @@ func checkRouting(t *testing.T, cfg synth.Config, path string) {
 	routes := make([][][]int32, cfg.Layers)
 	for _, op := range ops {
 		var layer int
-		if _, err := fmt.Sscanf(op.Tensor, "blk.%d.ffn_down_exps.weight", &layer); err == nil && !op.Warmup && op.NTokens == 1 && op.Repeat == 0 {
+		if _, err := fmt.Sscanf(op.Tensor, "blk.%d.ffn_down_exps.weight", &layer); err == nil && !op.Warmup &&
+			op.NTokens == 1 && op.Repeat == 0 {
 			routes[layer] = append(routes[layer], op.LastExperts)
 		}
 	}
@@ -103,13 +108,13 @@ func checkRouting(t *testing.T, cfg synth.Config, path string) {
 	}
 	for l, tokens := range routes {
 		if len(tokens) < 60 {
-			t.Fatalf("layer %d: routes of %d tokens", l, len(tokens))
+			t.Fatalf("layer %d: routes of %d tokens, want 60 or more", l, len(tokens))
 		}
 		counts := map[int32]int{}
 		again, across := 0, 0
 		for i, experts := range tokens {
 			if len(experts) != cfg.Used {
-				t.Fatalf("layer %d: experts %v", l, experts)
+				t.Fatalf("layer %d: experts %v, want %d", l, experts, cfg.Used)
 			}
 			for _, e := range experts {
 				counts[e]++
@@ -121,15 +126,16 @@ func checkRouting(t *testing.T, cfg synth.Config, path string) {
 		}
 		total := len(tokens) * cfg.Used
 		if len(counts) < cfg.Experts*3/4 {
-			t.Errorf("layer %d uses only %d of %d experts", l, len(counts), cfg.Experts)
+			t.Errorf("layer %d uses %d of %d experts, want three quarters or more", l, len(counts), cfg.Experts)
 		}
 		for e, n := range counts {
 			if n > total/4 {
-				t.Errorf("layer %d: expert %d has %d of %d routes", l, e, n, total)
+				t.Errorf("layer %d: expert %d has %d of %d routes, want a quarter at most", l, e, n, total)
 			}
 		}
 		if again > total/2 || across > total/2 {
-			t.Errorf("layer %d: of %d routes %d as for the token before, %d as in the next layer", l, total, again, across)
+			t.Errorf("layer %d: of %d routes %d as for the token before, %d as in the next layer", l, total, again,
+				across)
 		}
 	}
 }

@@ -1,7 +1,8 @@
 package synth
 
-// This file encodes what precedes the weights in a GGUF v3 file: the metadata with the vocabulary, and the tensor table. All integers are
-// little-endian; a string is its length as uint64, and its bytes.
+// This file encodes what precedes the weights in a GGUF v3 file: the metadata with the vocabulary,
+// and the tensor table. All integers are little-endian. A string is its length as uint64, followed
+// by its bytes.
 
 import (
 	"encoding/binary"
@@ -46,8 +47,9 @@ const (
 // spaceMark is how SentencePiece represents a space.
 const spaceMark = "\u2581"
 
-// fileType is general.file_type (enum llama_ftype) of a model with weights of type t, or -1 if synth does not write t. For Q4_K it is
-// Q4_K_S, which is llama.cpp's closest name for a model that is Q4_K throughout.
+// fileType is general.file_type (enum llama_ftype) of a model with weights of type t, or -1 if
+// synth does not write t. For Q4_K it is Q4_K_S, which is llama.cpp's closest name for a model that
+// is Q4_K throughout.
 func fileType(t gguf.Type) int {
 	switch t {
 	case gguf.F32:
@@ -123,10 +125,13 @@ func (e *encoder) kvArray(name string, elemType uint32, n int) {
 
 // token returns the text, the score and the kind of a token.
 //
-// The first 259 are those of a SentencePiece model with byte fallback. The space is not the byte token <0x20> but U+2581, as in
-// SentencePiece, because the tokenizer replaces spaces first. So a prompt is split into single bytes. Further tokens (with a larger Vocab)
-// are distinct words, each preceded by a space. They have at least two letters, and as there are no tokens of a space and one letter, the
-// tokenizer never merges bytes into them: they appear only in the model's output.
+// The first 259 are those of a SentencePiece model with byte fallback. The space is not the byte
+// token <0x20> but U+2581, as in SentencePiece, because the tokenizer replaces spaces first. So a
+// prompt is split into single bytes.
+//
+// Further tokens (with a larger Vocab) are distinct words, each preceded by a space. They have at
+// least two letters. There are no tokens of a space and one letter, so the tokenizer never merges
+// bytes into the words: they appear only in the model's output.
 func token(id int) (text string, score float32, kind uint32) {
 	switch {
 	case id == tokenUnk:
@@ -147,8 +152,8 @@ func token(id int) (text string, score float32, kind uint32) {
 	return spaceMark + string(word), -float32(id), tokenNormal // later words have lower scores, as in real vocabularies
 }
 
-// header encodes everything before the first tensor's bytes, including padding. cfg must have its defaults filled in; the tensors' offsets
-// are relative to the end of the header, as in the file.
+// header encodes everything before the first tensor's bytes, including padding. cfg must have its
+// defaults filled in; the tensors' offsets are relative to the end of the header, as in the file.
 func header(cfg Config, tensors []Tensor) []byte {
 	var e encoder
 	e.kvStr("general.architecture", cfg.Arch)

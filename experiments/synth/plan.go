@@ -14,7 +14,7 @@ type Tensor struct {
 	Name   string
 	Type   gguf.Type
 	Shape  []int64 // fastest dimension first, as in the file
-	Offset int64   // of its first byte in the file
+	Offset int64   // offset of the first byte in the file
 	Size   int64   // in bytes, without padding
 
 	spans []span
@@ -32,7 +32,8 @@ type Plan struct {
 	header []byte
 }
 
-// By how much some matrices differ from unit gain (see layerTensors and vocabSpans).
+// These factors are by how much some matrices differ from unit gain (see layerTensors and
+// vocabSpans).
 const (
 	queryKeyGain = 2
 	logitStd     = 4
@@ -79,8 +80,9 @@ func setSizes(ts []Tensor) error {
 	return nil
 }
 
-// modelTensors lists the tensors in the order in which llama.cpp's converter and quantiser write them: the vocabulary's first, then layer
-// by layer in alphabetical order. So file order is not access order (for example, ffn_down precedes ffn_up).
+// modelTensors lists the tensors in the order in which llama.cpp's converter and quantiser write
+// them: first those of the vocabulary, then layer by layer in alphabetical order. So file order is
+// not access order (for example, ffn_down precedes ffn_up).
 func modelTensors(cfg Config) []Tensor {
 	ts := vocabTensors(cfg)
 	for l := range cfg.Layers {
@@ -93,25 +95,31 @@ func modelTensors(cfg Config) []Tensor {
 func vocabTensors(cfg Config) []Tensor {
 	n, vocab := int64(cfg.Embd), int64(cfg.Vocab)
 	outStd := logitStd / math.Sqrt(float64(n))
-	// A row of the embedding is the initial content of the residual stream: with a standard deviation of 1 it is as large as what the
-	// layers add to it.
+	// A row of the embedding is the initial content of the residual stream: with a standard
+	// deviation of 1 it is as large as what the layers add to it.
 	const embdStd = 1
 	if !cfg.Tied {
 		ts := []Tensor{
 			{Name: "output.weight", Type: cfg.Type, Shape: []int64{n, vocab}, spans: vocabSpans(cfg, outStd)},
-			{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{n}, spans: []span{{elems: n, mean: 1, std: normStd}}},
-			{Name: "token_embd.weight", Type: cfg.Type, Shape: []int64{n, vocab}, spans: []span{{elems: n * vocab, std: embdStd}}},
+			{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{n},
+				spans: []span{{elems: n, mean: 1, std: normStd}}},
+			{Name: "token_embd.weight", Type: cfg.Type, Shape: []int64{n, vocab},
+				spans: []span{{elems: n * vocab, std: embdStd}}},
 		}
-		if cfg.Arch == deepseek4Arch { // the streams become one
+		if cfg.Arch == deepseek4Arch { // at the end the streams become one
 			ts = append(ts,
-				Tensor{Name: "output_hc_base.weight", Type: gguf.F32, Shape: []int64{streams}, spans: []span{{elems: streams, std: 0.5}}},
-				Tensor{Name: "output_hc_fn.weight", Type: gguf.F32, Shape: []int64{streams * n, streams}, spans: []span{{elems: streams * n * streams, std: float32(1 / math.Sqrt(float64(streams*n)))}}},
-				Tensor{Name: "output_hc_scale.weight", Type: gguf.F32, Shape: []int64{1}, spans: []span{{elems: 1, mean: 1, std: normStd}}})
+				Tensor{Name: "output_hc_base.weight", Type: gguf.F32, Shape: []int64{streams},
+					spans: []span{{elems: streams, std: 0.5}}},
+				Tensor{Name: "output_hc_fn.weight", Type: gguf.F32, Shape: []int64{streams * n, streams},
+					spans: []span{{elems: streams * n * streams, std: float32(1 / math.Sqrt(float64(streams*n)))}}},
+				Tensor{Name: "output_hc_scale.weight", Type: gguf.F32, Shape: []int64{1},
+					spans: []span{{elems: 1, mean: 1, std: normStd}}})
 		}
 		return ts
 	}
-	// At the end, the residual stream still contains the token's own embedding, so a tied model would repeat the same token. Random signs
-	// of the last norm's weights prevent this; their size determines the size of the logits.
+	// At the end, the residual stream still contains the token's own embedding, so a tied model
+	// would repeat the same token. Random signs of the last norm's weights prevent this; their size
+	// determines the size of the logits.
 	return []Tensor{
 		{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{n},
 			spans: []span{{elems: n, mean: float32(outStd), std: float32(outStd * normStd), randomSign: true}}},
@@ -122,10 +130,11 @@ func vocabTensors(cfg Config) []Tensor {
 // normStd is the standard deviation of a norm's weights from 1.
 const normStd = 0.05
 
-// vocabSpans is the distribution of the matrix that computes the logits, with one row per token. Logits are N(0, logitStd), except that the
-// rows of control tokens and of bytes that are neither printable ASCII nor line feeds are scaled down: their logits stay near 0, far below
-// the largest of about a hundred others. So the text is readable ASCII, and </s> does not end it early, though it remains possible, as in a
-// real model (a probability of about 1e-4 per token at temperature 1).
+// vocabSpans is the distribution of the matrix that computes the logits, with one row per token.
+// Logits are N(0, logitStd), except that the rows of control tokens, and of bytes that are neither
+// printable ASCII nor line feeds, are scaled down. Their logits stay near 0, far below the largest
+// of about a hundred others. So the text is readable ASCII, and </s> does not end it early. It
+// remains possible, as in a real model (a probability of about 1e-4 per token at temperature 1).
 func vocabSpans(cfg Config, std float64) []span {
 	var spans []span
 	for id := range cfg.Vocab {

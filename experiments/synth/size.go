@@ -7,12 +7,14 @@ import (
 	"math"
 )
 
-// Sized returns base with Layers, Embd, FF, Heads and KVHeads set so that the file has about target bytes: within 2 % from 50 MB (dense) or
-// 300 MB (32 experts) on, usually within 1 %. Smaller files have coarser steps. If no model comes within a quarter of target (because it is
-// too small, or too large for the proportions), the error is a *ConfigError.
+// Sized returns base with Layers, Embd, FF, Heads and KVHeads set so that the file has about target
+// bytes: within 2 % from 50 MB (dense) or 300 MB (32 experts) on, usually within 1 %. Smaller files
+// have coarser steps. If no model comes within a quarter of target (because it is too small, or too
+// large for the proportions), the error is a *ConfigError.
 //
-// The proportions are those of trained models: depth grows with width, FF is about 2.75 times Embd (divided by the number
-// of experts used), heads are 64 or 128 wide, and up to four query heads share one key head.
+// The proportions are those of trained models: depth grows with width, FF is about 2.75 times Embd
+// (divided by the number of experts used), heads are 64 or 128 wide, and up to four query heads
+// share one key head.
 func Sized(target int64, base Config) (Config, error) {
 	const (
 		embdStep   = 256
@@ -20,7 +22,9 @@ func Sized(target int64, base Config) (Config, error) {
 		mostLayers = 128
 	)
 	if base.Arch != "" && base.Arch != llamaArch {
-		return Config{}, &ConfigError{"size", fmt.Sprintf("it is known which dimensions a llama of that size has, not a %s; give its dimensions instead", base.Arch)}
+		return Config{}, &ConfigError{"size",
+			fmt.Sprintf("it is known which dimensions a llama of that size has, not a %s; give its "+
+				"dimensions instead", base.Arch)}
 	}
 	// 64 and 256 are multiples of the types' block lengths.
 	ffStep := max(64, int(base.Type.BlockElems()))
@@ -51,8 +55,9 @@ func Sized(target int64, base Config) (Config, error) {
 			steps = max(0, min(steps, math.Floor(4*usualFF/float64(ffStep))))
 			c.Layers, c.FF = layers, ffStep*(1+int(steps))
 			size := float64(fixed) + float64(layers)*(float64(layer)+steps*perStep)
-			// The size has priority over the usual proportions: a deviation of the size counts ten times as much as the same deviation of
-			// the proportions, and beyond 1 % a hundred times.
+			// The size has priority over the usual proportions: a deviation of the size counts ten
+			// times as much as the same deviation of the proportions, and beyond 1 % a hundred
+			// times.
 			miss := math.Abs(size/float64(target) - 1)
 			cost := 10*miss + 100*max(0, miss-0.01) +
 				math.Abs(math.Log(float64(layers)/usualLayers)) + math.Abs(math.Log(float64(c.FF)/usualFF))
@@ -62,7 +67,9 @@ func Sized(target int64, base Config) (Config, error) {
 		}
 	}
 	if best.Layers == 0 || math.Abs(bestSize/float64(target)-1) > 0.25 {
-		return Config{}, &ConfigError{"size", fmt.Sprintf("no model of usual proportions has about %d bytes (the closest has %.0f); give its dimensions instead", target, bestSize)}
+		return Config{}, &ConfigError{"size",
+			fmt.Sprintf("no model of usual proportions has about %d bytes (the closest has %.0f); give its "+
+				"dimensions instead", target, bestSize)}
 	}
 	return best, nil
 }
@@ -81,7 +88,8 @@ func usualHeads(embd int) (heads, kvHeads int) {
 	return heads, heads
 }
 
-// sizes returns the bytes of cfg's file that do not depend on the number of layers, and the bytes of one layer's weights.
+// sizes returns the bytes of cfg's file that do not depend on the number of layers, and the bytes
+// of one layer's weights.
 func sizes(cfg Config) (fixed, layer int64, err error) {
 	outside, inside := vocabTensors(cfg), layerTensors(cfg, 0)
 	if err := setSizes(outside); err != nil {

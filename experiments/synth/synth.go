@@ -1,10 +1,12 @@
 // Package synth writes GGUF models with random weights that a real llama.cpp loads and runs.
 //
-// Experiments need models of any size that can be made anywhere with the same bytes: [Config] describes a model, [NewPlan] computes every
-// tensor and the exact file size, and [Plan.Write] streams the file in constant memory. The models have the graph of llama, dense or
-// mixture of experts, or another one with another kind of router ([Archs]), and a byte-level vocabulary. Their weights are noise, but they behave: activations stay finite through any number of
-// layers, greedy text varies and depends on the whole prompt, the experts change from token to token, and the end-of-text token practically
-// never comes. "lab synth" and tests use it.
+// Experiments need models of any size that can be made anywhere with the same bytes: [Config]
+// describes a model, [NewPlan] computes every tensor and the exact file size, and [Plan.Write]
+// streams the file in constant memory. The models have the graph of llama, dense or mixture of
+// experts, or another one with another kind of router ([Archs]), and a byte-level vocabulary. Their
+// weights are noise, but they behave: activations stay finite through any number of layers, greedy
+// text varies and depends on the whole prompt, the experts change from token to token, and the
+// end-of-text token practically never comes. "lab synth" and tests use it.
 package synth
 
 // This file defines the configuration of a model and checks whether llama.cpp can run it.
@@ -16,15 +18,19 @@ import (
 	"tensorcast/gguf"
 )
 
-// Config describes a model. The zero values of Vocab and Ctx mean the usual values; all other dimensions are required. The same Config
-// gives the same bytes on every machine.
+// Config describes a model. The zero values of Vocab and Ctx mean the usual values; all other
+// dimensions are required. The same Config gives the same bytes on every machine.
 type Config struct {
-	Layers  int // transformer blocks, 1 to 512
-	Embd    int // width of the residual stream, in elements; a whole number of blocks of Type
-	FF      int // hidden width of the feed-forward network, of each expert if Experts > 0; a whole number of blocks of Type
+	Layers int // transformer blocks, 1 to 512
+	Embd   int // width of the residual stream, in elements; a whole number of blocks of Type
+	// hidden width of the feed-forward network, of each expert if Experts > 0; a whole number of
+	// blocks of Type
+	FF      int
 	Heads   int // query heads; Embd/Heads is the head width, which must be even
 	KVHeads int // key and value heads; must divide Heads
-	Vocab   int // tokens; 0 means ByteVocab, the least possible. Tokens beyond it are words that only occur in the model's output.
+	// tokens; 0 means ByteVocab, the least possible. Tokens beyond it are words that only occur in
+	// the model's output.
+	Vocab   int
 	Ctx     int // context length to declare; 0 means 4096
 	Experts int // experts per layer, 2 to 512; 0 makes a dense model
 	Used    int // experts per token
@@ -45,8 +51,9 @@ type Config struct {
 // ByteVocab is the size of the byte-level vocabulary: <unk>, <s>, </s> and the 256 bytes.
 const ByteVocab = 259
 
-// Limits of a Config. Those for layers and experts are llama.cpp's (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS). The one for dimensions is ours:
-// it is beyond any real model, and no size computed here exceeds 63 bits (512 layers x 3 matrices x 512 experts x 2^20 x 2^20 elements x 4
+// Limits of a Config. Those for layers and experts are llama.cpp's (LLAMA_MAX_LAYERS,
+// LLAMA_MAX_EXPERTS). The one for dimensions is ours: it is beyond any real model, and no size
+// computed here exceeds 63 bits (512 layers x 3 matrices x 512 experts x 2^20 x 2^20 elements x 4
 // bytes < 2^63).
 const (
 	maxLayers  = 512
@@ -56,7 +63,8 @@ const (
 
 // Types lists the supported weight types.
 func Types() []gguf.Type {
-	return []gguf.Type{gguf.F32, gguf.F16, gguf.Q8_0, gguf.Q4_0, gguf.Q4_K, gguf.Q2_0, gguf.Q1_0, gguf.TQ1_0, gguf.TQ2_0}
+	return []gguf.Type{gguf.F32, gguf.F16, gguf.Q8_0, gguf.Q4_0, gguf.Q4_K, gguf.Q2_0, gguf.Q1_0, gguf.TQ1_0,
+		gguf.TQ2_0}
 }
 
 // ParseType returns the type with this name, in upper or lower case.
@@ -139,7 +147,8 @@ func (c Config) check() error {
 	case c.FF%block != 0:
 		return &ConfigError{"ff", fmt.Sprintf("%d is not a multiple of %d, the block of %v", c.FF, block, c.Type)}
 	case c.Embd%(2*c.Heads) != 0:
-		return &ConfigError{"heads", fmt.Sprintf("%d heads do not divide a width of %d into heads of an even width", c.Heads, c.Embd)}
+		return &ConfigError{"heads", fmt.Sprintf("%d heads do not divide a width of %d into heads of an even width",
+			c.Heads, c.Embd)}
 	case c.Heads%c.KVHeads != 0:
 		return &ConfigError{"kv-heads", fmt.Sprintf("%d does not divide %d heads", c.KVHeads, c.Heads)}
 	}
@@ -163,7 +172,9 @@ func (c Config) checkArch(g graph) error {
 	case c.Tied && g.untied:
 		return lacks("tied", "output from token embeddings")
 	case c.Groups == 1 || c.Groups > 1 && (c.Experts%c.Groups != 0 || c.Experts < 2*c.Groups):
-		return &ConfigError{"groups", fmt.Sprintf("%d experts cannot be in %d groups: want two groups or more, of two or more, all of the same size", c.Experts, c.Groups)}
+		return &ConfigError{"groups",
+			fmt.Sprintf("%d experts cannot be in %d groups: want two groups or more, of two or more, all of the "+
+				"same size", c.Experts, c.Groups)}
 	case c.Groups > 1 && c.Used > c.Experts/c.Groups*c.GroupsUsed:
 		return &ConfigError{"groups-used", fmt.Sprintf("%d groups have fewer than %d experts", c.GroupsUsed, c.Used)}
 	case g.ropeHalf && c.Embd%(4*c.Heads) != 0:
@@ -171,7 +182,8 @@ func (c Config) checkArch(g graph) error {
 	case c.Arch == deepseek4Arch && c.Embd%(32*c.Heads) != 0: // the indexer's keys are rotated 64 at a time
 		return &ConfigError{"heads", fmt.Sprintf("%s needs heads whose width is a multiple of 32", c.Arch)}
 	case c.Arch == deepseek2Arch && (c.Layers == 26 || c.Layers == 27 || c.Layers == 48 && c.Vocab == 128256):
-		return &ConfigError{"layers", fmt.Sprintf("llama.cpp takes a deepseek2 of %d layers for a lite one, with other tensors", c.Layers)}
+		return &ConfigError{"layers",
+			fmt.Sprintf("llama.cpp takes a deepseek2 of %d layers for a lite one, with other tensors", c.Layers)}
 	case c.FF*max(c.Shared, 1) > maxDim:
 		return &ConfigError{"shared", fmt.Sprintf("%d experts of width %d are wider than %d", c.Shared, c.FF, maxDim)}
 	}

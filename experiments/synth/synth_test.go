@@ -1,5 +1,8 @@
 package synth
 
+// This file tests the files: their layout, their bytes, how they are written, and which models are
+// refused.
+
 import (
 	"bytes"
 	"context"
@@ -19,7 +22,7 @@ import (
 	"tensorcast/gguf"
 )
 
-// small is a valid dense model; tests change what they are about.
+// small is a valid dense model. Tests change the settings that they are about.
 func small(change func(*Config)) Config {
 	c := Config{Layers: 2, Embd: 256, FF: 768, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
 	if change != nil {
@@ -66,27 +69,31 @@ func TestParsesBack(t *testing.T) {
 		"sigmoid": small(func(c *Config) {
 			c.Arch, c.Sigmoid, c.Experts, c.Used, c.Groups, c.GroupsUsed, c.Shared = "deepseek2", true, 8, 2, 4, 2, 3
 		}),
-		"fused Q4_K": small(func(c *Config) { c.Arch, c.Fused, c.Experts, c.Used, c.Type = "deepseek2", true, 8, 2, gguf.Q4_K }),
-		"qwen2moe":   small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen2moe", 8, 2 }),
-		"qwen3moe":   small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen3moe", 8, 2 }),
-		"gpt-oss":    small(func(c *Config) { c.Arch, c.Experts, c.Used = "gpt-oss", 8, 2 }),
-		"deepseek4":  small(func(c *Config) { c.Arch, c.Experts, c.Used, c.Hashed = "deepseek4", 8, 2, 1 }),
+		"fused Q4_K": small(func(c *Config) {
+			c.Arch, c.Fused, c.Experts, c.Used, c.Type = "deepseek2", true, 8, 2,
+				gguf.Q4_K
+		}),
+		"qwen2moe":  small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen2moe", 8, 2 }),
+		"qwen3moe":  small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen3moe", 8, 2 }),
+		"gpt-oss":   small(func(c *Config) { c.Arch, c.Experts, c.Used = "gpt-oss", 8, 2 }),
+		"deepseek4": small(func(c *Config) { c.Arch, c.Experts, c.Used, c.Hashed = "deepseek4", 8, 2, 1 }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, b := mustWrite(t, cfg)
 			if int64(len(b)) != p.Size {
-				t.Errorf("wrote %d bytes, planned %d", len(b), p.Size)
+				t.Errorf("wrote %d bytes, want %d as planned", len(b), p.Size)
 			}
 			f, err := gguf.Parse(bytes.NewReader(b), int64(len(b)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			if f.Version != 3 {
-				t.Errorf("version %d", f.Version)
+				t.Errorf("version %d, want 3", f.Version)
 			}
 			var got []Tensor
 			for _, ft := range f.Tensors {
-				got = append(got, Tensor{Name: ft.Name, Type: ft.Type, Shape: ft.Shape, Offset: ft.Offset, Size: ft.Size})
+				got = append(got, Tensor{Name: ft.Name, Type: ft.Type, Shape: ft.Shape, Offset: ft.Offset,
+					Size: ft.Size})
 			}
 			var want []Tensor
 			for _, pt := range p.Tensors {
@@ -111,8 +118,8 @@ func TestParsesBack(t *testing.T) {
 	}
 }
 
-// TestLikeTrained compares the layout with that of trained models, as llama.cpp's own tools wrote them: the same tensors in the same
-// order with the same shapes, and the same vocabulary.
+// TestLikeTrained compares the layout with that of trained models, as llama.cpp's own tools wrote
+// them: the same tensors in the same order with the same shapes, and the same vocabulary.
 func TestLikeTrained(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"tiny-dense-q8_0": small(func(c *Config) { c.Layers, c.KVHeads = 6, 4 }),
@@ -133,15 +140,17 @@ func TestLikeTrained(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(f.Tensors) != len(trained.Tensors) {
-				t.Fatalf("%d tensors, trained %d", len(f.Tensors), len(trained.Tensors))
+				t.Fatalf("%d tensors, want %d as in the trained model", len(f.Tensors), len(trained.Tensors))
 			}
 			for i, want := range trained.Tensors {
 				got := f.Tensors[i]
-				if got.Name != want.Name || got.Type != want.Type || !reflect.DeepEqual(got.Shape, want.Shape) || got.Offset-f.DataOffset != want.Offset-trained.DataOffset {
+				if got.Name != want.Name || got.Type != want.Type || !reflect.DeepEqual(got.Shape, want.Shape) ||
+					got.Offset-f.DataOffset != want.Offset-trained.DataOffset {
 					t.Errorf("tensor %d: got %v, trained %v", i, got, want)
 				}
 			}
-			for _, key := range []string{"llama.embedding_length", "llama.feed_forward_length", "llama.block_count", "llama.attention.head_count_kv",
+			for _, key := range []string{"llama.embedding_length", "llama.feed_forward_length", "llama.block_count",
+				"llama.attention.head_count_kv",
 				"llama.rope.dimension_count", "llama.vocab_size", "llama.expert_count", "llama.expert_used_count",
 				"general.file_type", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"} {
 				got, _ := f.Uint(key)
@@ -150,15 +159,17 @@ func TestLikeTrained(t *testing.T) {
 				}
 			}
 			got, err := f.Strings("tokenizer.ggml.tokens")
-			if want, err2 := trained.Strings("tokenizer.ggml.tokens"); err != nil || err2 != nil || !reflect.DeepEqual(got, want) {
+			if want, err2 := trained.Strings("tokenizer.ggml.tokens"); err != nil || err2 != nil ||
+				!reflect.DeepEqual(got, want) {
 				t.Errorf("vocabulary: got %q, %v, trained %q, %v", got, err, want, err2)
 			}
 		})
 	}
 }
 
-// TestBytes pins the bytes: equal seeds give equal files on every machine and in every later version, or experiments
-// could not be repeated. If a change of the values is meant, change the sums.
+// TestBytes pins the bytes. Equal seeds give equal files on every machine and in every later
+// version, otherwise experiments could not be repeated. If a change of the values is intended,
+// change the sums.
 func TestBytes(t *testing.T) {
 	for _, tt := range []struct {
 		cfg  Config
@@ -169,7 +180,8 @@ func TestBytes(t *testing.T) {
 		{small(nil), "06fe578b00a5714e"},
 		{small(func(c *Config) { c.Type = gguf.Q4_0 }), "7386812cb0fe0f97"},
 		{small(func(c *Config) { c.Type, c.Experts, c.Used = gguf.Q4_K, 4, 2 }), "e5bd86b97041a666"},
-		{small(func(c *Config) { c.Arch, c.Sigmoid, c.Fused, c.Experts, c.Used = "deepseek2", true, true, 4, 2 }), "b81768629aaec01c"},
+		{small(func(c *Config) { c.Arch, c.Sigmoid, c.Fused, c.Experts, c.Used = "deepseek2", true, true, 4, 2 }),
+			"b81768629aaec01c"},
 		{small(func(c *Config) { c.Arch, c.Hashed, c.Experts, c.Used = "deepseek4", 1, 4, 2 }), "4039e93c7228f29d"},
 		{small(func(c *Config) { c.Arch, c.Experts, c.Used = "gpt-oss", 4, 2 }), "549851cac977e222"},
 		{small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen2moe", 4, 2 }), "79ab01b5346f6ece"},
@@ -204,7 +216,8 @@ func TestSeedChangesEveryTensor(t *testing.T) {
 	}
 }
 
-// TestConstantMemory writes a model fifty times larger than all that writing may allocate.
+// TestConstantMemory writes a model that is fifty times larger than the memory that writing may
+// allocate.
 func TestConstantMemory(t *testing.T) {
 	cfg, err := Sized(300e6, Config{Type: gguf.F32})
 	if err != nil {
@@ -216,7 +229,7 @@ func TestConstantMemory(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	err = p.Write(t.Context(), io.Discard, func(written int64) {
 		if written < last || written > last+chunkBytes {
-			t.Fatalf("progress went from %d to %d", last, written)
+			t.Fatalf("progress went from %d to %d, want steps of a chunk at most", last, written)
 		}
 		last = written
 	})
@@ -225,10 +238,10 @@ func TestConstantMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if last != p.Size {
-		t.Errorf("progress ended at %d of %d", last, p.Size)
+		t.Errorf("progress ended at %d, want %d", last, p.Size)
 	}
 	if got := after.TotalAlloc - before.TotalAlloc; got > 6<<20 {
-		t.Errorf("writing %d bytes allocated %d", p.Size, got)
+		t.Errorf("writing %d bytes allocated %d, want 6 MiB at most", p.Size, got)
 	}
 }
 
@@ -253,7 +266,7 @@ func TestWriteFile(t *testing.T) {
 	if err := os.Symlink("model.gguf", link); err != nil {
 		t.Fatal(err)
 	}
-	for i, path := range []string{target, target, link} { // new, over an old one, through a link
+	for i, path := range []string{target, target, link} { // a new file, an old one, and a link
 		if err := p.WriteFile(t.Context(), path, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -265,11 +278,11 @@ func TestWriteFile(t *testing.T) {
 			t.Errorf("%d: the file is not what Write writes", i)
 		}
 		if got := names(t, dir); !reflect.DeepEqual(got, []string{"link.gguf", "model.gguf"}) {
-			t.Errorf("%d: the directory holds %q", i, got)
+			t.Errorf("%d: the directory holds %q, want the link and the model", i, got)
 		}
 	}
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
-		t.Errorf("the link became %v, %v", info, err)
+		t.Errorf("the link became %v, %v; want a link", info, err)
 	}
 }
 
@@ -289,16 +302,16 @@ func TestWriteFileFails(t *testing.T) {
 		}
 	})
 	if !errors.Is(err, reason) {
-		t.Errorf("cancelled: error %v", err)
+		t.Errorf("cancelled: error %v, want the cause", err)
 	}
 	if err := p.WriteFile(t.Context(), dir, nil); err == nil || !strings.Contains(err.Error(), "is a directory") {
-		t.Errorf("to a directory: error %v", err)
+		t.Errorf("to a directory: error %v, want one that says so", err)
 	}
 	if err := p.WriteFile(t.Context(), filepath.Join(dir, "none", "model.gguf"), nil); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("into no directory: error %v", err)
+		t.Errorf("into no directory: error %v, want ErrNotExist", err)
 	}
 	if got := names(t, dir); !reflect.DeepEqual(got, []string{"model.gguf"}) {
-		t.Errorf("failures left %q", got)
+		t.Errorf("failures left %q, want the old model only", got)
 	}
 	if got, _ := os.ReadFile(path); string(got) != "old" {
 		t.Errorf("failures changed the old file to %d bytes", len(got))
@@ -311,7 +324,7 @@ func TestWriteFileFails(t *testing.T) {
 	}
 }
 
-// fullDisk takes so many bytes.
+// fullDisk accepts a limited number of bytes.
 type fullDisk struct{ left int }
 
 var errFull = errors.New("disk full")
@@ -329,7 +342,7 @@ func TestWriteError(t *testing.T) {
 	p := mustPlan(t, small(nil))
 	for _, room := range []int64{0, 100, int64(len(p.header)), p.Size / 2, p.Size - 1} {
 		if err := p.Write(t.Context(), &fullDisk{int(room)}, nil); !errors.Is(err, errFull) {
-			t.Errorf("with room for %d bytes: error %v", room, err)
+			t.Errorf("with room for %d bytes: error %v, want errFull", room, err)
 		}
 	}
 	if err := p.Write(t.Context(), &fullDisk{int(p.Size)}, nil); err != nil {
@@ -396,8 +409,9 @@ func TestImpossible(t *testing.T) {
 			t.Errorf("error of several lines: %q", err)
 		}
 	}
-	// The largest that is allowed must not overflow.
-	p := mustPlan(t, Config{Layers: 512, Embd: 1 << 20, FF: 1 << 20, Heads: 1, KVHeads: 1, Experts: 512, Used: 1, Vocab: 1 << 12, Type: gguf.F32})
+	// The largest model that is allowed must not overflow.
+	p := mustPlan(t, Config{Layers: 512, Embd: 1 << 20, FF: 1 << 20, Heads: 1, KVHeads: 1, Experts: 512, Used: 1,
+		Vocab: 1 << 12, Type: gguf.F32})
 	if want := int64(512) * 3 * 512 << 42; p.Size < want || p.Size > want+want/100 {
 		t.Errorf("largest model: %d bytes, want a little over %d", p.Size, want)
 	}
@@ -407,13 +421,13 @@ func TestParseType(t *testing.T) {
 	for _, want := range Types() {
 		for _, name := range []string{want.String(), strings.ToLower(want.String())} {
 			if got, err := ParseType(name); err != nil || got != want {
-				t.Errorf("ParseType(%q) = %v, %v", name, got, err)
+				t.Errorf("ParseType(%q) = %v, %v, want %v", name, got, err, want)
 			}
 		}
 	}
 	var config *ConfigError
 	if _, err := ParseType("Q6_K"); !errors.As(err, &config) {
-		t.Errorf("ParseType(Q6_K): error %v", err)
+		t.Errorf("ParseType(Q6_K): error %v, want a *ConfigError", err)
 	}
 }
 
@@ -441,7 +455,7 @@ func TestSized(t *testing.T) {
 		}
 		size := float64(mustPlan(t, cfg).Size)
 		if off := size/tt.target - 1; off < -tt.tolerance || off > tt.tolerance {
-			t.Errorf("%+v gives %.0f bytes", tt, size)
+			t.Errorf("%+v gives %.0f bytes, want the target within the tolerance", tt, size)
 		}
 		if tt.target >= 50e6 && (cfg.Layers < 4 || cfg.Layers > 2*max(4, cfg.Embd/128)) {
 			t.Errorf("%+v gives %d layers of width %d", tt, cfg.Layers, cfg.Embd)
@@ -462,22 +476,24 @@ func TestSized(t *testing.T) {
 	} {
 		var config *ConfigError
 		if cfg, err := Sized(bad.target, bad.cfg); !errors.As(err, &config) {
-			t.Errorf("%s: %+v, error %v", name, cfg, err)
+			t.Errorf("%s: %+v, error %v; want a *ConfigError", name, cfg, err)
 		}
 	}
 }
 
-// TestHashed looks at the table by which token ids choose experts: no expert twice for a token, and all about equally often. It is larger
-// than what is made at a time.
+// TestHashed checks the table by which token ids choose experts. No token has an expert twice, and
+// all experts are about equally frequent. The table is larger than the piece that is generated at a
+// time.
 func TestHashed(t *testing.T) {
 	const used, experts, vocab = 3, 7, 100_000
 	p, b := mustWrite(t, small(func(c *Config) {
-		c.Arch, c.Hashed, c.Experts, c.Used, c.Vocab, c.Embd, c.FF, c.Layers = "deepseek4", 1, experts, used, vocab, 128, 32, 1
+		c.Arch, c.Hashed, c.Experts, c.Used, c.Vocab, c.Embd, c.FF, c.Layers = "deepseek4", 1, experts, used, vocab,
+			128, 32, 1
 	}))
 	i := slices.IndexFunc(p.Tensors, func(t Tensor) bool { return t.Name == "blk.0.ffn_gate_tid2eid.weight" })
 	table := b[p.Tensors[i].Offset:][:p.Tensors[i].Size]
 	if len(table) != 4*used*vocab {
-		t.Fatalf("%d bytes", len(table))
+		t.Fatalf("%d bytes, want 4 for each choice", len(table))
 	}
 	var count [experts]int
 	for row := range slices.Chunk(table, 4*used) {
@@ -493,7 +509,7 @@ func TestHashed(t *testing.T) {
 	}
 	for e, n := range count {
 		if mean := used * vocab / experts; n < mean*98/100 || n > mean*102/100 {
-			t.Errorf("expert %d is chosen %d times, on average they are %d times", e, n, mean)
+			t.Errorf("expert %d is chosen %d times, want about the average of %d", e, n, mean)
 		}
 	}
 }

@@ -1,11 +1,14 @@
 package synth
 
-// This file generates the random values: it turns uniformly random bytes, in place, into blocks of a ggml type.
+// This file generates the random values: it turns uniformly random bytes, in place, into blocks of
+// a ggml type.
 //
-// Values are drawn from a table with equally likely quantiles of a normal distribution, which costs one lookup per byte. Quantised blocks
-// are not quantised from anything: their codes are drawn directly, with a scale per block that varies as much as in real files, so that
-// decoded values have mean 0 and the wanted standard deviation. Only operations are used that round the same on every CPU (explicit
-// conversions keep Go from fusing a multiplication and an addition), so that equal seeds give equal bytes everywhere.
+// Values are drawn from a table with equally likely quantiles of a normal distribution, which costs
+// one lookup per byte. Quantised blocks are not quantised from anything: their codes are drawn
+// directly, with a scale per block that varies as much as in real files, so that decoded values
+// have mean 0 and the wanted standard deviation. Only operations are used that round the same on
+// every CPU, so that equal seeds give equal bytes everywhere. (Explicit conversions keep Go from
+// fusing a multiplication and an addition.)
 
 import (
 	"crypto/sha256"
@@ -19,8 +22,8 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// span is a run of elements of a tensor with the same distribution. Its length is a whole number of blocks. Only F32 supports a mean other
-// than 0, and random signs.
+// span is a run of elements of a tensor with the same distribution. Its length is a whole number of
+// blocks. Only F32 supports a mean other than 0, and random signs.
 type span struct {
 	elems      int64
 	mean, std  float32
@@ -28,8 +31,9 @@ type span struct {
 	choose, of int // I32: each run of so many elements is a choice among so many numbers, without repetition
 }
 
-// stream returns the source of a tensor's random bytes. It depends only on the seed and the tensor's name, so the values of a tensor do not
-// depend on other tensors, nor on how much is read at a time.
+// stream returns the source of a tensor's random bytes. It depends only on the seed and the
+// tensor's name. So the values of a tensor depend neither on other tensors nor on how much is read
+// at a time.
 func stream(seed uint64, tensor string) *rand.ChaCha8 {
 	return rand.NewChaCha8(sha256.Sum256(append(binary.LittleEndian.AppendUint64(nil, seed), tensor...)))
 }
@@ -40,22 +44,31 @@ type sampler struct {
 
 	q8    [256]byte // maps a random byte to an int8 code
 	q8Std float64   // standard deviation of the codes
-	// Maps a random byte to two codes of 4 bits. Q4_0 decodes a code c to d*(c-8), so its codes are symmetric about 8 (1 to 15). Q4_K
-	// decodes it to d*scale*c - dmin*min; we set dmin*min = 7.5*d*scale, so its codes are symmetric about 7.5.
+	// q4 and q4k map a random byte to two codes of 4 bits. Q4_0 decodes a code c to d*(c-8), so its
+	// codes are symmetric about 8 (1 to 15). Q4_K decodes it to d*scale*c - dmin*min. Here dmin*min
+	// = 7.5*d*scale, so its codes are symmetric about 7.5.
 	q4, q4k       [256]byte
 	q4Std, q4kStd float64
 
-	q2 [256]byte // maps a random byte to four codes of Q2_0 or TQ2_0: weights of -1, 0, 0 or 1 times the scale. +2 would need an uneven mean
+	// q2 maps a random byte to four codes of Q2_0 or TQ2_0, which are weights of -1, 0, 0 or 1
+	// times the scale. With +2, too, the mean would not be 0.
+	q2 [256]byte
 
-	q1 [256]byte // the byte itself: eight codes of Q1_0, weights of -1 or 1 times the scale
+	// q1 is the byte itself: eight codes of Q1_0, which are weights of -1 or 1 times the scale.
+	q1 [256]byte
 
-	five, four [256]byte // map a random byte to five trits of TQ1_0, and to the four in the last bytes of a block
+	// five and four map a random byte to five trits of TQ1_0, and to the four trits in the last
+	// bytes of a block.
+	five, four [256]byte
 	tq1Std     float64
 
-	jitter [16]float64 // factors for the scale of a block of Q8_0, Q4_0, Q2_0 or Q1_0; their mean square is 1
+	// jitter holds factors for the scale of a block of Q8_0, Q4_0, Q2_0 or Q1_0. Their mean square
+	// is 1.
+	jitter [16]float64
 }
 
-// The scales of Q4_K's sub-blocks are uniform in 32..63 (the upper half of their 6 bits, where most scales in real files are).
+// The scales of Q4_K's sub-blocks are uniform in 32..63 (the upper half of their 6 bits, where most
+// scales in real files are).
 const (
 	subScaleMin  = 32
 	subScaleMask = 31
@@ -64,7 +77,7 @@ const (
 func newSampler() *sampler {
 	s := new(sampler)
 	quantile := func(i, n int) float64 { // of N(0, 1), at the middle of the i-th of n equal parts
-		// Rounded, because the last bits of Erfinv may differ between CPUs.
+		// It is rounded because the last bits of Erfinv may differ between CPUs.
 		return math.Round(math.Sqrt2*math.Erfinv(float64(2*i+1-n)/float64(n))*(1<<18)) / (1 << 18)
 	}
 	var sum float64
@@ -109,8 +122,9 @@ func newSampler() *sampler {
 
 	nonzero := 0
 	for i := range 256 {
-		five, four := evenly(i, 243), evenly(i, 81)
-		s.five[i], s.four[i] = byte((five*256+242)/243), byte((3*four*256+242)/243) // a fraction of 3^5 becomes one of 256, rounded up
+		five, four := spreadEvenly(i, 243), spreadEvenly(i, 81)
+		// A fraction of 3^5 becomes one of 256, rounded up.
+		s.five[i], s.four[i] = byte((five*256+242)/243), byte((3*four*256+242)/243)
 		for range 5 {
 			if nonzero += 48; five%3 == 1 {
 				nonzero -= 48
@@ -137,8 +151,9 @@ func newSampler() *sampler {
 	return s
 }
 
-// evenly maps 256 bytes to n codes, an odd number, that are about equally frequent. Codes c and n-1-c, whose trits have opposite signs, are exactly so.
-func evenly(b, n int) int {
+// spreadEvenly maps 256 bytes to n codes, an odd number, that are about equally frequent. Codes c and
+// n-1-c, whose trits have opposite signs, are exactly equally frequent.
+func spreadEvenly(b, n int) int {
 	if b < 256/n*n {
 		return b % n
 	}
@@ -152,7 +167,8 @@ func evenly(b, n int) int {
 	}
 }
 
-// shape turns the uniformly random bytes of buf, a whole number of blocks of type t, into blocks with the distribution sp.
+// shape turns the uniformly random bytes of buf, a whole number of blocks of type t, into blocks
+// with the distribution sp.
 func (s *sampler) shape(t gguf.Type, buf []byte, sp span) error {
 	switch t {
 	case gguf.F32:
@@ -199,7 +215,7 @@ func (s *sampler) shapeF16(buf []byte, sp span) {
 }
 
 func shapeChoices(buf []byte, sp span) {
-	row := make([]uint32, 0, sp.choose) // sorted: what the run has so far
+	row := make([]uint32, 0, sp.choose) // the numbers that the run has so far, sorted
 	for ; len(buf) >= 4; buf = buf[4:] {
 		v := binary.LittleEndian.Uint32(buf) % uint32(sp.of-len(row)) // the v-th of those that are left
 		at := 0
@@ -213,8 +229,8 @@ func shapeChoices(buf []byte, sp span) {
 	}
 }
 
-// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0, Q4_0, Q2_0 and Q1_0. With the scale unit, codes have the wanted standard
-// deviation.
+// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0, Q4_0, Q2_0 and Q1_0. With the
+// scale unit, the codes have the wanted standard deviation.
 func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit float64) {
 	var scales [16]uint16
 	for i, j := range s.jitter {
@@ -229,8 +245,9 @@ func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit
 	}
 }
 
-// shapeTrits makes blocks of codes of trits, of which the last four bytes are others, followed by an F16 scale: TQ1_0 and TQ2_0. The scale is the same
-// everywhere, as in models that were trained with ternary weights.
+// shapeTrits makes blocks of codes of trits followed by an F16 scale: TQ1_0 and TQ2_0. The last
+// four bytes of codes are of another kind. The scale is the same everywhere, as in models that were
+// trained with ternary weights.
 func shapeTrits(buf []byte, blockBytes int, codes, last *[256]byte, scale float64) {
 	for ; len(buf) >= blockBytes; buf = buf[blockBytes:] {
 		end := blockBytes - 2
@@ -245,7 +262,8 @@ func shapeTrits(buf []byte, blockBytes int, codes, last *[256]byte, scale float6
 	}
 }
 
-// shapeQ4K makes blocks of 256 elements: F16 d, F16 dmin, 12 bytes with 8 scales and 8 minima of 6 bits, 128 bytes of codes.
+// shapeQ4K makes blocks of 256 elements: F16 d, F16 dmin, 12 bytes with 8 scales and 8 minima of 6
+// bits, 128 bytes of codes.
 func (s *sampler) shapeQ4K(buf []byte, sp span) {
 	var sum float64
 	for r := range subScaleMask + 1 {

@@ -1,5 +1,7 @@
 package synth
 
+// This file tests the values of the weights against a second decoder.
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -109,7 +111,8 @@ func TestValues(t *testing.T) {
 			"dense": func(c *Config) {},
 			"tied":  func(c *Config) { c.Tied = true },
 			"moe":   func(c *Config) { c.Experts, c.Used = 4, 2 },
-			"wide":  func(c *Config) { c.Layers, c.FF = 1, 10240 }, // ffn_down so small that Q4_K's scales are subnormal
+			// ffn_down so small that Q4_K's scales are subnormal
+			"wide": func(c *Config) { c.Layers, c.FF = 1, 10240 },
 		} {
 			t.Run(typ.String()+"/"+name, func(t *testing.T) {
 				t.Parallel()
@@ -134,7 +137,8 @@ func TestValues(t *testing.T) {
 						wantMean, wantStd = 1, normStd
 					case "output_norm.weight":
 						wantMean, wantStd = 1, normStd
-						if p.Config.Tied { // the sign is random: look at the size
+						// The sign is random, so only the size is checked.
+						if p.Config.Tied {
 							for i, v := range values {
 								values[i] = math.Abs(v) * math.Sqrt(n) / logitStd
 							}
@@ -153,8 +157,10 @@ func TestValues(t *testing.T) {
 						wantStd = 1 / math.Sqrt(ff)
 					}
 					mean, std := moments(values)
-					// 5 standard errors; and what rounding a scale to F16 may change.
-					if tolerance := 5 * wantStd / math.Sqrt(float64(len(values))); math.IsNaN(mean) || math.Abs(mean-wantMean) > tolerance {
+					// The tolerance is 5 standard errors, and the change by rounding a scale to
+					// F16.
+					if tolerance := 5 * wantStd / math.Sqrt(float64(len(values))); math.IsNaN(mean) ||
+						math.Abs(mean-wantMean) > tolerance {
 						t.Errorf("%s: mean %g, want %g within %g", x.Name, mean, wantMean, tolerance)
 					}
 					tolerance := wantStd * max(0.01, 4/math.Sqrt(float64(len(values))))
@@ -172,18 +178,19 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// printable is the rows of the bytes '!' to '~'.
+// printable returns the rows of the bytes '!' to '~'.
 func printable(values []float64, embd int) []float64 {
 	return values[(firstByte+'!')*embd : (firstByte+'~'+1)*embd]
 }
 
-// TestDamped looks at the rows of output.weight: those of tokens that should not be said are much smaller.
+// TestDamped checks the rows of output.weight. Those of tokens that should not be generated are
+// much smaller.
 func TestDamped(t *testing.T) {
 	for _, typ := range Types() {
 		p, b := mustWrite(t, small(func(c *Config) { c.Type, c.Vocab = typ, 300 }))
 		x := p.Tensors[0]
 		if x.Name != "output.weight" {
-			t.Fatalf("first tensor is %s", x.Name)
+			t.Fatalf("first tensor is %s, want output.weight", x.Name)
 		}
 		values := decode(t, typ, b[x.Offset:x.Offset+x.Size])
 		for id := range 300 {
@@ -197,7 +204,8 @@ func TestDamped(t *testing.T) {
 	}
 }
 
-// TestChunks: how much is made at a time must not show. Tensors larger than a chunk are written in pieces.
+// TestChunks checks that the values do not depend on how much is generated at a time. Tensors
+// larger than a chunk are written in pieces.
 func TestChunks(t *testing.T) {
 	p := mustPlan(t, small(nil))
 	s := newSampler()

@@ -14,9 +14,10 @@ import (
 // chunkBytes is how much is generated and written at a time; it bounds the memory use.
 const chunkBytes = 1 << 20
 
-// Write writes the model to w: exactly p.Size bytes, unless it returns an error. It takes about 2 MiB of memory for any size. After each
-// piece of at most 1 MiB it calls progress (if not nil) with the number of bytes written so far. When ctx ends, it returns ctx's cause.
-// Errors of w are wrapped.
+// Write writes the model to w: exactly p.Size bytes, unless it returns an error. It takes about 2
+// MiB of memory for any size. After each piece of at most 1 MiB it calls progress (if not nil) with
+// the number of bytes written so far. When ctx ends, it returns the context's cause. Errors of w
+// are wrapped.
 func (p *Plan) Write(ctx context.Context, w io.Writer, progress func(written int64)) error {
 	if progress == nil {
 		progress = func(int64) {}
@@ -90,9 +91,10 @@ func (c *countingWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// WriteFile writes the model to the file at path, as Write does. The file appears completely or not at all: it is written under a temporary
-// name next to path and then renamed, possibly over an existing file. A symbolic link is followed; a device or a pipe is written directly.
-// The file is not synced to disk, because a lost model can be made again.
+// WriteFile writes the model to the file at path, as Write does. The file appears completely or not
+// at all: it is written under a temporary name next to path and then renamed, possibly over an
+// existing file. A symbolic link is followed; a device or a pipe is written directly. The file is
+// not synced to disk, because a lost model can be made again.
 func (p *Plan) WriteFile(ctx context.Context, path string, progress func(written int64)) error {
 	if err := outfile.Write(path, func(w io.Writer) error { return p.Write(ctx, w, progress) }); err != nil {
 		return fmt.Errorf("write model: %w", err)

@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# The first program of the machine of run.sh: it makes a root of this machine's files, and leaves the rest to session.sh, in that root.
+# The first program of the machine of run.sh. It makes a root directory of this machine's files, and leaves
+# the rest to session.sh, in that root.
 /bin/busybox --install -s /bin
 mkdir -p /proc /sys /dev /new /run
 mount -t proc proc /proc
@@ -8,8 +9,8 @@ mount -t devtmpfs dev /dev
 while read -r module; do insmod "$module"; done < /job/modules
 . /job/settings
 
-# Overlayfs over 9p: this machine's files are only read, and what is written stays in memory. A file system for /run holds both, as
-# switch_root removes what is here.
+# Overlayfs over 9p: this machine's files are only read, and what is written stays in memory. A file system
+# for /run holds both, because switch_root removes the files that are here.
 mount -t tmpfs run /run
 mkdir -p /run/host /run/changes /run/work /run/vm
 mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=524288,cache=loose host /run/host

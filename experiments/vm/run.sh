@@ -12,18 +12,23 @@
 #	--tcg             emulate the processor even where KVM works
 #
 # What the command finds:
-#   - all files of this machine, below their own names, as they are when they are opened. Its changes go to memory and are forgotten.
-#     So the kernel is Debian's, and all programs and libraries are this machine's.
-#   - /disk: an empty ext4 file system on a virtio disk, which is TMPDIR, too. A directory shared from outside has no page cache like a disk's:
-#     models belong here.
-#   - cgroup v2 as systemd leaves it: the command is in /user.slice/session.scope, and the memory controller is on for all groups.
-#   - tracefs, bpffs, the working directory, PATH and HOME; two processors; no network; nothing on standard input. It is root.
+#   - all files of this machine, below their own names, as they are when they are opened. Its changes go to
+#     memory and are forgotten. So the kernel is Debian's, and all programs and libraries are this
+#     machine's.
+#   - /disk: an empty ext4 file system on a virtio disk, which is TMPDIR, too. A directory shared from
+#     outside has no page cache like a disk's, so models belong here.
+#   - cgroup v2 as systemd leaves it: the command is in /user.slice/session.scope, and the memory controller
+#     is on for all groups.
+#   - tracefs, bpffs, the working directory, PATH and HOME; two processors; no network; nothing on standard
+#     input. It is root.
 #   - the kernel's modules, by modprobe.
-# Its output and its errors arrive where this script's go. The kernel's messages are in console.log of the cache (printed if it panics).
+# Its output and its errors arrive where this script's go. The kernel's messages are in console.log of the
+# cache (printed if it panics).
 #
-# It needs QEMU (Debian: qemu-system-x86), mkfs.ext4 (e2fsprogs) and an apt that has Debian's packages: the kernel's and busybox-static are
-# downloaded as apt is configured, and unpacked, not installed. They are kept below $XDG_CACHE_HOME/tensorcast/vm (~/.cache/tensorcast/vm).
-# Root is not needed; without it, the command can read what you can read.
+# It needs QEMU (Debian: qemu-system-x86), mkfs.ext4 (e2fsprogs) and an apt that has Debian's packages: the
+# kernel's and busybox-static are downloaded as apt is configured, and unpacked, not installed. They are
+# kept below $XDG_CACHE_HOME/tensorcast/vm (~/.cache/tensorcast/vm). Root is not needed; without it, the
+# command can read what you can read.
 set -eu
 
 say() { echo "vm: $*" >&2; }
@@ -72,13 +77,14 @@ mkdir -p "$cache"
 exec 9> "$cache/lock"
 flock 9
 
-# Debian's packages of another suite come from where apt gets this machine's, with lists of their own. Sandboxing is off as apt's own user
-# cannot write to a home directory.
+# Debian's packages of another suite come from where apt gets this machine's, with lists of their own.
+# Sandboxing is off because apt's own user cannot write to a home directory.
 set_apt() {
 	apt='-o APT::Sandbox::User='$(id -un)
 	[ -n "$suite" ] || return 0
 	dir=$cache/apt/$suite
-	apt="$apt -o Dir::State::Lists=$dir/lists -o Dir::Cache=$dir/cache -o Dir::Etc::SourceList=$dir/sources.list -o Dir::Etc::SourceParts=/dev/null"
+	apt="$apt -o Dir::State::Lists=$dir/lists -o Dir::Cache=$dir/cache -o Dir::Etc::SourceList=$dir/sources.list"
+	apt="$apt -o Dir::Etc::SourceParts=/dev/null"
 	[ ! -e "$dir/ready" ] || return 0
 	mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial"
 	site=$(apt-get indextargets --format '$(ORIGIN) $(LABEL) $(SITE)' | sed -n 's/^Debian Debian //p' | head -n 1)
@@ -93,7 +99,8 @@ unpack() { # PACKAGE DIR
 	say "getting Debian's package $1"
 	rm -rf "$2.new"
 	mkdir -p "$2.new/deb"
-	(cd "$2.new/deb" && apt-get $apt -qq download "$1" >&2) || fail "$1 could not be downloaded. If apt's lists are old: sudo apt-get update"
+	(cd "$2.new/deb" && apt-get $apt -qq download "$1" >&2) ||
+		fail "$1 could not be downloaded. If apt's lists are old: sudo apt-get update"
 	dpkg-deb -x "$2.new"/deb/*.deb "$2.new"
 	rm -rf "$2.new/deb"
 	mv "$2.new" "$2"
@@ -113,7 +120,7 @@ version=${kernel#linux-image-}
 root=$cache/$kernel
 modules=$root/lib/modules
 [ -d "$modules" ] || modules=$root/usr/lib/modules
-if [ ! -e "$modules/$version/modules.dep" ]; then # which the package makes when it is installed
+if [ ! -e "$modules/$version/modules.dep" ]; then # the package makes this file when it is installed
 	mkdir -p "$cache/depmod/lib"
 	rm -f "$cache/depmod/lib/modules"
 	ln -s "$modules" "$cache/depmod/lib/modules"
@@ -148,7 +155,8 @@ quote() { printf "'%s' " "$(printf %s "$1" | sed "s/'/'\\\\''/g")"; }
 	echo "modules=$(quote "$modules")"
 	echo "swap=$swap"
 } > "$initrd/job/settings"
-needs() { # MODULE...: their files and those that they need, which come first
+# add_modules MODULE... adds to seen the modules' files, after the files that they need.
+add_modules() {
 	for name in "$@"; do
 		line=$(sed -n "s,^\(kernel/[^:]*/$name\.ko[.a-z0-9]*\): *,\1 ,p" "$modules/$version/modules.dep" | head -n 1)
 		for file in $(echo "$line" | tr ' ' '\n' | tac); do
@@ -158,7 +166,8 @@ needs() { # MODULE...: their files and those that they need, which come first
 	done
 }
 seen=''
-needs virtio_pci virtio_blk virtio_console 9pnet_virtio 9p overlay crc32c_generic crc32c_intel ext4 # one that is missing is part of the kernel
+# A module that is missing is part of the kernel.
+add_modules virtio_pci virtio_blk virtio_console 9pnet_virtio 9p overlay crc32c_generic crc32c_intel ext4
 for file in $seen; do
 	to=$initrd/modules/$(basename "${file%.xz}")
 	mkdir -p "$initrd/modules"
@@ -184,14 +193,15 @@ if [ "$swap" != 0 ]; then
 	set -- "$@" -drive "file=$work/swap,format=raw,if=virtio,cache=writeback"
 fi
 
-# KVM may be there and not work, in a machine that is virtual itself. So a machine is started whose disk says "out 0xf4, al; jmp -2", which ends
-# QEMU with 1 + 2 al, at once if it works.
+# KVM may be there and not work, in a machine that is virtual itself. So a machine is started whose disk has the code
+# "out 0xf4, al; jmp -2". If KVM works, this ends QEMU at once with the exit status 1 + 2 al.
 if [ -z "$accel" ]; then
 	accel=tcg
 	if [ -r /dev/kvm ] && [ -w /dev/kvm ]; then
 		{ printf '\260\000\346\364\353\376'; head -c 504 /dev/zero; printf '\125\252'; } > "$work/probe"
 		probe=0
-		timeout 10 qemu-system-x86_64 -accel kvm -machine pc -cpu max -display none -nodefaults -device isa-debug-exit,iobase=0xf4,iosize=1 \
+		timeout 10 qemu-system-x86_64 -accel kvm -machine pc -cpu max -display none -nodefaults \
+			-device isa-debug-exit,iobase=0xf4,iosize=1 \
 			-drive "file=$work/probe,format=raw,if=ide" > /dev/null 2>&1 || probe=$?
 		[ "$probe" != 1 ] || accel=kvm
 	fi
@@ -207,9 +217,11 @@ cat "$work/err" >&2 &
 readers="$readers $!"
 console=$cache/console.log
 status=0
-timeout --foreground -k 10 "$limit" nice -n 5 qemu-system-x86_64 -accel "$accel" -machine q35 -cpu max -smp 2 -m "$memory" \
+timeout --foreground -k 10 "$limit" nice -n 5 qemu-system-x86_64 -accel "$accel" -machine q35 -cpu max \
+	-smp 2 -m "$memory" \
 	-display none -nodefaults -no-reboot \
-	-kernel "$root/boot/vmlinuz-$version" -initrd "$work/initrd.cpio" -append 'console=ttyS0 panic=-1 quiet loglevel=6' \
+	-kernel "$root/boot/vmlinuz-$version" -initrd "$work/initrd.cpio" \
+	-append 'console=ttyS0 panic=-1 quiet loglevel=6' \
 	-serial "file:$console" \
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 	-device virtio-serial \
@@ -219,7 +231,10 @@ timeout --foreground -k 10 "$limit" nice -n 5 qemu-system-x86_64 -accel "$accel"
 	"$@" < /dev/null || status=$?
 wait $readers || true
 readers=''
-[ "$status" = 0 ] || { [ "$status" != 124 ] || say "the machine was switched off after $limit s (--limit)"; exit "$status"; }
+if [ "$status" != 0 ]; then
+	[ "$status" != 124 ] || say "the machine was switched off after $limit s (--limit)"
+	exit "$status"
+fi
 status=$(cat "$work/status")
 if [ -z "$status" ]; then
 	tail -n 40 "$console" >&2

@@ -1,11 +1,13 @@
 #!/bin/sh
-# A scene for the machine of run.sh: a llama.cpp in a group of cgroup v2 that holds a share of its model, without prefetchd and with it.
+# A scene for the machine of run.sh: a llama.cpp in a group of cgroup v2 that holds a share of its model,
+# without prefetchd and with it.
 #
 #	experiments/vm/run.sh experiments/vm/scene.sh [MEGABYTES [TOKENS [PERCENT]]]
 #
-# It prints the time of each run, whether the text is that of the first run, which has no limit, what prefetchd says, and what the kernel
-# counted in the group: memory.events and memory.pressure. It ends with 1 if a text differs or a process was killed. An emulated processor
-# needs seconds for a token of a small model.
+# It prints the time of each run, whether the text is that of the first run, which has no limit, what
+# prefetchd says, and what the kernel counted in the group: memory.events and memory.pressure. It ends with
+# 1 if a text differs or a process was killed. An emulated processor needs seconds for a token of a small
+# model.
 set -eu
 bin=$(cd "$(dirname "$0")/../../bin" && pwd)
 megabytes=${1:-48} tokens=${2:-12} percent=${3:-85}
@@ -15,14 +17,17 @@ cd "${TMPDIR:?this runs in the machine of run.sh}"
 group=/sys/fs/cgroup/scene
 failed=0
 
-scene() { # NAME LIMIT HELPER: runs the model in a new group; sets own to the most that the group used besides page cache
+# run_scene NAME LIMIT HELPER runs the model in a new group, and sets own to the most that the group used
+# besides page cache.
+run_scene() {
 	mkdir $group
 	echo "$2" > $group/memory.max
 	echo 0 > $group/memory.swap.max 2> /dev/null || true
 	sync
 	echo 3 > /proc/sys/vm/drop_caches
 	began=$(date +%s)
-	sh -c 'echo 0 > "$0/cgroup.procs"; exec "$@"' $group llama/llamarun -m model.gguf -p a -n "$tokens" -t 1 --no-repack > "$1.json" 2> "$1.log" &
+	sh -c 'echo 0 > "$0/cgroup.procs"; exec "$@"' $group \
+		llama/llamarun -m model.gguf -p a -n "$tokens" -t 1 --no-repack > "$1.json" 2> "$1.log" &
 	target=$!
 	helper=''
 	if [ -n "$3" ]; then
@@ -43,14 +48,19 @@ scene() { # NAME LIMIT HELPER: runs the model in a new group; sets own to the mo
 	echo "    memory.pressure: $(tr '\n' ' ' < $group/memory.pressure)"
 	echo "    io.stat: $(cat $group/io.stat)"
 	grep -o '"tokens":\[[^]]*\]' "$1.json" > "$1.text" || { echo "    no text:"; tail -n 3 "$1.log"; failed=1; }
-	if cmp -s free.text "$1.text"; then echo "    the text is that without a limit"; else echo "    THE TEXT DIFFERS"; failed=1; fi
+	if cmp -s free.text "$1.text"; then
+		echo "    the text is that without a limit"
+	else
+		echo "    THE TEXT DIFFERS"
+		failed=1
+	fi
 	[ "$status" = 0 ] || failed=1
 	rmdir $group
 }
 
-scene free max ''
+run_scene free max ''
 size=$(stat -c %s model.gguf)
 limit=$((own + size * percent / 100)) # of which prefetchd's own memory takes its part
-scene plain $limit ''
-scene prefetchd $limit yes
+run_scene plain $limit ''
+run_scene prefetchd $limit yes
 exit $failed

@@ -1,4 +1,5 @@
-# The second program of the machine of run.sh: it prepares the machine as systemd would, runs the command, says its exit status and ends.
+# The second program of the machine of run.sh. It prepares the machine as systemd would, runs the command,
+# reports its exit status and ends.
 b=/run/vm/busybox
 . /run/vm/settings
 for dir in /sys/class/virtio-ports/*; do

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs, in the machine of run.sh, the tests of the packages that depend on the kernel most: all of bin/vm, which `make vm` compiles, or
-# those that are named.
+# Runs, in the machine of run.sh, the tests of the packages that depend on the kernel most: all of bin/vm,
+# which `make vm` compiles, or those that are named.
 #
 #	experiments/vm/run.sh experiments/vm/tests.sh [internal/cgroup ...]
 #
@@ -12,8 +12,9 @@ top=$(pwd)
 failed=0
 for package in "$@"; do
 	echo "== $package"
-	# -test.v: else the reasons of skips are not told.
-	(cd "$package" && "$top/bin/vm/$package.test" -test.v -test.timeout 30m > "${TMPDIR:-/tmp}/out" 2>&1) && status=0 || status=$?
+	# Without -test.v the reasons of skips are not printed.
+	(cd "$package" && "$top/bin/vm/$package.test" -test.v -test.timeout 30m > "${TMPDIR:-/tmp}/out" 2>&1) &&
+		status=0 || status=$?
 	grep -v -e '^=== ' -e '^ *--- PASS' "${TMPDIR:-/tmp}/out" || true
 	[ "$status" = 0 ] || { failed=1; echo "== $package failed: exit status $status"; }
 done

@@ -19,16 +19,17 @@ import (
 	"tensorcast/gguf"
 )
 
-// region is a part of a file, in bytes, and the matrix in it; no rows: that was not said.
+// region is a part of a file, in bytes, and the shape of the matrix in it; no rows: the shape is not known.
 type region struct{ from, size, rows, cols int64 }
 
-// like says whether both are the same but for a fifth: what they have in common is four fifths of what they cover.
-func (r region) like(o region) bool {
+// isLike reports whether two regions are nearly the same: their intersection is at least four fifths of their union.
+func (r region) isLike(o region) bool {
 	both := min(r.from+r.size, o.from+o.size) - max(r.from, o.from)
 	return both > 0 && float64(both) >= 0.8*float64(r.size+o.size-both)
 }
 
-// matrices are those of a model that products read, of experts each: what there is to detect; others are too small, or products read single rows only.
+// matrices lists the matrices of a model that can be detected (all), each expert's by itself. Others are too
+// small, or single rows of them are read.
 func matrices(t *testing.T, model string) (all, others []region) {
 	t.Helper()
 	f, err := gguf.Open(model)
@@ -52,7 +53,7 @@ func matrices(t *testing.T, model string) (all, others []region) {
 	return all, others
 }
 
-// detected reads what TFMBS_DETECT wrote of a model in that memory.
+// detected reads what TFMBS_DETECT has written. The model must have been in that kind of memory: mapped or read.
 func detected(t *testing.T, path, memory string) (all []region) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -61,8 +62,10 @@ func detected(t *testing.T, path, memory string) (all []region) {
 	}
 	defer f.Close()
 	rows, err := csv.NewReader(f).ReadAll()
-	if err != nil || len(rows) < 1 || !slices.Equal(rows[0], []string{"file", "offset_bytes", "size_bytes", "confidence", "passes", "memory", "rows", "columns", "shape_from"}) {
-		t.Fatalf("%v, %v", rows, err)
+	columns := []string{"file", "offset_bytes", "size_bytes", "confidence", "passes", "memory", "rows",
+		"columns", "shape_from"}
+	if err != nil || len(rows) < 1 || !slices.Equal(rows[0], columns) {
+		t.Fatalf("rows %v, error %v; want the columns %v", rows, err, columns)
 	}
 	for _, row := range rows[1:] {
 		var r region
@@ -79,14 +82,17 @@ func detected(t *testing.T, path, memory string) (all []region) {
 	return all
 }
 
-// TestDetect: matrices are found by the order in which their pages are read, while the program says the same as ever. How exactly depends on time, and is logged; what is read in all does not.
-// TFMBS_DETECT_MODEL=model.gguf, TFMBS_DETECT_TOKENS=400: another model.
+// TestDetect: matrices are found by the order in which their pages are read, while the program's text stays the
+// same. How exactly they are found depends on timing, and is logged. How many bytes are found does not.
+// TFMBS_DETECT_MODEL=model.gguf and TFMBS_DETECT_TOKENS=400 take another model.
 func TestDetect(t *testing.T) {
 	in := llamatest.ForTest(t)
-	lib := interposer(t)
+	lib := buildInterposer(t)
 	models := map[string]string{
-		"dense":   llamatest.Model(t, synth.Config{Layers: 4, Embd: 512, FF: 1536, Heads: 8, KVHeads: 4, Type: gguf.Q8_0, Seed: 3}),
-		"mixture": llamatest.Model(t, synth.Config{Layers: 3, Embd: 512, FF: 512, Heads: 8, KVHeads: 4, Experts: 8, Used: 2, Type: gguf.Q8_0, Seed: 3}),
+		"dense": llamatest.Model(t, synth.Config{Layers: 4, Embd: 512, FF: 1536, Heads: 8, KVHeads: 4,
+			Type: gguf.Q8_0, Seed: 3}),
+		"mixture": llamatest.Model(t, synth.Config{Layers: 3, Embd: 512, FF: 512, Heads: 8, KVHeads: 4,
+			Experts: 8, Used: 2, Type: gguf.Q8_0, Seed: 3}),
 	}
 	tokens := 1200
 	if path := os.Getenv("TFMBS_DETECT_MODEL"); path != "" {
@@ -102,13 +108,14 @@ func TestDetect(t *testing.T) {
 			t.Setenv("TFMBS_DEVICE", "/nowhere")
 			to := filepath.Join(t.TempDir(), "found.csv")
 			want := generate(t, in, model, tokens)
-			got, said := intercepted(t, in, llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1, NoRepack: true, LoadMode: mode}, "", lib, "TFMBS_DETECT="+to)
+			o := llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1, NoRepack: true, LoadMode: mode}
+			got, said := runIntercepted(t, in, o, "", lib, "TFMBS_DETECT="+to)
 			if !slices.Equal(got, want) || !strings.Contains(said, "matrices were detected in "+model) {
-				t.Errorf("the first %d of %d tokens are the CPU's; %q", common(got, want), len(want), said)
+				t.Errorf("the first %d tokens are the CPU's, want all %d; %q", commonPrefix(got, want), len(want), said)
 			}
 			truth, others := matrices(t, model)
 			found := detected(t, to, memories[mode])
-			among := func(r region, all []region) bool { return slices.ContainsFunc(all, r.like) }
+			among := func(r region, all []region) bool { return slices.ContainsFunc(all, r.isLike) }
 			var right, seen, shaped int
 			var bytes, all int64
 			for _, r := range found {
@@ -118,9 +125,10 @@ func TestDetect(t *testing.T) {
 				}
 			}
 			for _, r := range found {
-				is := func(o region) bool { return o.like(r) && o.rows == r.rows && o.cols == r.cols }
+				is := func(o region) bool { return o.isLike(r) && o.rows == r.rows && o.cols == r.cols }
 				if r.rows > 0 && !slices.ContainsFunc(truth, is) && !slices.ContainsFunc(others, is) {
-					t.Errorf("no matrix of %d rows and %d columns is at %d, %d bytes", r.rows, r.cols, r.from, r.size)
+					t.Errorf("%d rows and %d columns were detected at %d, %d bytes; no such matrix is there",
+						r.rows, r.cols, r.from, r.size)
 				}
 				if r.rows > 0 {
 					shaped++
@@ -132,13 +140,16 @@ func TestDetect(t *testing.T) {
 					seen++
 				}
 			}
-			recall, precision, part := float64(seen)/float64(len(truth)), float64(right)/float64(max(len(found), 1)), float64(bytes)/float64(all)
-			t.Logf("%d matrices, %d detected, %d with rows and columns: recall %.3f, precision %.3f, %.3f of the bytes", len(truth), len(found), shaped, recall, precision, part)
+			recall, precision := float64(seen)/float64(len(truth)), float64(right)/float64(max(len(found), 1))
+			part := float64(bytes) / float64(all)
+			t.Logf("%d matrices, %d detected, %d with rows and columns: recall %.3f, precision %.3f, %.3f of the bytes",
+				len(truth), len(found), shaped, recall, precision, part)
 			if shaped < right/2 {
-				t.Errorf("only %d of %d have rows and columns", shaped, right)
+				t.Errorf("%d matrices have rows and columns, want at least half of %d", shaped, right)
 			}
 			if recall < 0.1 || precision < 0.1 || part < 0.95 || part > 1.05 {
-				t.Errorf("recall %.3f, precision %.3f, %.3f of the bytes", recall, precision, part)
+				t.Errorf("recall %.3f, precision %.3f, %.3f of the bytes; want at least 0.1, 0.1, and 0.95 to 1.05",
+					recall, precision, part)
 			}
 		})
 	}
@@ -148,18 +159,24 @@ func TestDetect(t *testing.T) {
 	}
 }
 
-// TestShape: rows and columns are said of a region that is the matrix between an op's vectors, and of no other.
+// TestShape: rows and columns are found for a region that is an op's matrix, and for no other.
 func TestShape(t *testing.T) {
-	header, err := filepath.Abs("tfmbs_detect.h")
+	source, err := filepath.Abs("tfmbs_detect.c")
 	if err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "shape")
-	compile(t, program, "#define _GNU_SOURCE\n#include \""+header+`"
+	compile(t, program, "#include \""+source+`"
 enum { P = 4096, Q = 512 * 544, DOWN = 100 * P, E = 2048 * P };
 int main(void) {
-	/* Q and V behind it, of another shape in as many bytes; eight experts; a matrix that two ops take for another one each */
-	const struct op ops[] = {{0}, {P + 64, Q, 1, 512, 512}, {P + 64 + Q, Q, 1, 256, 1024}, {E, DOWN, 8, 300, 900}, {9 * E, DOWN, 1, 300, 900}, {9 * E + 64, DOWN, 1, 900, 300}};
+	const struct op ops[] = {
+		{0},
+		{P + 64, Q, 1, 512, 512},      /* Q */
+		{P + 64 + Q, Q, 1, 256, 1024}, /* V behind it, of another shape in as many bytes */
+		{E, DOWN, 8, 300, 900},        /* eight experts */
+		{9 * E, DOWN, 1, 300, 900},    /* a matrix for which two ops have another shape each */
+		{9 * E + 64, DOWN, 1, 900, 300},
+	};
 	const struct { uintptr_t from, to; } regions[] = {
 		{P, P + 69 * P},                      /* Q */
 		{2 * P, P + 68 * P},                  /* Q, of which neighbours have the ends */
@@ -176,30 +193,34 @@ int main(void) {
 	};
 	for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) {
 		uint32_t rows, cols;
-		shape(ops, sizeof ops / sizeof *ops, regions[i].from, regions[i].to, P, &rows, &cols);
+		find_shape(ops, sizeof ops / sizeof *ops, regions[i].from, regions[i].to, P, &rows, &cols);
 		printf("%ux%u ", rows, cols);
 	}
 	return 0;
 }
 `, "-w", "-pthread")
 	out, err := exec.CommandContext(t.Context(), program).CombinedOutput()
-	if want := "512x512 512x512 256x1024 0x0 0x0 0x0 300x900 300x900 300x900 0x0 0x0 0x0 "; err != nil || string(out) != want {
+	if want := "512x512 512x512 256x1024 0x0 0x0 0x0 300x900 300x900 300x900 0x0 0x0 0x0 "; err != nil ||
+		string(out) != want {
 		t.Errorf("%v: %q, want %q", err, out, want)
 	}
 }
 
-// TestAgree: passes with planted touches. Threads are interrupted somewhere else each time, one of two comes late, a pause follows each matrix and others come by chance.
+// TestAgree has passes with planted touches. Threads are interrupted somewhere else in each pass, one of two
+// comes late, a pause follows each matrix, and other pauses come by chance.
 func TestAgree(t *testing.T) {
-	header, err := filepath.Abs("tfmbs_detect.h")
+	source, err := filepath.Abs("tfmbs_detect.c")
 	if err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "agree")
-	compile(t, program, "#define _GNU_SOURCE\n#include \""+header+`"
+	compile(t, program, "#include \""+source+`"
 static struct touch touches[1 << 16];
 static size_t n;
 static int64_t now;
-static void touch(uint32_t unit, uint32_t thread, int64_t took) { touches[n++] = (struct touch){unit, thread, now += took}; }
+static void touch(uint32_t unit, uint32_t thread, int64_t took) {
+	touches[n++] = (struct touch){unit, thread, now += took};
+}
 /* The matrix of units first to end-1, by threads threads, each of which has a part. */
 static void multiply(uint32_t first, uint32_t end, int threads, bool late) {
 	uint32_t half = first + (end - first) / 2;
@@ -232,9 +253,9 @@ int main(int argc, char **argv) {
 		if (pass % 2) multiply(300, 400, threads, false);
 		multiply(500, 620, threads, pass == 7);
 		size_t k = find_scans(touches, n, scans, 1000, pauses);
-		vote(&v, scans, join_scans(scans, k), pauses);
+		count_votes(&v, scans, join_scans(scans, k), pauses);
 	}
-	size_t k = agree(&v, g, 1000);
+	size_t k = find_agreed(&v, g, 1000);
 	for (size_t i = 0; i < k; i++) printf("%u-%u ", g[i].first, g[i].end);
 	return 0;
 }
@@ -247,9 +268,10 @@ int main(int argc, char **argv) {
 	}
 }
 
-// Memory that cannot be watched any more, as the program unmaps it or has a handler of its own, and programs that have no model, are left alone.
+// TestDetectStepsAside: memory that cannot be watched any more, because the program unmaps it or has a handler
+// of its own, is left alone, and so are programs without a model.
 func TestDetectStepsAside(t *testing.T) {
-	lib := interposer(t)
+	lib := buildInterposer(t)
 	model := llamatest.Model(t, small)
 	program := filepath.Join(t.TempDir(), "host")
 	compile(t, program, `#define _GNU_SOURCE
@@ -293,16 +315,19 @@ int main(int argc, char **argv) {
 		if len(args) > 1 {
 			want += "own handler\n"
 		}
-		if err != nil || !lines(out.String(), want) {
-			t.Errorf("%v: %v: %q, %q", args, err, out.String(), errs.String())
+		if err != nil || !sameLines(out.String(), want) {
+			t.Errorf("%v: error %v, output %q, want %q; standard error %q", args, err, out.String(), want,
+				errs.String())
 		}
 	}
 }
 
-// A program that reads a model into memory of its own has that watched, may read into it again, fork, and free it meanwhile: what comes to lie there keeps its rights.
+// TestDetectOwnMemory: memory into which a program reads a model is watched. The program may read into it
+// again, fork, and free it meanwhile. What comes to lie there then keeps its rights.
 func TestDetectOwnMemory(t *testing.T) {
-	lib := interposer(t)
-	model := llamatest.Model(t, synth.Config{Layers: 4, Embd: 512, FF: 1536, Heads: 8, KVHeads: 4, Type: gguf.Q8_0, Seed: 3})
+	lib := buildInterposer(t)
+	model := llamatest.Model(t, synth.Config{Layers: 4, Embd: 512, FF: 1536, Heads: 8, KVHeads: 4,
+		Type: gguf.Q8_0, Seed: 3})
 	program := filepath.Join(t.TempDir(), "host")
 	compile(t, program, `#define _GNU_SOURCE
 #include <fcntl.h>
@@ -315,18 +340,26 @@ func TestDetectOwnMemory(t *testing.T) {
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-static long now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000 + t.tv_nsec / 1000000; }
+static long now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
 static char sum;
 static void scan(volatile char *p, long n, long ms) {
 	for (long end = now() + ms; now() < end; usleep(1000))
 		for (long k = 0; k < n; k += 4096) sum += p[k];
-	usleep(60000); /* a pass has begun, and waits */
+	usleep(60000); /* a pass has begun by now, and waits */
 }
-/* Whether all of it could be read to where it is. */
+static long get(int how, FILE *f, char *to, long n, long at) {
+	if (how == 0) return fread(to, 1, n, f);
+	return how == 1 ? read(fileno(f), to, n) : pread(fileno(f), to, n, at);
+}
+/* Reads n bytes of a file to memory; false if they cannot all be read. */
 static int fill(int how, const char *path, char *to, long n) {
 	FILE *f = fopen(path, "r");
 	long got = 0, k;
-	while (f && got < n && (k = how == 0 ? fread(to + got, 1, n - got, f) : how == 1 ? read(fileno(f), to + got, n - got) : pread(fileno(f), to + got, n - got, got)) > 0) got += k;
+	while (f && got < n && (k = get(how, f, to + got, n - got, got)) > 0) got += k;
 	if (f) fclose(f);
 	return got == n;
 }
@@ -352,9 +385,10 @@ int main(int argc, char **argv) {
 	if (waitpid(child, &status, 0) != child || status) return 5;
 	if (!fill(argc - 2, argv[1], b, n) || memcmp(a, b, n)) return 6;
 	scan(a, n, 100);
-	/* A part of what is watched becomes another's. */
+	/* A part of what is watched becomes something else's. */
 	char *there = (char *)(((long)a + page) & -page), *last = (char *)(((long)a + n - 8 * page) & -page);
-	if ((char *)syscall(SYS_mmap, last, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != last) return 7;
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+	if ((char *)syscall(SYS_mmap, last, page, PROT_READ, flags, -1, 0) != last) return 7;
 	scan(there, last - there, 600);
 	int p[2];
 	if (pipe(p) || write(p[1], "x", 1) != 1 || read(p[0], last, 1) != -1) return 8; /* it cannot be written to */
@@ -375,13 +409,14 @@ int main(int argc, char **argv) {
 			line = " bytes of " + model + " were read into memory that is used for something else by now"
 		}
 		if err != nil || out.String() != "done\n" || !strings.Contains(errs.String(), line) {
-			t.Errorf("%v: %v: %q, %q", how, err, out.String(), errs.String())
+			t.Errorf("%v: error %v, output %q, want done; standard error %q, want %q", how, err, out.String(),
+				errs.String(), line)
 		}
 	}
 }
 
-// lines says whether both have the same lines, in any order.
-func lines(a, b string) bool {
+// sameLines reports whether two texts have the same lines, in any order.
+func sameLines(a, b string) bool {
 	sorted := func(text string) (all []string) {
 		s := bufio.NewScanner(strings.NewReader(text))
 		for s.Scan() {

@@ -1,5 +1,7 @@
 package decompose
 
+// This file has benchmarks, and weights to fit.
+
 import (
 	"fmt"
 	"math"
@@ -12,7 +14,8 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// BenchmarkExact gives the bytes of blocks per second, and the time over that of copying the blocks to new memory, which takes turns with it.
+// BenchmarkExact reports the bytes of blocks per second, and the time divided by that of copying
+// the blocks to new memory. Decomposing and copying take turns.
 func BenchmarkExact(b *testing.B) {
 	for _, typ := range []gguf.Type{gguf.Q8_0, gguf.Q6_K, gguf.Q5_K, gguf.Q4_K, gguf.Q4_0, gguf.TQ1_0, gguf.TQ2_0} {
 		for _, layout := range []trit.Layout{trit.PT5Striped, trit.PT5, trit.TwoBit} {
@@ -39,16 +42,17 @@ func BenchmarkExact(b *testing.B) {
 	}
 }
 
-// BenchmarkLossy gives the seconds that a gigabyte of Q8_0 blocks takes.
+// BenchmarkLossy reports the seconds that a gigabyte of Q8_0 blocks takes.
 func BenchmarkLossy(b *testing.B) {
 	const rows, cols = 1024, 2560
 	src := gaussian(gguf.Q8_0, rows*cols, rand.New(rand.NewPCG(6, 6)))
-	for _, one := range []bool{true, false} {
-		for k := 1; (Fit{k, 32, one}).Check() == nil; k++ {
-			b.Run(fmt.Sprintf("shared=%v/planes=%d", one, k), func(b *testing.B) {
+	for _, shared := range []bool{true, false} {
+		for k := 1; (Fit{k, 32, shared}).Check() == nil; k++ {
+			b.Run(fmt.Sprintf("shared=%v/planes=%d", shared, k), func(b *testing.B) {
 				b.SetBytes(int64(len(src)))
 				for b.Loop() {
-					if _, _, err := Lossy(b.Context(), gguf.Q8_0, rows, cols, src, Fit{k, 32, one}, Options{Layout: trit.PT5Striped}); err != nil {
+					o := Options{Layout: trit.PT5Striped}
+					if _, _, err := Lossy(b.Context(), gguf.Q8_0, rows, cols, src, Fit{k, 32, shared}, o); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -59,7 +63,7 @@ func BenchmarkLossy(b *testing.B) {
 	}
 }
 
-// gaussian has normally distributed weights in blocks of a type.
+// gaussian makes blocks of a type with n normally distributed weights.
 func gaussian(t gguf.Type, n int, rng *rand.Rand) []byte {
 	w := make([]float64, n)
 	for i := range w {
@@ -72,28 +76,31 @@ func gaussian(t gguf.Type, n int, rng *rand.Rand) []byte {
 		x, b := w[i*elems:(i+1)*elems], out[i*size:(i+1)*size]
 		switch t {
 		case gguf.Q8_0:
-			h := half.Round(float32(most(x) / 127))
+			h := half.Round(float32(largestMagnitude(x) / 127))
 			putHalf(b, h)
 			for j, v := range x {
 				b[2+j] = code(v/float64(half.Float32(h)), -128, 127)
 			}
 		case gguf.Q6_K:
-			h := half.Round(float32(most(x) / 31 / 127))
+			h := half.Round(float32(largestMagnitude(x) / 31 / 127))
 			putHalf(b[208:], h)
 			codes := make([]byte, 256)
 			for j, v := range x {
 				d := float64(half.Float32(h))
-				s := code(most(x[j/16*16:j/16*16+16])/31/d, 1, 127)
+				s := code(largestMagnitude(x[j/16*16:j/16*16+16])/31/d, 1, 127)
 				b[192+j/16] = s
 				codes[j] = code(v/d/float64(s)+32, 0, 63)
 			}
-			f := factors{scale: part{super: []uint16{h}, sub: make([]int8, 16)}}
+			f := factors{scale: factorList{super: []uint16{h}, sub: make([]int8, 16)}}
 			for s := range 16 {
 				f.scale.sub[s] = int8(b[192+s])
 			}
 			join6K(b, codes, &f)
 		case gguf.Q4_K:
-			f := factors{part{super: make([]uint16, 1), sub: make([]int8, 8)}, part{super: make([]uint16, 1), sub: make([]int8, 8)}}
+			f := factors{
+				scale: factorList{super: make([]uint16, 1), sub: make([]int8, 8)},
+				min:   factorList{super: make([]uint16, 1), sub: make([]int8, 8)},
+			}
 			var step, min [8]float64
 			for s := range step {
 				low, high := 0.0, 0.0
@@ -102,7 +109,8 @@ func gaussian(t gguf.Type, n int, rng *rand.Rand) []byte {
 				}
 				step[s], min[s] = (high-low)/15, -low
 			}
-			f.scale.super[0], f.min.super[0] = half.Round(float32(most(step[:])/63)), half.Round(float32(most(min[:])/63))
+			f.scale.super[0] = half.Round(float32(largestMagnitude(step[:]) / 63))
+			f.min.super[0] = half.Round(float32(largestMagnitude(min[:]) / 63))
 			d, dmin := float64(half.Float32(f.scale.super[0])), float64(half.Float32(f.min.super[0]))
 			codes := make([]byte, 256)
 			for j, v := range x {
@@ -116,8 +124,8 @@ func gaussian(t gguf.Type, n int, rng *rand.Rand) []byte {
 	return out
 }
 
-// most is the largest magnitude.
-func most(x []float64) float64 {
+// largestMagnitude returns the largest magnitude.
+func largestMagnitude(x []float64) float64 {
 	m := 0.0
 	for _, v := range x {
 		m = math.Max(m, math.Abs(v))
@@ -125,7 +133,8 @@ func most(x []float64) float64 {
 	return m
 }
 
-// BenchmarkRebuild gives the weights and the blocks per second that come back from planes, with one goroutine.
+// BenchmarkRebuild reports the time per weight, and the bytes of blocks per second, for restoring
+// weights and blocks from planes with shared goroutine.
 func BenchmarkRebuild(b *testing.B) {
 	const rows, cols = 64, 4096
 	for _, typ := range []gguf.Type{gguf.Q8_0, gguf.Q4_K} {

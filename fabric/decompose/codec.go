@@ -1,7 +1,8 @@
 package decompose
 
-// This file describes the types with exact planes: where their blocks keep codes and scales. It takes blocks apart and assembles them
-// again. Package gguf, which decodes them, documents their formats.
+// This file describes the types with exact planes: where their blocks have codes and scales. It
+// splits blocks into these and joins them again. Package gguf, which decodes the blocks, documents
+// their formats.
 
 import (
 	"encoding/binary"
@@ -10,26 +11,28 @@ import (
 	"tensorcast/gguf"
 )
 
-// codec describes a type with exact planes. A weight is scale * (code - offset + center) - minimum; the planes hold the integer code -
-// offset.
+// codec describes a type with exact planes. A weight is scale * (code - offset + center) - minimum.
+// The planes hold the integer code - offset.
 type codec struct {
 	planes int
 	offset int
 	center int32
 	block  int  // weights per scale
-	halfs  bool // a scale is a half; otherwise a small integer times the half of 256 weights
+	halfs  bool // a scale is a half; otherwise it is a small integer times a half that 256 weights share
 	min    bool // there are minima, in the same form as scales
 
-	// split takes whole blocks apart. It returns false if join would not restore them.
+	// split splits whole blocks into codes, one byte each, and factors. It returns false if join
+	// would not restore the blocks.
 	split func(codes []byte, f *factors, src []byte) bool
 	// join is the inverse of split.
 	join func(dst []byte, codes []byte, f *factors)
 }
 
 // factors are the scales and minima of some blocks.
-type factors struct{ scale, min part }
+type factors struct{ scale, min factorList }
 
-type part struct {
+// factorList is a list of scales or minima: halfs, or small integers in sub with their halfs in super.
+type factorList struct {
 	half  []uint16
 	sub   []int8
 	super []uint16
@@ -52,7 +55,8 @@ var codecs = map[gguf.Type]*codec{
 	gguf.TQ2_0: {planes: 1, offset: 1, block: 256, halfs: true, split: splitT2, join: joinT2},
 }
 
-// ExactPlanes is the number of planes that Exact makes for a type; 0 if the type has no exact planes.
+// ExactPlanes is the number of planes that Exact makes for a type. It is 0 if the type has no exact
+// planes.
 func ExactPlanes(t gguf.Type) int {
 	if c := codecs[t]; c != nil {
 		return c.planes
@@ -60,21 +64,22 @@ func ExactPlanes(t gguf.Type) int {
 	return 0
 }
 
-// scales allocates scales for n weights in whole blocks.
-func (c *codec) scales(n int) fabric.Scales {
+// newScales allocates scales for n weights in whole blocks.
+func (c *codec) newScales(n int) fabric.Scales {
 	if c.halfs {
 		return fabric.Scales{Block: c.block, Half: make([]uint16, n/c.block)}
 	}
 	return fabric.Scales{Block: c.block, Sub: make([]int8, n/c.block), Super: make([]uint16, n/256)}
 }
 
-// factors returns the factors of the matrix's weights from first to end-1, in whole blocks.
-func (c *codec) factors(m *fabric.Matrix, first, end int) factors {
-	cut := func(s *fabric.Scales) part {
+// factorsOf returns the factors of the matrix's weights from first to end-1, which are whole
+// blocks. They share the memory of the matrix.
+func (c *codec) factorsOf(m *fabric.Matrix, first, end int) factors {
+	cut := func(s *fabric.Scales) factorList {
 		if c.halfs {
-			return part{half: s.Half[first/c.block : end/c.block]}
+			return factorList{half: s.Half[first/c.block : end/c.block]}
 		}
-		return part{sub: s.Sub[first/c.block : end/c.block], super: s.Super[first/256 : end/256]}
+		return factorList{sub: s.Sub[first/c.block : end/c.block], super: s.Super[first/256 : end/256]}
 	}
 	f := factors{scale: cut(&m.Terms[0].Scales)}
 	if c.min {
@@ -88,13 +93,14 @@ func putHalf(b []byte, h uint16) { binary.LittleEndian.PutUint16(b, h) }
 func word(b []byte) uint64       { return binary.LittleEndian.Uint64(b) }
 func putWord(b []byte, w uint64) { binary.LittleEndian.PutUint64(b, w) }
 
-// ones has the lowest bit of each byte set; ones times a byte repeats that byte.
+// ones has the lowest bit of each byte set. So ones times a byte repeats that byte.
 const ones = 0x0101010101010101
 
 // negative is the sign bit of a half: Q4_1 and Q5_1 add their minimum instead of subtracting it.
 const negative = 0x8000
 
-// splitNibbles splits 16 bytes: the low nibbles are the first 16 codes, the high ones the others.
+// splitNibbles splits 16 bytes into 32 codes. The low nibbles are the first 16 codes, the high
+// nibbles the others.
 func splitNibbles(codes, q []byte) {
 	codes, q = codes[:32], q[:16]
 	for j := 0; j < 16; j += 8 {
@@ -111,11 +117,11 @@ func joinNibbles(q, codes []byte) {
 	}
 }
 
-// splitFifth adds the fifth bits to 32 codes.
+// splitFifth adds the fifth bits, which are in four bytes, to 32 codes.
 func splitFifth(codes, bits []byte) {
 	codes, bits = codes[:32], bits[:4]
 	for j, b := range bits {
-		// Byte i keeps bit i of b, which the constant added then carries into bit 7.
+		// Byte i keeps only bit i of b. Adding the constant carries that bit into bit 7.
 		w := uint64(b) * ones & 0x8040201008040201
 		w = (w + 0x00406070787c7e7f) >> 7 & ones
 		putWord(codes[8*j:], word(codes[8*j:])|w<<4)
@@ -206,7 +212,7 @@ func join51(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// The codes of Q8_0 are signed; inverting the top bit adds 128.
+// The codes of Q8_0 are signed. Inverting the top bit adds 128.
 
 func split80(codes []byte, f *factors, src []byte) bool {
 	for i := range f.scale.half {
@@ -230,7 +236,7 @@ func join80(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// The codes of Q1_0 are 0 and 2; less the offset of 1 they are -1 and +1.
+// The codes of Q1_0 are 0 and 2. Less the offset of 1 they are -1 and +1.
 
 func split10(codes []byte, f *factors, src []byte) bool {
 	for i := range f.scale.half {
@@ -286,7 +292,8 @@ func join20(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// splitPairs splits bytes with two bits each of four codes that are 32 apart: 32 bytes hold 128 codes.
+// splitPairs splits bytes into four codes of two bits. The codes of a byte are 32 apart: 32 bytes
+// hold 128 codes.
 func splitPairs(codes, q []byte) {
 	for j := 0; j < len(q); j += 8 {
 		w, c := word(q[j:]), codes[j/32*128+j%32:]
@@ -404,7 +411,8 @@ func join4K(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// splitHalves splits 128 bytes: each 32 bytes hold 32 codes in their low nibbles and the next 32 in their high ones.
+// splitHalves splits 128 bytes into 256 codes. Each 32 bytes have 32 codes in their low nibbles and
+// the next 32 in their high nibbles.
 func splitHalves(c, q []byte) {
 	for g := range 4 {
 		for j := 0; j < 32; j += 8 {
@@ -496,12 +504,13 @@ func join6K(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// fractions converts the bytes of TQ1_0. Five base-3 digits, the most significant first, form an integer below 243; that divided by 243,
-// rounded up, is stored as a fraction of 256 (quantize_row_tq1_0_ref in ggml-quants.c).
+// fractions are tables that decode the bytes of TQ1_0. Five base-3 digits, the most significant
+// first, form an integer below 243. A byte has this integer divided by 243 as a fraction of 256,
+// rounded up (see quantize_row_tq1_0_ref in ggml-quants.c).
 var fractions = func() (t struct {
 	digits [256][5]byte
-	used   [256]bool // by five digits
-	four   [256]bool // by four digits and a 0
+	used   [256]bool // whether encodeFraction makes this byte of any five digits
+	four   [256]bool // whether it makes this byte of four digits and a 0
 }) {
 	for v := range 243 {
 		q := (v*256 + 242) / 243
@@ -515,7 +524,8 @@ var fractions = func() (t struct {
 	return t
 }()
 
-func fraction(digits *[5]byte) byte {
+// encodeFraction returns the byte of TQ1_0 for five digits.
+func encodeFraction(digits *[5]byte) byte {
 	v := 0
 	for _, d := range digits {
 		v = 3*v + int(d)
@@ -523,8 +533,8 @@ func fraction(digits *[5]byte) byte {
 	return byte((v*256 + 242) / 243)
 }
 
-// In a block of TQ1_0, the digits of a byte are 32 weights apart in the first 32 bytes, 16 apart in the next 16, and 4 apart in the last 4,
-// which hold four digits each.
+// In a block of TQ1_0, the digits of a byte are 32 weights apart in the first 32 bytes, and 16
+// apart in the next 16. In the last 4 bytes, which have only four digits each, they are 4 apart.
 
 func splitT1(codes []byte, f *factors, src []byte) bool {
 	ok := true
@@ -555,20 +565,20 @@ func joinT1(dst []byte, codes []byte, f *factors) {
 		b, c := dst[54*i:54*i+54], codes[256*i:256*i+256]
 		putHalf(b[52:], h)
 		for j := range 32 {
-			b[j] = fraction(&[5]byte{c[j], c[j+32], c[j+64], c[j+96], c[j+128]})
+			b[j] = encodeFraction(&[5]byte{c[j], c[j+32], c[j+64], c[j+96], c[j+128]})
 		}
 		for j := range 16 {
 			c := c[160+j:]
-			b[32+j] = fraction(&[5]byte{c[0], c[16], c[32], c[48], c[64]})
+			b[32+j] = encodeFraction(&[5]byte{c[0], c[16], c[32], c[48], c[64]})
 		}
 		for j := range 4 {
 			c := c[240+j:]
-			b[48+j] = fraction(&[5]byte{c[0], c[4], c[8], c[12]})
+			b[48+j] = encodeFraction(&[5]byte{c[0], c[4], c[8], c[12]})
 		}
 	}
 }
 
-// splitT2 returns false for code 3: for ggml it means 2 times the scale, but it is no trit.
+// splitT2 returns false if there is a code 3. For ggml it is 2 times the scale, but it is not a trit.
 func splitT2(codes []byte, f *factors, src []byte) bool {
 	var both uint64
 	for i := range f.scale.half {

@@ -1,10 +1,12 @@
 // Package decompose converts ggml's tensors to matrices of ternary planes, and back to weights.
 //
-// [Exact] makes planes from which [Bytes] restores the blocks of a quantised tensor bit for bit. [Lossy] makes fewer planes, fitted to the
-// weights. [Dequantize] computes the weights that planes represent. Package fabric/plan chooses between them.
+// [Exact] makes planes from which [Bytes] restores the blocks of a quantised tensor bit for bit.
+// [Lossy] makes fewer planes, fitted to the weights. [Dequantize] computes the weights that planes
+// represent. Package fabric/plan chooses between exact and fitted planes.
 //
-// The functions work on whole tensors as rows of a matrix. In a tensor of experts, the rows of all experts follow each other. Rows are
-// independent, so an expert's rows are the same as if that expert had been decomposed alone.
+// The functions work on whole tensors as rows of a matrix. In a tensor of experts, the rows of all
+// experts follow each other. Rows are independent of each other: the rows of an expert are the same
+// as if that expert had been decomposed alone.
 package decompose
 
 // This file defines options and errors, and distributes rows over goroutines.
@@ -24,7 +26,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrInexact says that weights have no exact planes: their type has none, or their bytes are not the encoding that Bytes would restore.
+// ErrInexact says that weights have no exact planes. Either their type has none, or their bytes
+// differ from the encoding that Bytes would restore.
 var ErrInexact = errors.New("no exact planes")
 
 // ErrNotFinite says that weights are infinite or NaN, so planes cannot be fitted to them.
@@ -32,31 +35,35 @@ var ErrNotFinite = errors.New("a weight is not finite")
 
 // Options apply to all decompositions. The zero value is valid.
 type Options struct {
-	Layout   trit.Layout    // layout of the planes; 0: trit.PT5Striped
-	Workers  int            // largest number of goroutines; 0: GOMAXPROCS
-	Progress func(rows int) // if not nil, called with the number of rows done so far, by one goroutine at a time
-	Coarser  bool           // of several fitted planes with one factor, tell what leaving out the lowest would do
+	Layout  trit.Layout // layout of the planes; 0: trit.PT5Striped
+	Workers int         // largest number of goroutines; 0: GOMAXPROCS
+	// Progress, if not nil, is called with the number of rows done so far, by one goroutine at a time.
+	Progress func(rows int)
+	// Coarser asks Lossy to compute Error.Coarser, if it fits several planes with a shared factor.
+	Coarser bool
 }
 
-// Error compares fitted weights with the original ones.
+// Error compares fitted weights with the original ones. It is a measure, not an error value.
 type Error struct {
 	Signal float64 // sum of the squared weights
 	Noise  float64 // sum of the squared differences
-	// Coarser is what Noise would be without the lowest plane: with weights rounded to multiples of three, and three times the factor, as a half. 0 if nobody asked (Options.Coarser).
+	// Coarser is what Noise would be without the lowest plane, i.e. if the integers were rounded to
+	// multiples of three and the factor, a half, were three times as large. It is 0 unless
+	// Options.Coarser is set.
 	Coarser float64
 }
 
-// Add adds the sums of other weights.
+// Add adds the sums of other weights to e.
 func (e *Error) Add(f Error) {
 	e.Signal += f.Signal
 	e.Noise += f.Noise
 	e.Coarser += f.Coarser
 }
 
-// SNR is the ratio of signal to noise in decibels; +Inf if there is no noise.
+// SNR is the ratio of signal to noise in decibels, or +Inf if there is no noise.
 //
-// The same ratio holds for products: if the elements of x are independent with equal variance, the noise of Wx relative to Wx is the noise
-// of W relative to W.
+// Products have the same ratio: if the elements of x are independent with equal variance, the noise
+// of Wx relative to Wx is the noise of W relative to W.
 func (e Error) SNR() float64 {
 	if e.Noise == 0 {
 		return math.Inf(1)
@@ -64,16 +71,18 @@ func (e Error) SNR() float64 {
 	return 10 * math.Log10(e.Signal/e.Noise)
 }
 
-// chunk is about how many weights a goroutine takes at a time: enough to make the overhead small, few enough to end within milliseconds.
-const chunk = 1 << 18
+// chunkWeights is about how many weights a goroutine processes at a time. This is enough to make
+// the overhead small, and few enough to end within milliseconds after a cancellation.
+const chunkWeights = 1 << 18
 
-// eachRows calls do concurrently for ranges of rows that cover all rows.
-func (o *Options) eachRows(ctx context.Context, rows, cols int, do func(first, end int) error) error {
+// forEachRange calls do concurrently for ranges of rows that cover all rows. It returns the first
+// error, or that of ctx.
+func (o *Options) forEachRange(ctx context.Context, rows, cols int, do func(first, end int) error) error {
 	workers := o.Workers
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0)
 	}
-	step := max(1, chunk/max(cols, 1))
+	step := max(1, chunkWeights/max(cols, 1))
 	var mu sync.Mutex
 	done := 0
 	g, group := errgroup.WithContext(ctx)
@@ -102,8 +111,9 @@ func (o *Options) eachRows(ctx context.Context, rows, cols int, do func(first, e
 	return ctx.Err()
 }
 
-// begin returns a matrix without terms, after checking that src has the right size. It also returns the bytes per row of src.
-func (o *Options) begin(t gguf.Type, rows, cols int, src []byte) (*fabric.Matrix, int, error) {
+// newMatrix checks that src has the right size and returns a matrix without terms. It also returns
+// the number of bytes per row of src.
+func (o *Options) newMatrix(t gguf.Type, rows, cols int, src []byte) (*fabric.Matrix, int, error) {
 	layout := o.Layout
 	if layout == 0 {
 		layout = trit.PT5Striped
@@ -124,7 +134,7 @@ func (o *Options) begin(t gguf.Type, rows, cols int, src []byte) (*fabric.Matrix
 	return &fabric.Matrix{Rows: rows, Cols: cols, Layout: layout, Origin: t}, int(rowBytes), nil
 }
 
-// newPlanes makes n planes of m's size.
+// newPlanes allocates n planes of m's size.
 func newPlanes(m *fabric.Matrix, n int) [][]byte {
 	planes := make([][]byte, n)
 	for p := range planes {

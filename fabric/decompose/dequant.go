@@ -12,11 +12,12 @@ import (
 
 var errShape = errors.New("planes or scales do not have the matrix' size")
 
-// Dequantize writes a row's weights to dst, which has m.Cols elements. For an exact matrix they are, bit for bit, what ggml and
-// gguf.Dequantize compute from the original blocks, except for the sign of NaNs. Terms are summed in order, in float32.
+// Dequantize writes the weights of a row to dst, which has m.Cols elements. For an exact matrix
+// these are, bit for bit, what ggml and gguf.Dequantize compute from the original blocks, except
+// for the sign of NaNs. Terms are summed in order, in float32.
 //
-// The error wraps trit.ErrInvalid if planes hold invalid trits. A matrix whose parts have the wrong size is an error, too. Any number of
-// goroutines may call it.
+// The error wraps trit.ErrInvalid if planes hold invalid trits. A matrix whose parts have the wrong
+// size is an error, too. Dequantize may be called concurrently.
 func Dequantize(dst []float32, m *fabric.Matrix, row int) error {
 	if len(dst) != m.Cols || row < 0 || row >= m.Rows {
 		return fmt.Errorf("weights of row %d of %d: %d elements of space for %d columns", row, m.Rows, len(dst), m.Cols)
@@ -26,14 +27,14 @@ func Dequantize(dst []float32, m *fabric.Matrix, row int) error {
 	}
 	ints, trits := make([]int32, m.Cols), make([]int8, m.Cols)
 	for i := range m.Terms {
-		if err := integers(ints, trits, m, &m.Terms[i], row); err != nil {
+		if err := unpackIntegers(ints, trits, m, &m.Terms[i], row); err != nil {
 			return err
 		}
 		s := &m.Terms[i].Scales
 		scale := float32(1)
 		for c, v := range ints {
 			if s.Block > 0 && c%s.Block == 0 {
-				scale = factor(s, row, m.Cols, c)
+				scale = blockFactor(s, row, m.Cols, c)
 			}
 			// The first term is assigned, because adding it to 0 would lose the sign of -0.
 			if w := float32(scale * float32(v)); i == 0 {
@@ -47,7 +48,7 @@ func Dequantize(dst []float32, m *fabric.Matrix, row int) error {
 		var min float32
 		for c := range dst {
 			if c%s.Block == 0 {
-				min = factor(s, row, m.Cols, c)
+				min = blockFactor(s, row, m.Cols, c)
 			}
 			dst[c] -= min
 		}
@@ -55,8 +56,9 @@ func Dequantize(dst []float32, m *fabric.Matrix, row int) error {
 	return nil
 }
 
-// factor is the scale of a block: the half, times the small integer if there is one, computed as in ggml.
-func factor(s *fabric.Scales, row, cols, col int) float32 {
+// blockFactor returns the factor of the block that has column col of a row. It is the half, times
+// the small integer if there is one, computed as in ggml.
+func blockFactor(s *fabric.Scales, row, cols, col int) float32 {
 	block := row*ceilDiv(cols, s.Block) + col/s.Block
 	if s.Sub == nil {
 		return half.Float32(s.Half[block])
@@ -64,8 +66,9 @@ func factor(s *fabric.Scales, row, cols, col int) float32 {
 	return float32(half.Float32(s.Super[row*ceilDiv(cols, 256)+col/256]) * float32(s.Sub[block]))
 }
 
-// integers computes the integers of a term's planes and center in a row. trits is scratch of the same length.
-func integers(dst []int32, trits []int8, m *fabric.Matrix, term *fabric.Term, row int) error {
+// unpackIntegers computes the integers of a row of a term: the sum of its planes' digits and its
+// center. trits is scratch of the same length as dst.
+func unpackIntegers(dst []int32, trits []int8, m *fabric.Matrix, term *fabric.Term, row int) error {
 	for c := range dst {
 		dst[c] = term.Center
 	}
@@ -88,7 +91,7 @@ func checkPlanes(m *fabric.Matrix) error {
 	if !m.Layout.Valid() || m.Rows <= 0 || m.Cols <= 0 || len(m.Terms) == 0 {
 		return errShape
 	}
-	scales := func(s *fabric.Scales) bool {
+	scalesFit := func(s *fabric.Scales) bool {
 		if s.Block <= 0 || len(s.Half)+len(s.Sub) == 0 {
 			return s.Block == 0 && len(s.Half)+len(s.Sub)+len(s.Super) == 0
 		}
@@ -98,11 +101,11 @@ func checkPlanes(m *fabric.Matrix) error {
 		}
 		return len(s.Sub) == blocks && len(s.Super) == m.Rows*ceilDiv(m.Cols, 256) && s.Half == nil
 	}
-	if !scales(&m.Min) {
+	if !scalesFit(&m.Min) {
 		return errShape
 	}
 	for i := range m.Terms {
-		if !scales(&m.Terms[i].Scales) {
+		if !scalesFit(&m.Terms[i].Scales) {
 			return errShape
 		}
 		for _, plane := range m.Terms[i].Planes {

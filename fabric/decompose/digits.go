@@ -2,9 +2,11 @@ package decompose
 
 // This file converts codes, one byte per weight, to planes.
 //
-// A code c represents the integer c - offset, whose balanced-ternary digits are the trits of the planes. All planes are made at the same
-// time: a table has, for each position in a byte of trits and each code, a word with one byte per plane, which is the digit's contribution
-// to that byte. The sum of five such words (four in the two-bit layout) is a complete byte of each plane; there are no carries.
+// A code c represents the integer c - offset, whose balanced-ternary digits are the trits of the
+// planes. All planes are made at the same time. A table has a word for each position in a byte of
+// trits and each code. The word has one byte per plane: what the digit contributes to that byte of
+// the plane. The sum of five such words (four in the two-bit layout) is a complete byte of each
+// plane. There are no carries.
 
 import (
 	"encoding/binary"
@@ -12,28 +14,30 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-// tileElems is the number of weights that are converted at a time: whole groups of every layout, whole blocks of every type, and few enough
-// to stay in the first-level cache.
+// tileElems is the number of weights that are converted at a time. These are whole groups of every
+// layout and whole blocks of every type, and few enough to stay in the first-level cache.
 const tileElems = 1280
 
-// places holds the digits' contributions: [position][code].
-type places [5][256]uint64
+// contributions has, by position in a byte and by code, what the digits of the code contribute to
+// that byte of each plane.
+type contributions [5][256]uint64
 
 // packer writes planes of one layout.
 type packer struct {
 	layout trit.Layout
 	planes int
-	offset int // the code of 0
-	table  places
-	vector vector // for stripes
+	offset int // the code of the integer 0
+	table  contributions
+	vector vector // tables of the assembly for stripes
 }
 
-// newPacker makes the tables for codes whose integers fit the planes. The entries of other codes are meaningless.
+// newPacker makes the tables for codes whose integers fit into the number of planes. The entries of
+// other codes are meaningless.
 func newPacker(layout trit.Layout, planes, offset int) *packer {
 	p := &packer{layout: layout, planes: planes, offset: offset}
 	for c := range 256 {
 		var digits [8]int8
-		p.trits(digits[:planes], byte(c))
+		p.digits(digits[:planes], byte(c))
 		weight := 1
 		for i := range p.table {
 			for d := range planes {
@@ -46,26 +50,27 @@ func newPacker(layout trit.Layout, planes, offset int) *packer {
 			}
 		}
 	}
-	p.prepare()
+	p.prepareVBMI()
 	return p
 }
 
-// trits returns the digits of a code, least significant first.
-func (p *packer) trits(t []int8, code byte) {
+// digits writes the digits of a code to t, least significant first.
+func (p *packer) digits(t []int8, code byte) {
 	v := int(code) - p.offset
 	for d := range t {
-		t[d] = balanced(&v)
+		t[d] = popDigit(&v)
 	}
 }
 
-// balanced removes the least significant balanced digit (-1, 0 or 1) from v and returns it.
-func balanced(v *int) int8 {
+// popDigit removes the least significant balanced digit (-1, 0 or 1) from v and returns it.
+func popDigit(v *int) int8 {
 	digit := ((*v+1)%3+3)%3 - 1
 	*v = (*v - digit) / 3
 	return int8(digit)
 }
 
-// pack writes n codes, 1 to tileElems, to the planes from byte at on. It may change codes after the n-th.
+// pack writes n codes, 1 to tileElems, to the planes, from byte at of each plane on. It may change
+// codes after the n-th.
 func (p *packer) pack(planes [][]byte, at int, codes *[tileElems]byte, n int) {
 	size := p.layout.RowBytes(n)
 	elems, _ := p.layout.Group()
@@ -74,14 +79,16 @@ func (p *packer) pack(planes [][]byte, at int, codes *[tileElems]byte, n int) {
 	}
 	switch p.layout {
 	case trit.PT5Striped, trit.TwoBit:
-		p.stripes(planes, at, codes, size/64)
+		p.packStripes(planes, at, codes, size/64)
 	case trit.PT5:
-		// Bytes beyond the last are computed, too, from meaningless codes, and dropped.
+		// Eight bytes are computed at a time. Those beyond the last one come from meaningless codes
+		// and are dropped.
 		for j := 0; j < size; j += 8 {
 			var r [8]uint64
 			c := (*[40]byte)(codes[5*j:])
 			for b := range r {
-				r[b] = p.table[0][c[5*b]] + p.table[1][c[5*b+1]] + p.table[2][c[5*b+2]] + p.table[3][c[5*b+3]] + p.table[4][c[5*b+4]]
+				r[b] = p.table[0][c[5*b]] + p.table[1][c[5*b+1]] + p.table[2][c[5*b+2]] +
+					p.table[3][c[5*b+3]] + p.table[4][c[5*b+4]]
 			}
 			transpose(&r)
 			for d := range p.planes {
@@ -99,7 +106,7 @@ func (p *packer) pack(planes [][]byte, at int, codes *[tileElems]byte, n int) {
 		var digits [8]int8
 		var row [8][tileElems]int8
 		for i, c := range codes[:n] {
-			p.trits(digits[:p.planes], c)
+			p.digits(digits[:p.planes], c)
 			for d := range p.planes {
 				row[d][i] = digits[d]
 			}
@@ -110,8 +117,9 @@ func (p *packer) pack(planes [][]byte, at int, codes *[tileElems]byte, n int) {
 	}
 }
 
-// stripesGo writes groups of 64 bytes, where the trits of a byte are 64 weights apart. It computes eight bytes at a time.
-func (p *packer) stripesGo(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
+// packStripesGo writes groups of 64 bytes, in which the trits of a byte are 64 weights apart, from
+// byte at of each plane on. It computes eight bytes at a time.
+func (p *packer) packStripesGo(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
 	elems, _ := p.layout.Group()
 	five := elems == 320
 	t := &p.table
@@ -141,8 +149,8 @@ func (p *packer) stripesGo(planes [][]byte, at int, codes *[tileElems]byte, grou
 	}
 }
 
-// transpose swaps byte j of word i with byte i of word j: first the quarters of the square, then the quarters of these, then single bytes
-// (Warren, Hacker's Delight, 7-3).
+// transpose swaps byte j of word i with byte i of word j. It swaps the quarters of the square
+// first, then the quarters of these, then single bytes (Warren, Hacker's Delight, 7-3).
 func transpose(r *[8]uint64) {
 	for i := range 4 {
 		t := (r[i]>>32 ^ r[i+4]) & 0xffffffff

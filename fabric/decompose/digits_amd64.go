@@ -2,6 +2,8 @@
 
 package decompose
 
+// This file packs stripes with AVX-512 VBMI, which looks up bytes in tables.
+
 import (
 	"golang.org/x/sys/cpu"
 
@@ -10,25 +12,27 @@ import (
 
 var hasVBMI = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
 
-// halves are the tables of stripesVBMI. A vector lookup has 64 entries, so codes with more values are split into their three low digits and
-// the others, with at most 27 values each.
-type halves struct {
+// vbmiTables are the tables of packStripesVBMI. A vector lookup has 64 entries. So codes with more
+// values are split into their three low digits and the high ones, with at most 27 values each.
+type vbmiTables struct {
 	high  [256]byte // the code of the high digits: 13 more than their integer
 	cut   [64]byte  // what to subtract from a code, so that the code of its low digits remains
 	parts [8][5][64]byte
 }
 
-// vector is what stripes needs in addition to places. t is nil if the processor lacks the instructions.
+// vector is what packStripes needs in addition to contributions. t is nil if the processor lacks
+// the instructions, or the layout has no stripes.
 type vector struct {
-	t         *halves
-	low, high int // planes that are made of the codes or their low digits, and of the high ones
+	t         *vbmiTables
+	low, high int // numbers of planes that are made of the codes or their low digits, and of their high digits
 }
 
-func (p *packer) prepare() {
+// prepareVBMI makes the tables if the processor and the layout can use them.
+func (p *packer) prepareVBMI() {
 	if !hasVBMI || p.layout != trit.PT5Striped && p.layout != trit.TwoBit {
 		return
 	}
-	t, low, high := &halves{}, p.planes, 0
+	t, low, high := &vbmiTables{}, p.planes, 0
 	if 2*p.offset > 64 {
 		low, high = 3, p.planes-3
 	}
@@ -42,7 +46,7 @@ func (p *packer) prepare() {
 			v = [2]int{c - 13, c - 13}
 		}
 		for d := range p.planes {
-			digit := int(balanced(&v[min(d/low, 1)])) + 1
+			digit := int(popDigit(&v[min(d/low, 1)])) + 1
 			for i := range t.parts[d] {
 				if p.layout == trit.PT5Striped {
 					t.parts[d][i][c] = byte(digit)
@@ -57,22 +61,23 @@ func (p *packer) prepare() {
 	p.vector = vector{t, low, high}
 }
 
-func (p *packer) stripes(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
+// packStripes is like packStripesGo, but uses the fastest loop that the processor supports.
+func (p *packer) packStripes(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
 	v := &p.vector
 	if v.t == nil {
-		p.stripesGo(planes, at, codes, groups)
+		p.packStripesGo(planes, at, codes, groups)
 		return
 	}
 	var dst [8]*byte
 	for d := range p.planes {
 		dst[d] = &planes[d][at : at+64*groups][0]
 	}
-	places := 4
+	perByte := 4
 	if p.layout == trit.PT5Striped {
-		places = 5
+		perByte = 5
 	}
-	stripesVBMI(&dst, v.low, v.high, &codes[0], groups, places, v.t)
+	packStripesVBMI(&dst, v.low, v.high, &codes[0], groups, perByte, v.t)
 }
 
 //go:noescape
-func stripesVBMI(planes *[8]*byte, low, high int, codes *byte, groups, places int, t *halves)
+func packStripesVBMI(planes *[8]*byte, low, high int, codes *byte, groups, perByte int, t *vbmiTables)

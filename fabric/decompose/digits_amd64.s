@@ -1,8 +1,11 @@
 //go:build !noasm
 
+// This file packs stripes with AVX-512 VBMI: see digits_amd64.go for the tables.
+
 #include "textflag.h"
 
-// PLANE makes 64 bytes of a plane, Z16, of its tables at R13 and of the codes of the places.
+// PLANE computes 64 bytes of a plane, in Z16, from its tables at R13 and the codes of the positions
+// in each byte.
 #define PLANE(code0, code1, code2, code3, code4) \
 	VPERMB (R13), code0, Z16; \
 	VPERMB 64(R13), code1, Z17; \
@@ -14,8 +17,9 @@
 	VPADDB Z20, Z16, Z16; \
 	VPADDB Z18, Z16, Z16
 
-// HALVES makes of codes, of 256 values, those of the high digits; codes become those of the three low digits. Z24 to Z27 are the table of the
-// high digits, Z28 what they stand for.
+// HALVES splits codes of 256 values. high gets the codes of the high digits, and codes becomes the
+// codes of the three low digits. Z24 to Z27 are the table of the high digits. Z28 has what they
+// represent.
 #define HALVES(codes, high) \
 	VPMOVB2M  codes, K1; \
 	VMOVDQA64 codes, high; \
@@ -26,16 +30,17 @@
 	VPERMB    Z28, high, Z17; \
 	VPSUBB    Z17, codes, codes
 
-// func stripesVBMI(planes *[8]*byte, low, high int, codes *byte, groups, places int, t *halves)
+// func packStripesVBMI(planes *[8]*byte, low, high int, codes *byte, groups, perByte int, t *vbmiTables)
 //
-// The first low planes are made of the codes, or if high is not 0 of the codes' low digits, and so many more of the high ones.
-TEXT ·stripesVBMI(SB), NOSPLIT, $0-56
+// The first planes, low in number, are made of the codes, or if high is not 0 of the low digits of
+// the codes. The planes that follow, high in number, are made of the high digits.
+TEXT ·packStripesVBMI(SB), NOSPLIT, $0-56
 	MOVQ planes+0(FP), DI
 	MOVQ low+8(FP), R8
 	MOVQ high+16(FP), R9
 	MOVQ codes+24(FP), SI
 	MOVQ groups+32(FP), CX
-	MOVQ places+40(FP), R10
+	MOVQ perByte+40(FP), R10
 	MOVQ t+48(FP), DX
 	XORQ BX, BX
 	VMOVDQU64 (DX), Z24
@@ -53,7 +58,7 @@ group:
 	VMOVDQU64 128(SI), Z2
 	VMOVDQU64 192(SI), Z3
 
-	// Of four places the fifth has tables of zeros.
+	// If a byte has four positions, the fifth has tables of zeros.
 	VMOVDQA64 Z0, Z4
 	ADDQ      $256, SI
 	CMPQ      R10, $5

@@ -2,10 +2,12 @@
 
 package decompose
 
+// This file replaces the assembly for digits on other processors, and in builds with the tag noasm.
+
 type vector struct{}
 
-func (p *packer) prepare() {}
+func (p *packer) prepareVBMI() {}
 
-func (p *packer) stripes(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
-	p.stripesGo(planes, at, codes, groups)
+func (p *packer) packStripes(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
+	p.packStripesGo(planes, at, codes, groups)
 }

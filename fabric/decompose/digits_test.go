@@ -2,6 +2,8 @@
 
 package decompose
 
+// This file compares the assembly for digits with Go.
+
 import (
 	"bytes"
 	"testing"
@@ -9,7 +11,8 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-// FuzzStripes compares the assembly with Go: all forms of codes there are, rows of any length, planes at any byte.
+// FuzzStripes compares the assembly with Go: all forms of codes that types have, rows of any
+// length, planes that begin at any byte.
 func FuzzStripes(f *testing.F) {
 	for i := range uint8(40) {
 		f.Add([]byte("some codes: \x00\x01\x7f\x80\xff"), i, uint16(33*int(i)), i)
@@ -18,8 +21,10 @@ func FuzzStripes(f *testing.F) {
 		if !hasVBMI {
 			t.Skip("the processor has no AVX-512 VBMI")
 		}
-		forms := []struct{ planes, offset, codes int }{{1, 1, 3}, {2, 4, 9}, {2, 4, 8}, {2, 1, 4}, {3, 8, 16}, {3, 13, 27}, {4, 16, 32}, {4, 32, 64},
-			{4, 40, 81}, {5, 121, 243}, {6, 128, 256}}
+		forms := []struct{ planes, offset, codes int }{
+			{1, 1, 3}, {2, 4, 9}, {2, 4, 8}, {2, 1, 4}, {3, 8, 16}, {3, 13, 27},
+			{4, 16, 32}, {4, 32, 64}, {4, 40, 81}, {5, 121, 243}, {6, 128, 256},
+		}
 		c := forms[int(form)%len(forms)]
 		layout := []trit.Layout{trit.PT5Striped, trit.TwoBit}[form%2]
 		size := 1 + int(n)%tileElems
@@ -45,7 +50,8 @@ func FuzzStripes(f *testing.F) {
 		p.pack(want, int(at), &b, size)
 		for d := range want {
 			if !bytes.Equal(got[d], want[d]) {
-				t.Errorf("%v, %d planes of codes less %d, %d of them at byte %d: plane %d differs", layout, c.planes, c.offset, size, at, d)
+				t.Errorf("%v, %d planes, offset %d, %d codes, at byte %d: plane %d is % x, want % x",
+					layout, c.planes, c.offset, size, at, d, got[d], want[d])
 			}
 		}
 	})

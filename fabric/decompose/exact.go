@@ -1,6 +1,6 @@
 package decompose
 
-// This file makes exact planes from blocks, and blocks from exact planes.
+// This file converts blocks to exact planes, and exact planes to blocks.
 
 import (
 	"bytes"
@@ -13,28 +13,30 @@ import (
 	"tensorcast/gguf"
 )
 
-// Exact makes planes from src, rows of cols weights in blocks of type t, such that Bytes restores src. The planes are the balanced-ternary
-// digits of the blocks' integer codes, minus half their range if the codes are unsigned. Scales and minima are kept bit for bit.
+// Exact makes planes from src, which has rows of cols weights in blocks of type t. Bytes can
+// restore src from these planes. They are the balanced-ternary digits of the blocks' integer codes,
+// minus half their range if the codes are unsigned. Scales and minima are kept bit for bit.
 //
-// The error wraps ErrInexact if there are no such planes: for types without (see ExactPlanes), and for TQ1_0 and TQ2_0 with bytes that are
-// no trits. It uses several goroutines, and ends early with ctx's error.
+// The error wraps ErrInexact if there are no such planes: for types that have none (see
+// ExactPlanes), and for TQ1_0 and TQ2_0 with bytes that do not encode trits. Exact uses several
+// goroutines. If ctx is cancelled, it ends early with ctx's error.
 func Exact(ctx context.Context, t gguf.Type, rows, cols int, src []byte, o Options) (*fabric.Matrix, error) {
 	c := codecs[t]
 	if c == nil {
 		return nil, fmt.Errorf("decompose %v: %w", t, ErrInexact)
 	}
-	m, rowBytes, err := o.begin(t, rows, cols, src)
+	m, rowBytes, err := o.newMatrix(t, rows, cols, src)
 	if err != nil {
 		return nil, err
 	}
 	m.Exact = true
-	m.Terms = []fabric.Term{{Planes: newPlanes(m, c.planes), Center: c.center, Scales: c.scales(rows * cols)}}
+	m.Terms = []fabric.Term{{Planes: newPlanes(m, c.planes), Center: c.center, Scales: c.newScales(rows * cols)}}
 	if c.min {
-		m.Min = c.scales(rows * cols)
+		m.Min = c.newScales(rows * cols)
 	}
 	pack := newPacker(m.Layout, c.planes, c.offset)
 	planeBytes, tileBytes := m.Layout.RowBytes(cols), m.Layout.RowBytes(tileElems)
-	err = o.eachRows(ctx, rows, cols, func(first, end int) error {
+	err = o.forEachRange(ctx, rows, cols, func(first, end int) error {
 		var codes [tileElems]byte
 		var f factors
 		for r := first; r < end; r++ {
@@ -43,9 +45,10 @@ func Exact(ctx context.Context, t gguf.Type, rows, cols int, src []byte, o Optio
 			for col := 0; col < cols; col += tileElems {
 				n := min(tileElems, cols-col)
 				size := n / int(t.BlockElems()) * int(t.BlockBytes())
-				f = c.factors(m, r*cols+col, r*cols+col+n)
+				f = c.factorsOf(m, r*cols+col, r*cols+col+n)
 				if !c.split(codes[:], &f, row[:size]) {
-					return fmt.Errorf("decompose %v: row %d, columns %d to %d have bytes that encode no trits: %w", t, r, col, col+n-1, ErrInexact)
+					return fmt.Errorf("decompose %v: row %d, columns %d to %d have bytes that encode no trits: %w",
+						t, r, col, col+n-1, ErrInexact)
 				}
 				pack.pack(m.Terms[0].Planes, at, &codes, n)
 				row, at = row[size:], at+tileBytes
@@ -62,9 +65,9 @@ func Exact(ctx context.Context, t gguf.Type, rows, cols int, src []byte, o Optio
 // errNotExact is wrapped by the errors of Bytes.
 var errNotExact = errors.New("the matrix is no exact decomposition")
 
-// Bytes writes to dst the blocks of type m.Origin from which m was made. dst must have the size of m.Rows rows. It is an error if m is not
-// exact, or is not what Exact makes: if planes, scales or minima have the wrong number or size, or values that the type's blocks cannot
-// hold.
+// Bytes writes the blocks of type m.Origin from which m was made to dst. dst must have the size of
+// m.Rows rows. It is an error if m is not exact or not as Exact makes it, i.e. if planes, scales or
+// minima have the wrong number or size, or values that the type's blocks cannot hold.
 func Bytes(dst []byte, m *fabric.Matrix) error {
 	c := codecs[m.Origin]
 	if !m.Exact || c == nil {
@@ -77,7 +80,7 @@ func Bytes(dst []byte, m *fabric.Matrix) error {
 	if int64(len(dst)) != int64(m.Rows)*rowBytes {
 		return fmt.Errorf("rebuild %v: %d bytes of space for %d rows of %d", m.Origin, len(dst), m.Rows, rowBytes)
 	}
-	if err := c.fits(m); err != nil {
+	if err := c.checkForm(m); err != nil {
 		return fmt.Errorf("rebuild %v: %w", m.Origin, err)
 	}
 	tile := (tileElems / int(m.Origin.BlockElems())) * int(m.Origin.BlockBytes())
@@ -85,7 +88,7 @@ func Bytes(dst []byte, m *fabric.Matrix) error {
 	trits := make([]int8, m.Cols)
 	var codes, again [tileElems]byte
 	for r := range m.Rows {
-		if err := integers(ints, trits, m, &m.Terms[0], r); err != nil {
+		if err := unpackIntegers(ints, trits, m, &m.Terms[0], r); err != nil {
 			return fmt.Errorf("rebuild %v: %w", m.Origin, err)
 		}
 		row := dst[int64(r)*rowBytes : int64(r+1)*rowBytes]
@@ -96,20 +99,23 @@ func Bytes(dst []byte, m *fabric.Matrix) error {
 			}
 			b := row[:min(tile, len(row))]
 			row = row[len(b):]
-			f := c.factors(m, r*m.Cols+col, r*m.Cols+col+n)
+			f := c.factorsOf(m, r*m.Cols+col, r*m.Cols+col+n)
 			c.join(b, codes[:n], &f)
-			// Values that do not fit the blocks' bits have been truncated; this shows when the blocks are split again.
+			// join truncates values that do not fit into the blocks' bits. Splitting the blocks
+			// again shows this.
 			g := f.clone()
-			if !c.split(again[:], &g, b) || !bytes.Equal(codes[:n], again[:n]) || !f.equal(&g) || !c.inRange(ints[col:col+n]) {
-				return fmt.Errorf("rebuild %v: row %d, columns %d to %d do not fit its blocks: %w", m.Origin, r, col, col+n-1, errNotExact)
+			if !c.split(again[:], &g, b) || !bytes.Equal(codes[:n], again[:n]) ||
+				!f.equal(&g) || !c.codesFit(ints[col:col+n]) {
+				return fmt.Errorf("rebuild %v: row %d, columns %d to %d do not fit its blocks: %w",
+					m.Origin, r, col, col+n-1, errNotExact)
 			}
 		}
 	}
 	return nil
 }
 
-// inRange reports whether the integers' codes fit into a byte.
-func (c *codec) inRange(ints []int32) bool {
+// codesFit reports whether the codes of the integers fit into a byte.
+func (c *codec) codesFit(ints []int32) bool {
 	for _, v := range ints {
 		if code := int(v-c.center) + c.offset; code < 0 || code > 255 {
 			return false
@@ -118,8 +124,8 @@ func (c *codec) inRange(ints []int32) bool {
 	return true
 }
 
-// fits checks that m has the form that Exact gives to this type.
-func (c *codec) fits(m *fabric.Matrix) error {
+// checkForm returns an error if m does not have the form that Exact gives to this type.
+func (c *codec) checkForm(m *fabric.Matrix) error {
 	n := m.Rows * m.Cols
 	same := func(s *fabric.Scales, want bool) bool {
 		if !want {
@@ -138,14 +144,14 @@ func (c *codec) fits(m *fabric.Matrix) error {
 }
 
 func (f *factors) clone() factors {
-	copied := func(p *part) part {
-		return part{slices.Clone(p.half), slices.Clone(p.sub), slices.Clone(p.super)}
+	copied := func(l *factorList) factorList {
+		return factorList{slices.Clone(l.half), slices.Clone(l.sub), slices.Clone(l.super)}
 	}
 	return factors{copied(&f.scale), copied(&f.min)}
 }
 
 func (f *factors) equal(g *factors) bool {
-	same := func(a, b *part) bool {
+	same := func(a, b *factorList) bool {
 		return slices.Equal(a.half, b.half) && slices.Equal(a.sub, b.sub) && slices.Equal(a.super, b.super)
 	}
 	return same(&f.scale, &g.scale) && same(&f.min, &g.min)

@@ -1,5 +1,8 @@
 package decompose
 
+// This file tests exact planes: that blocks and weights can be restored from them, and which ones
+// are refused.
+
 import (
 	"bytes"
 	"context"
@@ -14,7 +17,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// exactTypes has, for each type, where a block's scales are (all else is codes), and how many values a code has.
+// exactTypes says, for each type, where a block has its scales and how many values a code has. All
+// other bytes of a block are codes.
 var exactTypes = map[gguf.Type]struct {
 	halfs []int // bytes at which a half begins
 	small []int // first and end of the bytes of small scales
@@ -38,8 +42,8 @@ var exactTypes = map[gguf.Type]struct {
 
 var allLayouts = []trit.Layout{trit.PT5, trit.PT5Striped, trit.TwoBit, trit.Sliced}
 
-// canonical makes bytes of codes be those that the type's quantiser writes.
-func canonical(t gguf.Type, block []byte) {
+// makeCanonical changes the codes of a block to some that the type's quantiser writes.
+func makeCanonical(t gguf.Type, block []byte) {
 	switch t {
 	case gguf.TQ1_0:
 		for i := range 52 {
@@ -60,7 +64,8 @@ func canonical(t gguf.Type, block []byte) {
 	}
 }
 
-// blocks are n blocks: random, but for the first 256, where each byte has all its values.
+// blocks returns n blocks. In the first 256, each byte has each of its values once. The others are
+// random.
 func blocks(t gguf.Type, n int, rng *rand.Rand) []byte {
 	size := int(t.BlockBytes())
 	b := make([]byte, n*size)
@@ -71,13 +76,13 @@ func blocks(t gguf.Type, n int, rng *rand.Rand) []byte {
 				block[j] = byte(i + 37*j)
 			}
 		}
-		canonical(t, block)
+		makeCanonical(t, block)
 	}
 	return b
 }
 
-// set writes a half for all of a block's.
-func set(t gguf.Type, block []byte, h uint16) {
+// setHalfs sets all halfs of a block to h.
+func setHalfs(t gguf.Type, block []byte, h uint16) {
 	for _, at := range exactTypes[t].halfs {
 		putHalf(block[at:], h)
 	}
@@ -92,11 +97,12 @@ func mustExact(tb testing.TB, t gguf.Type, rows, cols int, src []byte, o Options
 	return m
 }
 
-// checkExact compares the blocks rebuilt with src, and the weights with those of package gguf.
+// checkExact compares the blocks that Bytes restores with src, and the weights with those of
+// package gguf.
 func checkExact(t *testing.T, m *fabric.Matrix, src []byte) {
 	t.Helper()
 	if !m.Exact {
-		t.Error("the matrix does not say that it is exact")
+		t.Error("Matrix.Exact is false, want true")
 	}
 	got := make([]byte, len(src))
 	if err := Bytes(got, m); err != nil {
@@ -107,7 +113,7 @@ func checkExact(t *testing.T, m *fabric.Matrix, src []byte) {
 		for got[at] == src[at] {
 			at++
 		}
-		t.Fatalf("%v, %d x %d, %v: byte %d (%d of its block) is %#x, was %#x", m.Origin, m.Rows, m.Cols, m.Layout, at,
+		t.Fatalf("%v, %d x %d, %v: byte %d (%d of its block) is %#x, want %#x", m.Origin, m.Rows, m.Cols, m.Layout, at,
 			at%int(m.Origin.BlockBytes()), got[at], src[at])
 	}
 	want, row := make([]float32, m.Rows*m.Cols), make([]float32, m.Cols)
@@ -121,28 +127,29 @@ func checkExact(t *testing.T, m *fabric.Matrix, src []byte) {
 		for c, w := range row {
 			o := want[r*m.Cols+c]
 			if math.Float32bits(w) != math.Float32bits(o) && (w == w || o == o) {
-				t.Fatalf("%v, %d x %d, %v: weight (%d, %d) is %v, want %v", m.Origin, m.Rows, m.Cols, m.Layout, r, c, w, o)
+				t.Fatalf("%v, %d x %d, %v: weight (%d, %d) is %v, want %v",
+					m.Origin, m.Rows, m.Cols, m.Layout, r, c, w, o)
 			}
 		}
 	}
 }
 
-// TestExactCodes has every code at every place of a block, and shows that it has.
+// TestExactCodes tries every code at every position of a block, and checks that it has done so.
 func TestExactCodes(t *testing.T) {
 	for typ, at := range exactTypes {
 		t.Run(typ.String(), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, uint64(typ)))
 			size, elems := int(typ.BlockBytes()), int(typ.BlockElems())
-			n := 256 + 16*at.codes // the random ones combine bits of different bytes
+			n := 256 + 16*at.codes // the random blocks combine bits of different bytes
 			src := blocks(typ, n, rng)
 			for i := range n {
-				set(typ, src[i*size:], 0x3c00)
+				setHalfs(typ, src[i*size:], 0x3c00)
 			}
 			for _, layout := range allLayouts {
 				part := src[:256*size] // each byte has all values
 				checkExact(t, mustExact(t, typ, 4, 64*elems, part, Options{Layout: layout}), part)
 			}
-			// With the small scales at a value of one, and minima at 0, weights tell codes.
+			// With small scales of 1 and minima of 0, the weights show the codes.
 			for i := range n {
 				block := src[i*size : (i+1)*size]
 				if s := at.small; s != nil {
@@ -165,13 +172,14 @@ func TestExactCodes(t *testing.T) {
 				seen[[2]int{i % elems, int(v)}] = true
 			}
 			if len(seen) != elems*at.codes {
-				t.Errorf("the test has seen %d codes at %d places, want %d at each", len(seen), elems, at.codes)
+				t.Errorf("the test tried %d pairs of position and code, want %d positions times %d codes",
+					len(seen), elems, at.codes)
 			}
 		})
 	}
 }
 
-// TestExactHalfs has halfs of all kinds as scales: zeros, small ones, infinities, NaNs.
+// TestExactHalfs tries halfs of all kinds as scales: zeros, small ones, infinities and NaNs.
 func TestExactHalfs(t *testing.T) {
 	for typ := range exactTypes {
 		t.Run(typ.String(), func(t *testing.T) {
@@ -186,7 +194,7 @@ func TestExactHalfs(t *testing.T) {
 			n := len(halfs) &^ 15
 			src := blocks(typ, n, rng)
 			for i := range n {
-				set(typ, src[i*size:], halfs[i])
+				setHalfs(typ, src[i*size:], halfs[i])
 				if halfs := exactTypes[typ].halfs; len(halfs) > 1 && i%2 == 0 {
 					putHalf(src[i*size+halfs[1]:], uint16(rng.Uint32()))
 				}
@@ -196,7 +204,7 @@ func TestExactHalfs(t *testing.T) {
 	}
 }
 
-// TestExactShapes has rows that end anywhere in a tile and in a group.
+// TestExactShapes tries rows that end anywhere in a tile and in a group.
 func TestExactShapes(t *testing.T) {
 	for typ := range exactTypes {
 		rng := rand.New(rand.NewPCG(3, uint64(typ)))
@@ -221,7 +229,7 @@ func TestPlanesAreDigits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if row[0] != want[0] || row[32] != want[1] {
-			t.Errorf("plane %d: %d and %d, want %d", p, row[0], row[32], want)
+			t.Errorf("plane %d: trits %d and %d, want %d", p, row[0], row[32], want)
 		}
 	}
 	if m.Terms[0].Center != 8 {
@@ -244,12 +252,13 @@ func TestExactRefuses(t *testing.T) {
 			}
 		}
 	}
-	// Of all bytes of TQ1_0, those with digits that make another byte.
+	// All bytes of TQ1_0 are tried. Those that encode the same digits as another, canonical byte
+	// must be refused.
 	count := map[int]int{}
 	for _, i := range []int{0, 31, 32, 47, 48, 51} {
 		for v := range 256 {
 			src := make([]byte, 54)
-			canonical(gguf.TQ1_0, src)
+			makeCanonical(gguf.TQ1_0, src)
 			src[i] = byte(v)
 			m, err := Exact(t.Context(), gguf.TQ1_0, 1, 256, src, Options{})
 			switch {
@@ -280,45 +289,54 @@ func TestExactRefuses(t *testing.T) {
 		"short": {1, 32, 33, 0}, "long": {1, 32, 35, 0}, "part of a block": {1, 31, 34, 0}, "no columns": {1, 0, 0, 0},
 		"no rows": {0, 32, 0, 0}, "negative": {-1, -32, 34, 0}, "layout": {1, 32, 34, 9},
 	} {
-		_, err := Exact(t.Context(), gguf.Q8_0, bad.rows, bad.cols, make([]byte, bad.bytes), Options{Layout: bad.layout})
+		_, err := Exact(t.Context(), gguf.Q8_0, bad.rows, bad.cols, make([]byte, bad.bytes),
+			Options{Layout: bad.layout})
 		if err == nil || errors.Is(err, ErrInexact) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want one other than ErrInexact", name, err)
 		}
 	}
 }
 
-// TestBytesRefuses has matrices that blocks cannot hold.
+// TestBytesRefuses tries matrices that blocks cannot hold.
 func TestBytesRefuses(t *testing.T) {
 	for name, tt := range map[string]struct {
-		typ  gguf.Type
-		harm func(m *fabric.Matrix)
+		typ     gguf.Type
+		corrupt func(m *fabric.Matrix)
 	}{
-		"a code beyond 4 bits":      {gguf.Q4_K, func(m *fabric.Matrix) { trit.PT5.Pack(m.Terms[0].Planes[2], slices.Repeat([]int8{1}, 256)) }},
-		"a code beyond a byte":      {gguf.Q8_0, func(m *fabric.Matrix) { trit.PT5.Pack(m.Terms[0].Planes[5], slices.Repeat([]int8{1}, 256)) }},
-		"no trit":                   {gguf.Q4_0, func(m *fabric.Matrix) { m.Terms[0].Planes[1][7] = 250 }},
-		"a scale beyond 6 bits":     {gguf.Q4_K, func(m *fabric.Matrix) { m.Terms[0].Scales.Sub[3] = 64 }},
-		"a negative scale":          {gguf.Q5_K, func(m *fabric.Matrix) { m.Terms[0].Scales.Sub[7] = -1 }},
-		"a minimum beyond 4 bits":   {gguf.Q2_K, func(m *fabric.Matrix) { m.Min.Sub[1] = 16 }},
-		"a scale of Q3_K":           {gguf.Q3_K, func(m *fabric.Matrix) { m.Terms[0].Scales.Sub[15] = 33 }},
-		"no minimum":                {gguf.Q4_1, func(m *fabric.Matrix) { m.Min = fabric.Scales{} }},
-		"a minimum too many":        {gguf.Q4_0, func(m *fabric.Matrix) { m.Min = m.Terms[0].Scales }},
-		"another center":            {gguf.Q4_K, func(m *fabric.Matrix) { m.Terms[0].Center = 7 }},
-		"a plane too few":           {gguf.Q6_K, func(m *fabric.Matrix) { m.Terms[0].Planes = m.Terms[0].Planes[:3] }},
-		"a short plane":             {gguf.Q6_K, func(m *fabric.Matrix) { m.Terms[0].Planes[0] = m.Terms[0].Planes[0][:3] }},
+		"a code beyond 4 bits": {gguf.Q4_K, func(m *fabric.Matrix) {
+			trit.PT5.Pack(m.Terms[0].Planes[2], slices.Repeat([]int8{1}, 256))
+		}},
+		"a code beyond a byte": {gguf.Q8_0, func(m *fabric.Matrix) {
+			trit.PT5.Pack(m.Terms[0].Planes[5], slices.Repeat([]int8{1}, 256))
+		}},
+		"no trit":                 {gguf.Q4_0, func(m *fabric.Matrix) { m.Terms[0].Planes[1][7] = 250 }},
+		"a scale beyond 6 bits":   {gguf.Q4_K, func(m *fabric.Matrix) { m.Terms[0].Scales.Sub[3] = 64 }},
+		"a negative scale":        {gguf.Q5_K, func(m *fabric.Matrix) { m.Terms[0].Scales.Sub[7] = -1 }},
+		"a minimum beyond 4 bits": {gguf.Q2_K, func(m *fabric.Matrix) { m.Min.Sub[1] = 16 }},
+		"a scale of Q3_K":         {gguf.Q3_K, func(m *fabric.Matrix) { m.Terms[0].Scales.Sub[15] = 33 }},
+		"no minimum":              {gguf.Q4_1, func(m *fabric.Matrix) { m.Min = fabric.Scales{} }},
+		"a minimum too many":      {gguf.Q4_0, func(m *fabric.Matrix) { m.Min = m.Terms[0].Scales }},
+		"another center":          {gguf.Q4_K, func(m *fabric.Matrix) { m.Terms[0].Center = 7 }},
+		"a plane too few":         {gguf.Q6_K, func(m *fabric.Matrix) { m.Terms[0].Planes = m.Terms[0].Planes[:3] }},
+		"a short plane": {gguf.Q6_K, func(m *fabric.Matrix) {
+			m.Terms[0].Planes[0] = m.Terms[0].Planes[0][:3]
+		}},
 		"not exact":                 {gguf.Q8_0, func(m *fabric.Matrix) { m.Exact = false }},
 		"a type without planes":     {gguf.Q8_0, func(m *fabric.Matrix) { m.Origin = gguf.F16 }},
 		"columns of no whole block": {gguf.Q8_0, func(m *fabric.Matrix) { m.Cols = 250 }},
-		"too few scales":            {gguf.Q8_0, func(m *fabric.Matrix) { m.Terms[0].Scales.Half = m.Terms[0].Scales.Half[:7] }},
-		"no terms":                  {gguf.Q8_0, func(m *fabric.Matrix) { m.Terms = nil }},
+		"too few scales": {gguf.Q8_0, func(m *fabric.Matrix) {
+			m.Terms[0].Scales.Half = m.Terms[0].Scales.Half[:7]
+		}},
+		"no terms": {gguf.Q8_0, func(m *fabric.Matrix) { m.Terms = nil }},
 	} {
 		size := int(256 / tt.typ.BlockElems() * tt.typ.BlockBytes())
 		m := mustExact(t, tt.typ, 1, 256, make([]byte, size), Options{Layout: trit.PT5})
 		if err := Bytes(make([]byte, size), m); err != nil {
-			t.Fatalf("%s: before: %v", name, err)
+			t.Fatalf("%s: Bytes failed before the change: %v", name, err)
 		}
-		tt.harm(m)
+		tt.corrupt(m)
 		if err := Bytes(make([]byte, size), m); err == nil {
-			t.Errorf("%s: Bytes rebuilds it", name)
+			t.Errorf("%s: Bytes returned no error, want one", name)
 		}
 	}
 }
@@ -328,28 +346,29 @@ func TestProgressAndCancel(t *testing.T) {
 	src := make([]byte, rows*cols/32*34)
 	var seen []int
 	mustExact(t, gguf.Q8_0, rows, cols, src, Options{Workers: 3, Progress: func(n int) { seen = append(seen, n) }})
-	if len(seen) != ceilDiv(rows, chunk/cols) || !slices.IsSorted(seen) || seen[len(seen)-1] != rows {
-		t.Errorf("progress %d", seen)
+	calls := ceilDiv(rows, chunkWeights/cols)
+	if len(seen) != calls || !slices.IsSorted(seen) || seen[len(seen)-1] != rows {
+		t.Errorf("Progress was called with %d, want %d ascending numbers up to %d", seen, calls, rows)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := Exact(ctx, gguf.Q8_0, rows, cols, src, Options{Workers: 1, Progress: func(int) { cancel() }})
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("Exact returned %v after a cancellation, want %v", err, context.Canceled)
 	}
 }
 
 func TestScaleHalf(t *testing.T) {
 	for _, x := range []float32{65504, 65519, 65520, 1e30, float32(math.Inf(1))} {
-		if got := scaleHalf(x); got != 0x7bff {
-			t.Errorf("%v is half %#x", x, got)
+		if got := roundScale(x); got != 0x7bff {
+			t.Errorf("roundScale(%v) = %#x, want 0x7bff", x, got)
 		}
 	}
-	if got := scaleHalf(1); got != 0x3c00 {
-		t.Errorf("1 is half %#x", got)
+	if got := roundScale(1); got != 0x3c00 {
+		t.Errorf("roundScale(1) = %#x, want 0x3c00", got)
 	}
 }
 
-// FuzzExact has any bytes: either they are refused, or they come back.
+// FuzzExact tries any bytes. They must either be refused or be restored.
 func FuzzExact(f *testing.F) {
 	for typ := range exactTypes {
 		f.Add(uint8(typ), []byte("any bytes at all, of which blocks are filled"), uint8(typ))
@@ -361,7 +380,8 @@ func FuzzExact(f *testing.F) {
 		}
 		blocks := 1 + len(data)/int(of.BlockBytes())
 		src := bytes.Repeat(data, 1+blocks*int(of.BlockBytes())/len(data))[:blocks*int(of.BlockBytes())]
-		m, err := Exact(t.Context(), of, 1, blocks*int(of.BlockElems()), src, Options{Layout: allLayouts[int(form)%len(allLayouts)]})
+		o := Options{Layout: allLayouts[int(form)%len(allLayouts)]}
+		m, err := Exact(t.Context(), of, 1, blocks*int(of.BlockElems()), src, o)
 		if err != nil {
 			if !errors.Is(err, ErrInexact) || of != gguf.TQ1_0 && of != gguf.TQ2_0 {
 				t.Fatal(err)

@@ -2,6 +2,9 @@
 
 package decompose
 
+// This file chooses the assembly for the loops of lanes.go. All loops need at least one row, i.e. n
+// is at least 1.
+
 import "golang.org/x/sys/cpu"
 
 var (
@@ -9,84 +12,82 @@ var (
 	hasAVX512 = cpu.X86.HasAVX512F
 )
 
-// There is one row at least.
+//go:noescape
+func sumOnGridAVX2(products, squares *vec, mags *vec, n int, s *vec, top float32)
 
 //go:noescape
-func gridSumsAVX2(products, squares *vec, size *vec, n int, s *vec, top float32)
+func roundToGridAVX2(digits *[lanes]int32, e *sums, mags *vec, n int, a, s *vec, top float32)
 
 //go:noescape
-func gridRoundAVX2(digits *[lanes]int32, e *sums, size *vec, n int, a, s *vec, top float32)
+func sumOnGridAVX512(products, squares *vec, mags *vec, n int, s *vec, top float32)
 
 //go:noescape
-func gridSumsAVX512(products, squares *vec, size *vec, n int, s *vec, top float32)
+func roundToGridAVX512(digits *[lanes]int32, e *sums, mags *vec, n int, a, s *vec, top float32)
 
 //go:noescape
-func gridRoundAVX512(digits *[lanes]int32, e *sums, size *vec, n int, a, s *vec, top float32)
+func assignLevelsAVX512(digits *[lanes]int32, e *sums, mags *vec, n int, a *[maxFree]vec, planes int)
 
-//go:noescape
-func assignAVX512(digits *[lanes]int32, e *sums, size *vec, n int, a *[maxFree]vec, planes int)
-
-// alternateAVX512 does one step at least.
+// improveFactorsAVX512 does at least one step.
 //
 //go:noescape
-func alternateAVX512(a *[maxFree]vec, gain *vec, size *vec, n, planes, steps int)
+func improveFactorsAVX512(a *[maxFree]vec, gain *vec, mags *vec, n, planes, steps int)
 
-func gridSums(r, g *vec, size []vec, s *vec, top float32) {
+func sumOnGrid(r, g *vec, mags []vec, s *vec, top float32) {
 	switch {
 	case hasAVX512:
-		gridSumsAVX512(r, g, &size[0], len(size), s, top)
+		sumOnGridAVX512(r, g, &mags[0], len(mags), s, top)
 	case hasAVX2:
-		gridSumsAVX2(r, g, &size[0], len(size), s, top)
+		sumOnGridAVX2(r, g, &mags[0], len(mags), s, top)
 	default:
-		gridSumsGo(r, g, size, s, top)
+		sumOnGridGo(r, g, mags, s, top)
 	}
 }
 
-func gridRound(digits [][lanes]int32, e *sums, size []vec, a, s *vec, top float32) {
+func roundToGrid(digits [][lanes]int32, e *sums, mags []vec, a, s *vec, top float32) {
 	switch {
 	case hasAVX512:
-		gridRoundAVX512(&digits[:len(size)][0], e, &size[0], len(size), a, s, top)
+		roundToGridAVX512(&digits[:len(mags)][0], e, &mags[0], len(mags), a, s, top)
 	case hasAVX2:
-		gridRoundAVX2(&digits[:len(size)][0], e, &size[0], len(size), a, s, top)
+		roundToGridAVX2(&digits[:len(mags)][0], e, &mags[0], len(mags), a, s, top)
 	default:
-		gridRoundGo(digits, e, size, a, s, top)
+		roundToGridGo(digits, e, mags, a, s, top)
 	}
 }
 
-func assign(digits [][lanes]int32, e *sums, size []vec, a *[maxFree]vec, planes int) {
+func assignLevels(digits [][lanes]int32, e *sums, mags []vec, a *[maxFree]vec, planes int) {
 	if hasAVX512 {
-		assignAVX512(&digits[:len(size)][0], e, &size[0], len(size), a, planes)
+		assignLevelsAVX512(&digits[:len(mags)][0], e, &mags[0], len(mags), a, planes)
 		return
 	}
-	assignGo(digits, e, size, a, planes)
+	assignLevelsGo(digits, e, mags, a, planes)
 }
 
-func alternate(a *[maxFree]vec, gain *vec, size []vec, planes, steps int) {
+func improveFactors(a *[maxFree]vec, gain *vec, mags []vec, planes, steps int) {
 	if hasAVX512 {
-		alternateAVX512(a, gain, &size[0], len(size), planes, steps)
+		improveFactorsAVX512(a, gain, &mags[0], len(mags), planes, steps)
 		return
 	}
-	alternateGo(a, gain, size, planes, steps)
+	improveFactorsGo(a, gain, mags, planes, steps)
 }
 
 //go:noescape
-func spreadAVX512(size *vec, n int, most *vec, unit *[lanes]int32, w *float32)
+func loadMagnitudesAVX512(mags *vec, n int, largest *vec, exponent *[lanes]int32, w *float32)
 
 //go:noescape
-func gatherAVX512(codes *byte, digits *[lanes]int32, n int, w *float32, offset int)
+func storeCodesAVX512(codes *byte, digits *[lanes]int32, n int, w *float32, offset int)
 
-func spread(size []vec, most *vec, unit *[lanes]int32, w []float32) {
+func loadMagnitudes(mags []vec, largest *vec, exponent *[lanes]int32, w []float32) {
 	if hasAVX512 {
-		spreadAVX512(&size[0], len(size), most, unit, &w[:lanes*len(size)][0])
+		loadMagnitudesAVX512(&mags[0], len(mags), largest, exponent, &w[:lanes*len(mags)][0])
 		return
 	}
-	spreadGo(size, most, unit, w)
+	loadMagnitudesGo(mags, largest, exponent, w)
 }
 
-func gather(codes []byte, digits [][lanes]int32, w []float32, offset int) {
+func storeCodes(codes []byte, digits [][lanes]int32, w []float32, offset int) {
 	if hasAVX512 {
-		gatherAVX512(&codes[:lanes*len(digits)][0], &digits[0], len(digits), &w[:lanes*len(digits)][0], offset)
+		storeCodesAVX512(&codes[:lanes*len(digits)][0], &digits[0], len(digits), &w[:lanes*len(digits)][0], offset)
 		return
 	}
-	gatherGo(codes, digits, w, offset)
+	storeCodesGo(codes, digits, w, offset)
 }

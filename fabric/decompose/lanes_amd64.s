@@ -2,8 +2,8 @@
 
 #include "textflag.h"
 
-// The loops of lanes.go with AVX-512F: a vector register has a number of each of sixteen blocks. Products are never fused with sums. There is one
-// row at least.
+// This file has the loops of lanes.go in AVX-512F, and two of them in AVX2. A vector register has a
+// number of each of sixteen blocks. Products are never fused with sums. There is at least one row.
 
 DATA constants<>+0(SB)/4, $0x7fffffff // all but a float's sign
 DATA constants<>+4(SB)/4, $0x3f000000 // 0.5
@@ -12,7 +12,8 @@ DATA constants<>+12(SB)/4, $1
 DATA constants<>+16(SB)/4, $0x3a800000 // 2^-10
 GLOBL constants<>(SB), RODATA|NOPTR, $20
 
-// ROUND makes q, as integer and as float, of the magnitudes Z0, their factors Z1, 0.5 in Z2 and the largest integer in Z3.
+// ROUND computes q, as integer and as float, from the magnitudes Z0 and the numbers Z1 that they
+// are multiplied by. Z2 has 0.5, Z3 the largest integer.
 #define ROUND(int, float) \
 	VMULPS     Z1, Z0, float; \
 	VADDPS     Z2, float, float; \
@@ -20,11 +21,11 @@ GLOBL constants<>(SB), RODATA|NOPTR, $20
 	VCVTTPS2DQ float, int; \
 	VCVTDQ2PS  int, float
 
-// func gridSumsAVX512(products, squares *vec, size *vec, n int, s *vec, top float32)
-TEXT ·gridSumsAVX512(SB), NOSPLIT, $0-44
+// func sumOnGridAVX512(products, squares *vec, mags *vec, n int, s *vec, top float32)
+TEXT ·sumOnGridAVX512(SB), NOSPLIT, $0-44
 	MOVQ         products+0(FP), DI
 	MOVQ         squares+8(FP), DX
-	MOVQ         size+16(FP), SI
+	MOVQ         mags+16(FP), SI
 	MOVQ         n+24(FP), CX
 	MOVQ         s+32(FP), AX
 	VMOVUPS      (AX), Z1
@@ -48,11 +49,11 @@ sums:
 	VZEROUPPER
 	RET
 
-// func gridRoundAVX512(digits *[lanes]int32, e *sums, size *vec, n int, a, s *vec, top float32)
-TEXT ·gridRoundAVX512(SB), NOSPLIT, $0-52
+// func roundToGridAVX512(digits *[lanes]int32, e *sums, mags *vec, n int, a, s *vec, top float32)
+TEXT ·roundToGridAVX512(SB), NOSPLIT, $0-52
 	MOVQ         digits+0(FP), DI
 	MOVQ         e+8(FP), DX
-	MOVQ         size+16(FP), SI
+	MOVQ         mags+16(FP), SI
 	MOVQ         n+24(FP), CX
 	MOVQ         a+32(FP), BX
 	MOVQ         s+40(FP), AX
@@ -82,7 +83,8 @@ round:
 	VZEROUPPER
 	RET
 
-// LEVELS makes the levels of the combinations of upper digits, at R10, of the factors at DI. R11 is their number for planes in R8.
+// LEVELS computes the levels of the combinations of upper digits, at R10, from the factors at DI.
+// R11 gets their number for the planes in R8.
 #define LEVELS(none, loop) \
 	VMOVUPS 64(DI), Z1; \
 	VMOVUPS 128(DI), Z2; \
@@ -112,9 +114,10 @@ loop: ; \
 	DECQ         R14; \
 	JNZ          loop
 
-// SEARCH finds the levels next to the magnitudes Z0: their combination in Z3, what is left for the lowest digit in Z1, and what that leaves,
-// without its sign, in Z2. Z4 is the lowest factor; Z6 the mask of magnitudes; Z11 integers of 1. R10 and R11 are as LEVELS leaves them. The
-// lowest digit is not 0 in the lanes of K1, where |Z1| > Z5.
+// SEARCH finds the levels nearest to the magnitudes Z0. Results are the combination of upper digits
+// in Z3, what remains for the lowest digit in Z1, and the magnitude of what then remains in Z2. The
+// lowest digit is not 0 in the lanes of K1, where |Z1| > Z5. Inputs are the lowest factor in Z4,
+// the mask of magnitudes in Z6 and integers of 1 in Z11. R10 and R11 are as LEVELS leaves them.
 #define SEARCH(loop) \
 	VMOVAPS Z0, Z1; \
 	VSUBPS  Z4, Z0, Z2; \
@@ -141,10 +144,10 @@ loop: ; \
 	VPANDD    Z6, Z1, Z8; \
 	VCMPPS    $14, Z5, Z8, K1
 
-// func assignAVX512(digits *[lanes]int32, e *sums, size *vec, n int, a *[maxFree]vec, planes int)
-TEXT ·assignAVX512(SB), 0, $960-48
+// func assignLevelsAVX512(digits *[lanes]int32, e *sums, mags *vec, n int, a *[maxFree]vec, planes int)
+TEXT ·assignLevelsAVX512(SB), 0, $960-48
 	MOVQ         e+8(FP), DX
-	MOVQ         size+16(FP), SI
+	MOVQ         mags+16(FP), SI
 	MOVQ         n+24(FP), CX
 	MOVQ         a+32(FP), DI
 	MOVQ         planes+40(FP), R8
@@ -190,7 +193,8 @@ assignRow:
 	VMULPS x, y, Z8; \
 	VSUBPS Z8, sum, sum
 
-// INVERSE is 1 over a pivot that is above the least one (else 0), and adds the pivot's share to the gain, Z5.
+// INVERSE computes 1 divided by a pivot if it is above the least one, otherwise 0. It adds the
+// pivot's share to the gain, Z5.
 #define INVERSE(pivot, least, r, inverse) \
 	VCMPPS   $14, least, pivot, K1; \
 	VDIVPS.Z pivot, Z27, K1, inverse; \
@@ -203,11 +207,15 @@ assignRow:
 	VMAXPS  y, x, y; \
 	VMOVAPS Z8, x
 
-// func alternateAVX512(a *[maxFree]vec, gain *vec, size *vec, n, planes, steps int)
+// func improveFactorsAVX512(a *[maxFree]vec, gain *vec, mags *vec, n, planes, steps int)
 //
-// Over the rows: Z12 to Z15 are r[0] to r[3], Z16 to Z25 the lower half of g by rows, Z26 to Z28 the upper digits by combination, Z29, Z30,
-// Z31 and Z7 a row's digits.
-TEXT ·alternateAVX512(SB), 0, $960-48
+// Registers in the loop over the rows:
+//
+//	Z12-Z15           r[0] to r[3]
+//	Z16-Z25           the lower half of g, by rows
+//	Z26-Z28           the upper digits, by combination
+//	Z29, Z30, Z31, Z7 the digits of a row
+TEXT ·improveFactorsAVX512(SB), 0, $960-48
 	MOVQ a+0(FP), DI
 	MOVQ gain+8(FP), DX
 	MOVQ planes+32(FP), R8
@@ -216,7 +224,7 @@ TEXT ·alternateAVX512(SB), 0, $960-48
 	ANDQ $~63, R10
 
 step:
-	MOVQ         size+16(FP), SI
+	MOVQ         mags+16(FP), SI
 	MOVQ         n+24(FP), CX
 	LEVELS(stepLevels, stepLevel)
 	VMOVUPS      (DI), Z4
@@ -274,7 +282,7 @@ stepNext:
 	DECQ CX
 	JNZ  stepRow
 
-	// Z28 to Z31 are the pivots' inverses, Z0 to Z3 the least pivots, Z7 is a multiplier.
+	// Z28 to Z31 are the inverses of the pivots, Z0 to Z3 the least pivots, Z7 is a multiplier.
 	VPXORD       Z5, Z5, Z5
 	VBROADCASTSS constants<>+16(SB), Z26
 	VBROADCASTSS constants<>+8(SB), Z27
@@ -347,9 +355,9 @@ stepStore:
 	VZEROUPPER
 	RET
 
-// With AVX2 the eight lanes at BX = 0 are done first, then those at BX = 32.
+// With AVX2, the eight lanes at BX = 0 are processed first, then those at BX = 32.
 
-// ROUND8 is ROUND for eight lanes, whose factors are in Y1.
+// ROUND8 is ROUND for eight lanes. Y1 has the numbers that the magnitudes are multiplied by.
 #define ROUND8(int, float) \
 	VMULPS     Y1, Y0, float; \
 	VADDPS     Y2, float, float; \
@@ -357,8 +365,8 @@ stepStore:
 	VCVTTPS2DQ float, int; \
 	VCVTDQ2PS  int, float
 
-// func gridSumsAVX2(products, squares *vec, size *vec, n int, s *vec, top float32)
-TEXT ·gridSumsAVX2(SB), NOSPLIT, $0-44
+// func sumOnGridAVX2(products, squares *vec, mags *vec, n int, s *vec, top float32)
+TEXT ·sumOnGridAVX2(SB), NOSPLIT, $0-44
 	MOVQ         products+0(FP), DI
 	MOVQ         squares+8(FP), DX
 	MOVQ         s+32(FP), AX
@@ -367,7 +375,7 @@ TEXT ·gridSumsAVX2(SB), NOSPLIT, $0-44
 	XORQ         BX, BX
 
 half:
-	MOVQ    size+16(FP), SI
+	MOVQ    mags+16(FP), SI
 	MOVQ    n+24(FP), CX
 	VMOVUPS (AX)(BX*1), Y1
 	VXORPS  Y4, Y4, Y4
@@ -391,8 +399,8 @@ row:
 	VZEROUPPER
 	RET
 
-// func gridRoundAVX2(digits *[lanes]int32, e *sums, size *vec, n int, a, s *vec, top float32)
-TEXT ·gridRoundAVX2(SB), NOSPLIT, $0-52
+// func roundToGridAVX2(digits *[lanes]int32, e *sums, mags *vec, n int, a, s *vec, top float32)
+TEXT ·roundToGridAVX2(SB), NOSPLIT, $0-52
 	MOVQ         e+8(FP), DX
 	MOVQ         a+32(FP), R8
 	MOVQ         s+40(FP), AX
@@ -402,7 +410,7 @@ TEXT ·gridRoundAVX2(SB), NOSPLIT, $0-52
 
 half:
 	MOVQ    digits+0(FP), DI
-	MOVQ    size+16(FP), SI
+	MOVQ    mags+16(FP), SI
 	MOVQ    n+24(FP), CX
 	VMOVUPS (AX)(BX*1), Y1
 	VMOVUPS (R8)(BX*1), Y9
@@ -441,12 +449,12 @@ DATA lane<>+48(SB)/8, $0x0000000d0000000c
 DATA lane<>+56(SB)/8, $0x0000000f0000000e
 GLOBL lane<>(SB), RODATA|NOPTR, $64
 
-// func spreadAVX512(size *vec, n int, most *vec, unit *[lanes]int32, w *float32)
-TEXT ·spreadAVX512(SB), NOSPLIT, $0-40
-	MOVQ         size+0(FP), DI
+// func loadMagnitudesAVX512(mags *vec, n int, largest *vec, exponent *[lanes]int32, w *float32)
+TEXT ·loadMagnitudesAVX512(SB), NOSPLIT, $0-40
+	MOVQ         mags+0(FP), DI
 	MOVQ         n+8(FP), CX
-	MOVQ         most+16(FP), DX
-	MOVQ         unit+24(FP), R8
+	MOVQ         largest+16(FP), DX
+	MOVQ         exponent+24(FP), R8
 	MOVQ         w+32(FP), SI
 	VPBROADCASTD CX, Z1
 	VPMULLD      lane<>(SB), Z1, Z1
@@ -467,7 +475,8 @@ spread:
 	DECQ       R10
 	JNZ        spread
 
-	// The exponent is the unit, at most 126; the scale is 2 to its opposite.
+	// The exponent of the largest magnitude is used for scaling, at most 126. The scale is 2 to the
+	// negated exponent.
 	MOVL         $127, AX
 	VPBROADCASTD AX, Z4
 	MOVL         $126, AX
@@ -490,8 +499,8 @@ scale:
 	VZEROUPPER
 	RET
 
-// func gatherAVX512(codes *byte, digits *[lanes]int32, n int, w *float32, offset int)
-TEXT ·gatherAVX512(SB), NOSPLIT, $0-40
+// func storeCodesAVX512(codes *byte, digits *[lanes]int32, n int, w *float32, offset int)
+TEXT ·storeCodesAVX512(SB), NOSPLIT, $0-40
 	MOVQ         codes+0(FP), DI
 	MOVQ         digits+8(FP), DX
 	MOVQ         w+24(FP), SI

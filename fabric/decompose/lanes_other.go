@@ -2,22 +2,26 @@
 
 package decompose
 
-func gridSums(r, g *vec, size []vec, s *vec, top float32) { gridSumsGo(r, g, size, s, top) }
+// This file replaces the assembly of lanes.go on other processors, and in builds with the tag noasm.
 
-func gridRound(digits [][lanes]int32, e *sums, size []vec, a, s *vec, top float32) {
-	gridRoundGo(digits, e, size, a, s, top)
+func sumOnGrid(r, g *vec, mags []vec, s *vec, top float32) { sumOnGridGo(r, g, mags, s, top) }
+
+func roundToGrid(digits [][lanes]int32, e *sums, mags []vec, a, s *vec, top float32) {
+	roundToGridGo(digits, e, mags, a, s, top)
 }
 
-func assign(digits [][lanes]int32, e *sums, size []vec, a *[maxFree]vec, planes int) {
-	assignGo(digits, e, size, a, planes)
+func assignLevels(digits [][lanes]int32, e *sums, mags []vec, a *[maxFree]vec, planes int) {
+	assignLevelsGo(digits, e, mags, a, planes)
 }
 
-func alternate(a *[maxFree]vec, gain *vec, size []vec, planes, steps int) {
-	alternateGo(a, gain, size, planes, steps)
+func improveFactors(a *[maxFree]vec, gain *vec, mags []vec, planes, steps int) {
+	improveFactorsGo(a, gain, mags, planes, steps)
 }
 
-func spread(size []vec, most *vec, unit *[lanes]int32, w []float32) { spreadGo(size, most, unit, w) }
+func loadMagnitudes(mags []vec, largest *vec, exponent *[lanes]int32, w []float32) {
+	loadMagnitudesGo(mags, largest, exponent, w)
+}
 
-func gather(codes []byte, digits [][lanes]int32, w []float32, offset int) {
-	gatherGo(codes, digits, w, offset)
+func storeCodes(codes []byte, digits [][lanes]int32, w []float32, offset int) {
+	storeCodesGo(codes, digits, w, offset)
 }

@@ -2,13 +2,16 @@
 
 package decompose
 
+// This file compares the assembly for sixteen blocks with Go.
+
 import (
 	"math"
 	"math/rand/v2"
 	"testing"
 )
 
-// FuzzLanes compares the assembly with Go, bit for bit: magnitudes and factors of any size, equal ones, zeros, blocks of any length.
+// FuzzLanes compares the assembly with Go, bit for bit. It tries magnitudes and factors of any
+// size, equal ones, zeros, and blocks of any length.
 func FuzzLanes(f *testing.F) {
 	for i := range uint64(40) {
 		f.Add(i, uint8(6*i), i%3 == 0)
@@ -18,22 +21,22 @@ func FuzzLanes(f *testing.F) {
 			t.Skip("the processor has no AVX2")
 		}
 		rng := rand.New(rand.NewPCG(seed, 1))
-		size := make([]vec, 1+int(rows))
+		mags := make([]vec, 1+int(rows))
 		random := func() float32 {
-			if coarse { // ties, zeros
+			if coarse { // gives ties and zeros
 				return float32(rng.IntN(5)) / 2
 			}
 			return float32(math.Abs(rng.NormFloat64()) * math.Exp(3*rng.NormFloat64()))
 		}
-		for i := range size {
-			for l := range size[i] {
-				size[i][l] = random()
+		for i := range mags {
+			for l := range mags[i] {
+				mags[i][l] = random()
 			}
 		}
 		equal := func(what string, a, b any) {
 			t.Helper()
 			if a != b {
-				t.Fatalf("%s of %d rows:\n%v, in Go\n%v", what, len(size), a, b)
+				t.Fatalf("%s of %d rows:\ngot  %v\nwant %v", what, len(mags), a, b)
 			}
 		}
 		var s, a, r1, r2, g1, g2 vec
@@ -41,10 +44,10 @@ func FuzzLanes(f *testing.F) {
 			s[l], a[l] = random(), random()
 		}
 		for _, top := range []float32{1, 4, 13, 40, 121, 364} {
-			gridSumsGo(&r2, &g2, size, &s, top)
+			sumOnGridGo(&r2, &g2, mags, &s, top)
 			var e1, e2 sums
-			d1, d2 := make([][lanes]int32, len(size)), make([][lanes]int32, len(size))
-			gridRoundGo(d2, &e2, size, &a, &s, top)
+			d1, d2 := make([][lanes]int32, len(mags)), make([][lanes]int32, len(mags))
+			roundToGridGo(d2, &e2, mags, &a, &s, top)
 			check := func() {
 				t.Helper()
 				equal("sums", [2]vec{r1, g1}, [2]vec{r2, g2})
@@ -53,45 +56,45 @@ func FuzzLanes(f *testing.F) {
 					equal("integers", d1[i], d2[i])
 				}
 			}
-			gridSumsAVX2(&r1, &g1, &size[0], len(size), &s, top)
-			gridRoundAVX2(&d1[0], &e1, &size[0], len(size), &a, &s, top)
+			sumOnGridAVX2(&r1, &g1, &mags[0], len(mags), &s, top)
+			roundToGridAVX2(&d1[0], &e1, &mags[0], len(mags), &a, &s, top)
 			check()
 			if hasAVX512 {
 				clear(d1)
-				gridSumsAVX512(&r1, &g1, &size[0], len(size), &s, top)
-				gridRoundAVX512(&d1[0], &e1, &size[0], len(size), &a, &s, top)
+				sumOnGridAVX512(&r1, &g1, &mags[0], len(mags), &s, top)
+				roundToGridAVX512(&d1[0], &e1, &mags[0], len(mags), &a, &s, top)
 				check()
 			}
 		}
 		if !hasAVX512 {
 			return
 		}
-		// Blocks of weights: their number of rows is a multiple of 16.
-		size = make([]vec, 16*(1+int(rows)%16))
-		w := make([]float32, lanes*len(size))
+		// The number of rows of loadMagnitudes is a multiple of 16.
+		mags = make([]vec, 16*(1+int(rows)%16))
+		w := make([]float32, lanes*len(mags))
 		for i := range w {
 			w[i] = float32(rng.NormFloat64() * math.Exp(30*rng.NormFloat64()))
 			if w[i] > math.MaxFloat32 || w[i] < -math.MaxFloat32 || coarse && i%3 == 0 {
 				w[i] = 0
 			}
 		}
-		again := make([]vec, len(size))
+		again := make([]vec, len(mags))
 		var m1, m2 vec
 		var u1, u2 [lanes]int32
-		spreadAVX512(&size[0], len(size), &m1, &u1, &w[0])
-		spreadGo(again, &m2, &u2, w)
+		loadMagnitudesAVX512(&mags[0], len(mags), &m1, &u1, &w[0])
+		loadMagnitudesGo(again, &m2, &u2, w)
 		equal("largest", m1, m2)
 		equal("units", u1, u2)
-		d := make([][lanes]int32, len(size))
-		for i := range size {
-			equal("magnitudes", size[i], again[i])
+		d := make([][lanes]int32, len(mags))
+		for i := range mags {
+			equal("magnitudes", mags[i], again[i])
 			for l := range d[i] {
 				d[i][l] = rng.Int32N(122)
 			}
 		}
 		c1, c2 := make([]byte, len(w)), make([]byte, len(w))
-		gatherAVX512(&c1[0], &d[0], len(d), &w[0], 121)
-		gatherGo(c2, d, w, 121)
+		storeCodesAVX512(&c1[0], &d[0], len(d), &w[0], 121)
+		storeCodesGo(c2, d, w, 121)
 		equal("codes", string(c1), string(c2))
 		for planes := 2; planes <= maxFree; planes++ {
 			var a [maxFree]vec
@@ -100,23 +103,23 @@ func FuzzLanes(f *testing.F) {
 				for p := range planes {
 					x[p] = random()
 				}
-				rise(x[:planes])
+				sortAscending(x[:planes])
 				for p, v := range x {
 					a[p][l] = v
 				}
 			}
 			var e1, e2 sums
-			d1, d2 := make([][lanes]int32, len(size)), make([][lanes]int32, len(size))
-			assignAVX512(&d1[0], &e1, &size[0], len(size), &a, planes)
-			assignGo(d2, &e2, size, &a, planes)
+			d1, d2 := make([][lanes]int32, len(mags)), make([][lanes]int32, len(mags))
+			assignLevelsAVX512(&d1[0], &e1, &mags[0], len(mags), &a, planes)
+			assignLevelsGo(d2, &e2, mags, &a, planes)
 			equal("errors of levels", e1, e2)
 			for i := range d1 {
 				equal("integers of levels", d1[i], d2[i])
 			}
 			steps := 1 + int(seed%3)
 			b := a
-			alternateAVX512(&a, &g1, &size[0], len(size), planes, steps)
-			alternateGo(&b, &g2, size, planes, steps)
+			improveFactorsAVX512(&a, &g1, &mags[0], len(mags), planes, steps)
+			improveFactorsGo(&b, &g2, mags, planes, steps)
 			equal("factors", a, b)
 			equal("gains", g1, g2)
 		}

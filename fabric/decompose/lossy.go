@@ -15,19 +15,20 @@ import (
 type Fit struct {
 	Planes int // 1 to 6; without Shared, 1 to 4
 	Block  int // columns per block: 16, 32, 64, 128 or 256
-	// Shared gives each block one factor; plane p has 3^p times that, so weights become multiples of the factor, and the matrix has one
-	// term. Otherwise each plane has a factor for each block, and is a term of its own: this has a smaller error for the same number of
-	// planes, and takes 2 bytes more per block for each plane except the first.
+	// Shared gives each block one factor. Plane p has 3^p times that factor, so weights become
+	// multiples of the factor, and the matrix has one term. Without Shared, each plane has a factor
+	// for each block, and is a term of its own. This has a smaller error for the same number of
+	// planes, but takes 2 bytes more per block for each plane except the first.
 	Shared bool
 }
 
 // Check returns an error if f is not valid.
 func (f Fit) Check() error {
-	most := maxFree
+	limit := maxFree
 	if f.Shared {
-		most = maxPlanes
+		limit = maxPlanes
 	}
-	if f.Planes < 1 || f.Planes > most {
+	if f.Planes < 1 || f.Planes > limit {
 		return fmt.Errorf("fit %d planes: 1 to %d are possible, or %d with one factor", f.Planes, maxFree, maxPlanes)
 	}
 	switch f.Block {
@@ -37,16 +38,20 @@ func (f Fit) Check() error {
 	return fmt.Errorf("fit planes to blocks of %d weights: 16, 32, 64, 128 and 256 are possible", f.Block)
 }
 
-// batch is about how many weights are fitted at a time: many groups of blocks that fit into the second-level cache.
-const batch = 1 << 14
+// batchWeights is about how many weights are fitted at a time: many groups of blocks, which fit
+// into the second-level cache.
+const batchWeights = 1 << 14
 
-// Lossy makes planes of src, rows of cols weights in blocks of type t, which package gguf must be able to decode. It reduces the squared
-// error of each block by alternating least squares, with factors as they are stored, in half precision. It returns the remaining error.
+// Lossy makes planes that are fitted to src, which has rows of cols weights in blocks of type t.
+// Package gguf must be able to decode t. Lossy reduces the squared error of each block by
+// alternating least squares, with factors in half precision, as they are stored. It returns the
+// remaining error.
 //
-// The error wraps ErrNotFinite if a weight is not finite, or gguf.ErrNoDecoder. It uses several goroutines, and ends early with ctx's
-// error.
-func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit, o Options) (*fabric.Matrix, Error, error) {
-	m, rowBytes, err := o.begin(t, rows, cols, src)
+// The error value wraps ErrNotFinite if a weight is not finite, or gguf.ErrNoDecoder. Lossy uses
+// several goroutines. If ctx is cancelled, it ends early with ctx's error.
+func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit, o Options) (*fabric.Matrix, Error,
+	error) {
+	m, rowBytes, err := o.newMatrix(t, rows, cols, src)
 	if err != nil {
 		return nil, Error{}, err
 	}
@@ -60,7 +65,10 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 	blocks := ceilDiv(cols, fit.Block)
 	var planes [][]byte
 	for range terms {
-		term := fabric.Term{Planes: newPlanes(m, perTerm), Scales: fabric.Scales{Block: fit.Block, Half: make([]uint16, rows*blocks)}}
+		term := fabric.Term{
+			Planes: newPlanes(m, perTerm),
+			Scales: fabric.Scales{Block: fit.Block, Half: make([]uint16, rows*blocks)},
+		}
 		m.Terms = append(m.Terms, term)
 		planes = append(planes, term.Planes...)
 	}
@@ -74,14 +82,14 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 		offset = 3*offset + 1
 	}
 	pack := newPacker(m.Layout, digits, offset)
-	planeBytes, tileBytes := m.Layout.RowBytes(cols), m.Layout.RowBytes(tileElems)
+	planeBytes := m.Layout.RowBytes(cols)
 	errs := make([]Error, rows)
-	err = o.eachRows(ctx, rows, cols, func(first, end int) error {
+	err = o.forEachRange(ctx, rows, cols, func(first, end int) error {
 		f := newFitter(fit)
 		if o.Coarser && fit.Shared && fit.Planes > 1 {
 			f.coarse = make([][lanes]int32, fit.Block)
 		}
-		step := max(1, batch/cols)
+		step := max(1, batchWeights/cols)
 		weights := make([]float32, min(step, end-first)*cols)
 		// With six digits, a weight has two codes of three digits each.
 		codes := [2][]byte{make([]byte, len(weights))}
@@ -93,18 +101,12 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 			if err := gguf.Dequantize(weights[:n*cols], t, src[first*rowBytes:(first+n)*rowBytes]); err != nil {
 				return fmt.Errorf("fit planes: %w", err)
 			}
-			if err := f.rows(m, &codes, offset, errs, weights, first, n); err != nil {
+			if err := f.fitRows(m, &codes, offset, errs, weights, first, n); err != nil {
 				return err
 			}
 			for i := range codes {
 				for r := 0; r < n && codes[i] != nil; r++ {
-					row, at := codes[i][r*cols:(r+1)*cols], (first+r)*planeBytes
-					for ; len(row) > 0; at += tileBytes {
-						var tile [tileElems]byte
-						size := copy(tile[:], row)
-						row = row[size:]
-						pack.pack(planes[i*digits:], at, &tile, size)
-					}
+					pack.packRow(planes[i*digits:], (first+r)*planeBytes, codes[i][r*cols:(r+1)*cols])
 				}
 			}
 		}
@@ -120,11 +122,25 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 	return m, total, nil
 }
 
-// rows fits n rows, whose weights are in w. It writes the scales of m's rows from first on, and the codes of the weights' integers, which
-// are increased by offset: one code with all digits, or two with three digits each, the low ones first.
-func (f *fitter) rows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Error, w []float32, first, n int) error {
+// packRow writes the codes of a whole row to the planes, from byte at of each plane on.
+func (p *packer) packRow(planes [][]byte, at int, row []byte) {
+	for tileBytes := p.layout.RowBytes(tileElems); len(row) > 0; at += tileBytes {
+		var tile [tileElems]byte
+		size := copy(tile[:], row)
+		row = row[size:]
+		p.pack(planes, at, &tile, size)
+	}
+}
+
+// fitRows fits n rows, whose weights are in w. It writes the scales of m's rows from first on, and
+// adds the errors of these rows to errs. It also writes codes, which are the weights' integers plus
+// offset: one code with all digits, or, if codes[1] is not nil, two with three digits each, the low
+// digits in codes[0].
+func (f *fitter) fitRows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Error, w []float32, first,
+	n int) error {
 	cols, size := m.Cols, f.fit.Block
 	perRow := ceilDiv(cols, size)
+	// bounds returns the first weight of a block, and the end of the block.
 	bounds := func(b int) (from, to int) {
 		from = b / perRow * cols
 		return from + b%perRow*size, from + min((b%perRow+1)*size, cols)
@@ -145,11 +161,12 @@ func (f *fitter) rows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Err
 				copy(in[l*size:], w[from:to])
 			}
 		}
-		spread(f.size, &f.most, &f.unit, in)
-		for l, v := range f.most {
+		loadMagnitudes(f.mags, &f.largest, &f.exponent, in)
+		for l, v := range f.largest {
 			if !(v <= math.MaxFloat32) {
 				from, to := bounds(group + l)
-				return fmt.Errorf("fit planes to %v: row %d, columns %d to %d: %w", m.Origin, first+from/cols, from%cols, (to-1)%cols, ErrNotFinite)
+				return fmt.Errorf("fit planes to %v: row %d, columns %d to %d: %w",
+					m.Origin, first+from/cols, from%cols, (to-1)%cols, ErrNotFinite)
 			}
 		}
 		f.solve(&scales, &found)
@@ -161,14 +178,14 @@ func (f *fitter) rows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Err
 			}
 		}
 		if codes[1] != nil {
-			f.gatherHalves(codes, in, used, bounds, group)
+			f.storeSplitCodes(codes, in, used, bounds, group)
 			continue
 		}
 		if whole {
-			gather(codes[0][at:], f.digits, in, offset)
+			storeCodes(codes[0][at:], f.digits, in, offset)
 			continue
 		}
-		gather(f.codes, f.digits, in, offset)
+		storeCodes(f.codes, f.digits, in, offset)
 		for l := range used {
 			from, to := bounds(group + l)
 			copy(codes[0][from:to], f.codes[l*size:])
@@ -177,8 +194,9 @@ func (f *fitter) rows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Err
 	return nil
 }
 
-// gatherHalves is gather for integers of six digits.
-func (f *fitter) gatherHalves(codes *[2][]byte, in []float32, used int, bounds func(block int) (from, to int), group int) {
+// storeSplitCodes does the work of storeCodes for integers of six digits, which have two codes.
+func (f *fitter) storeSplitCodes(codes *[2][]byte, in []float32, used int,
+	bounds func(block int) (from, to int), group int) {
 	size := f.fit.Block
 	for l := range used {
 		from, to := bounds(group + l)

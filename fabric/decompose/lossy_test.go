@@ -1,5 +1,7 @@
 package decompose
 
+// This file tests fitted planes: how large their error is, and what is refused.
+
 import (
 	"encoding/binary"
 	"errors"
@@ -16,9 +18,10 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// field is the signal to noise, in decibels, that 1, 2, ... planes have at least according to the field's table (alternating least squares, weights
-// of a normal distribution in blocks of the type).
-var field = map[gguf.Type]struct {
+// goals has the least signal-to-noise ratios in decibels that 1, 2, ... planes must reach, with
+// weights of a normal distribution. They are from a reference table for alternating least squares.
+// block is the number of weights per factor.
+var goals = map[gguf.Type]struct {
 	block int
 	snr   []float64
 }{
@@ -38,28 +41,30 @@ func mustFit(tb testing.TB, t gguf.Type, rows, cols int, src []byte, fit Fit, o 
 
 func TestSNR(t *testing.T) {
 	const rows, cols = 64, 1024
-	for typ, tt := range field {
+	for typ, tt := range goals {
 		src := gaussian(typ, rows*cols, rand.New(rand.NewPCG(7, uint64(typ))))
 		for i, want := range tt.snr {
 			_, e := mustFit(t, typ, rows, cols, src, Fit{Planes: i + 1, Block: tt.block}, Options{})
 			_, one := mustFit(t, typ, rows, cols, src, Fit{Planes: i + 1, Block: tt.block, Shared: true}, Options{})
-			t.Logf("%v, block %d, %d planes: %.2f dB, with one factor %.2f dB; field %.1f", typ, tt.block, i+1, e.SNR(), one.SNR(), want)
+			t.Logf("%v, block %d, %d planes: %.2f dB, with one factor %.2f dB; goal %.1f",
+				typ, tt.block, i+1, e.SNR(), one.SNR(), want)
 			if e.SNR() < want {
-				t.Errorf("%v, %d planes: %.2f dB, the field has %.1f", typ, i+1, e.SNR(), want)
+				t.Errorf("%v, %d planes: %.2f dB, want at least %.1f", typ, i+1, e.SNR(), want)
 			}
 		}
 	}
 }
 
-// TestTrainedSNR has the tensors of trained models. Their weights are not normally distributed: one plane, for which the least error is found by
-// trying all numbers of zeros, cannot reach the table.
+// TestTrainedSNR fits tensors of trained models, whose weights are not normally distributed. With
+// one plane, for which the least error is found by trying all numbers of zeros, the goal cannot be
+// reached.
 func TestTrainedSNR(t *testing.T) {
 	for typ, name := range map[gguf.Type]string{
 		gguf.Q8_0: "tiny-dense-q8_0.gguf", gguf.Q6_K: "tiny-dense-q6_k.gguf", gguf.Q4_K: "tiny-dense-q4_k_m.gguf",
 	} {
 		path := filepath.Join("..", "..", "..", "shared", "data", "models", name)
 		if _, err := os.Stat(path); err != nil {
-			t.Skipf("the trained models are not here: %v", err)
+			t.Skipf("the trained models are not available: %v", err)
 		}
 		f, err := gguf.Open(path)
 		if err != nil {
@@ -69,8 +74,8 @@ func TestTrainedSNR(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		block := field[typ].block
-		for i, want := range field[typ].snr {
+		block := goals[typ].block
+		for i, want := range goals[typ].snr {
 			var all, least Error
 			for _, tensor := range f.Tensors {
 				if tensor.Type != typ || tensor.Layer() != 3 || tensor.Kind() != gguf.KindAttention {
@@ -83,22 +88,23 @@ func TestTrainedSNR(t *testing.T) {
 				all.Noise += e.Noise
 				if i == 0 {
 					least.Signal += e.Signal
-					least.Noise += onePlane(t, typ, cols, block, src)
+					least.Noise += leastNoise(t, typ, cols, block, src)
 				}
 			}
-			t.Logf("%v, block %d, %d planes: %.2f dB; field %.1f", typ, block, i+1, all.SNR(), want)
+			t.Logf("%v, block %d, %d planes: %.2f dB; goal %.1f", typ, block, i+1, all.SNR(), want)
 			if i == 0 {
 				want = min(want, least.SNR()-0.02)
 			}
 			if all.SNR() < want {
-				t.Errorf("%v, %d planes: %.2f dB, want %.2f", typ, i+1, all.SNR(), want)
+				t.Errorf("%v, %d planes: %.2f dB, want at least %.2f", typ, i+1, all.SNR(), want)
 			}
 		}
 	}
 }
 
-// onePlane is the least noise of a single plane: the weights that are not 0 are the largest, and their factor is the mean.
-func onePlane(t *testing.T, typ gguf.Type, cols, block int, src []byte) float64 {
+// leastNoise returns the least noise that a single plane can have. The weights that do not become 0
+// are the largest ones, and their factor is the mean.
+func leastNoise(t *testing.T, typ gguf.Type, cols, block int, src []byte) float64 {
 	w := make([]float32, len(src)/int(typ.BlockBytes())*int(typ.BlockElems()))
 	if err := gguf.Dequantize(w, typ, src); err != nil {
 		t.Fatal(err)
@@ -122,8 +128,8 @@ func onePlane(t *testing.T, typ gguf.Type, cols, block int, src []byte) float64 
 	return noise
 }
 
-// floats are little-endian bytes of F32.
-func floats(w []float32) []byte {
+// encodeFloats returns the little-endian bytes of F32 weights.
+func encodeFloats(w []float32) []byte {
 	var b []byte
 	for _, v := range w {
 		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
@@ -131,7 +137,8 @@ func floats(w []float32) []byte {
 	return b
 }
 
-// TestCoarser: without their lowest plane, three are nearly as good as two that were fitted; what is said of it is so.
+// TestCoarser drops the lowest of three planes. The two that remain must be nearly as good as two
+// fitted planes, and the error as Coarser says.
 func TestCoarser(t *testing.T) {
 	const rows, cols = 20, 1024
 	src := gaussian(gguf.Q8_0, rows*cols, rand.New(rand.NewPCG(9, 9)))
@@ -157,12 +164,13 @@ func TestCoarser(t *testing.T) {
 		}
 	}
 	if math.Abs(noise-e.Coarser) > 1e-4*noise {
-		t.Errorf("without the lowest plane: an error of %v, told %v", noise, e.Coarser)
+		t.Errorf("Coarser = %v, want %v", e.Coarser, noise)
 	}
-	is := Error{Signal: e.Signal, Noise: e.Coarser}.SNR()
-	t.Logf("%.2f dB, two fitted planes %.2f dB", is, two.SNR())
-	if is < two.SNR()-0.5 || two.Coarser != 0 {
-		t.Errorf("without the lowest of three planes %.2f dB, two have %.2f", is, two.SNR())
+	snr := Error{Signal: e.Signal, Noise: e.Coarser}.SNR()
+	t.Logf("%.2f dB, two fitted planes %.2f dB", snr, two.SNR())
+	if snr < two.SNR()-0.5 || two.Coarser != 0 {
+		t.Errorf("without the lowest of three planes %.2f dB, want at least %.2f, 0.5 less than two fitted planes",
+			snr, two.SNR()-0.5)
 	}
 }
 
@@ -180,8 +188,8 @@ func allFits() []Fit {
 	return fits
 }
 
-// TestLossyMatrix has rows of any length: the matrix stands for weights that are as far from the original ones as the error says, each the nearest
-// that its block's factors allow.
+// TestLossyMatrix fits rows of any length. The weights of the matrix must be as far from the
+// original ones as the error says, and each must be the nearest that its block's factors allow.
 func TestLossyMatrix(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 8))
 	for i, fit := range allFits() {
@@ -194,13 +202,15 @@ func TestLossyMatrix(t *testing.T) {
 		for j := range w {
 			w[j] = float32(rng.NormFloat64() * 0.02)
 		}
-		m, e := mustFit(t, gguf.F32, rows, cols, floats(w), fit, Options{Layout: layout})
+		m, e := mustFit(t, gguf.F32, rows, cols, encodeFloats(w), fit, Options{Layout: layout})
 		terms := fit.Planes
 		if fit.Shared {
 			terms = 1
 		}
-		if m.Exact || m.Rows != rows || m.Cols != cols || m.Layout != layout || m.Origin != gguf.F32 || len(m.Terms) != terms || m.Min.Block != 0 {
-			t.Fatalf("%+v: matrix %+v", fit, m)
+		if m.Exact || m.Rows != rows || m.Cols != cols || m.Layout != layout || m.Origin != gguf.F32 ||
+			len(m.Terms) != terms || m.Min.Block != 0 {
+			t.Fatalf("%+v: got matrix %+v, want %d x %d, layout %v, %d terms, no minima, not exact",
+				fit, m, rows, cols, layout, terms)
 		}
 		var got Error
 		row := make([]float32, cols)
@@ -214,21 +224,22 @@ func TestLossyMatrix(t *testing.T) {
 				got.Signal += float64(x) * float64(x)
 				got.Noise += d * d
 				if best := distance(m, r, c, x); d > best+1e-6 && (fit.Shared || fit.Planes < 3) {
-					t.Fatalf("%+v, %d x %d: weight (%d, %d) is %v, became %v, at most %v away is possible", fit, rows, cols, r, c, x, v, best)
+					t.Fatalf("%+v, %d x %d: weight (%d, %d) is %v and became %v, want at most %v away",
+						fit, rows, cols, r, c, x, v, best)
 				}
 			}
 		}
 		if math.Abs(got.Noise-e.Noise) > 1e-4*got.Noise || math.Abs(got.Signal-e.Signal) > 1e-5*got.Signal {
-			t.Errorf("%+v, %d x %d: error %+v, is %+v", fit, rows, cols, e, got)
+			t.Errorf("%+v, %d x %d: Lossy returned the error %+v, want %+v", fit, rows, cols, e, got)
 		}
 	}
 }
 
-// distance is how far the nearest level is, of all that the factors of a weight's block make.
+// distance returns how far w is from the nearest of all levels that the factors of its block make.
 func distance(m *fabric.Matrix, r, c int, w float32) float64 {
 	levels := []float64{0}
 	for i := range m.Terms {
-		a := float64(factor(&m.Terms[i].Scales, r, m.Cols, c))
+		a := float64(blockFactor(&m.Terms[i].Scales, r, m.Cols, c))
 		for range m.Terms[i].Planes {
 			for _, l := range levels[:len(levels):len(levels)] {
 				levels = append(levels, l-a, l+a)
@@ -243,7 +254,7 @@ func distance(m *fabric.Matrix, r, c int, w float32) float64 {
 	return best
 }
 
-// TestLossyRange has weights of any size, down to those whose factors are less than any half.
+// TestLossyRange fits weights of any size, down to those whose factors are below the smallest half.
 func TestLossyRange(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	const rows, cols = 4, 256
@@ -255,14 +266,14 @@ func TestLossyRange(t *testing.T) {
 			w[i] = float32(max(-3, min(3, rng.NormFloat64())) * tt.scale)
 		}
 		for _, shared := range []bool{true, false} {
-			m, e := mustFit(t, gguf.F32, rows, cols, floats(w), Fit{3, 32, shared}, Options{})
+			m, e := mustFit(t, gguf.F32, rows, cols, encodeFloats(w), Fit{3, 32, shared}, Options{})
 			if e.SNR() < tt.least || math.IsNaN(e.SNR()) {
-				t.Errorf("weights of %g, shared %v: %v dB", tt.scale, shared, e.SNR())
+				t.Errorf("weights of %g, shared %v: %v dB, want at least %v", tt.scale, shared, e.SNR(), tt.least)
 			}
 			for i := range m.Terms {
 				for _, h := range m.Terms[i].Scales.Half {
 					if h > 0x7bff {
-						t.Fatalf("weights of %g: a factor is the half %#x", tt.scale, h)
+						t.Fatalf("weights of %g: a factor is the half %#x, want at most 0x7bff", tt.scale, h)
 					}
 				}
 			}
@@ -278,13 +289,15 @@ func TestLossyWorkers(t *testing.T) {
 		m, e := mustFit(t, gguf.Q8_0, rows, cols, src, fit, Options{Workers: 1})
 		m2, e2 := mustFit(t, gguf.Q8_0, rows, cols, src, fit, Options{Workers: 4})
 		if !reflect.DeepEqual(m, m2) || e != e2 {
-			t.Errorf("%+v: other planes, or errors %v and %v, with more workers", fit, e, e2)
+			t.Errorf("%+v: with 4 workers the planes differ, or the error is %v, want %v as with 1 worker", fit, e2, e)
 		}
-		// Rows know nothing of each other.
+		// Rows are independent of each other.
 		m3, _ := mustFit(t, gguf.Q8_0, 1, cols, src[7*cols/32*34:8*cols/32*34], fit, Options{})
 		size := m.Layout.RowBytes(cols)
-		if !slices.Equal(m3.Terms[0].Planes[1%len(m3.Terms[0].Planes)], m.Terms[0].Planes[1%len(m.Terms[0].Planes)][7*size:8*size]) {
-			t.Errorf("%+v: row 7 is another when it is alone", fit)
+		alone := m3.Terms[0].Planes[1%len(m3.Terms[0].Planes)]
+		among := m.Terms[0].Planes[1%len(m.Terms[0].Planes)][7*size : 8*size]
+		if !slices.Equal(alone, among) {
+			t.Errorf("%+v: the plane of row 7 is % x if fitted alone, want % x", fit, alone, among)
 		}
 	}
 }
@@ -293,28 +306,31 @@ func TestLossyRefuses(t *testing.T) {
 	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 		w := make([]float32, 3*100)
 		w[177] = float32(v)
-		_, _, err := Lossy(t.Context(), gguf.F32, 3, 100, floats(w), Fit{2, 32, true}, Options{})
+		_, _, err := Lossy(t.Context(), gguf.F32, 3, 100, encodeFloats(w), Fit{2, 32, true}, Options{})
 		if !errors.Is(err, ErrNotFinite) {
-			t.Errorf("%v: %v", v, err)
+			t.Errorf("a weight of %v: error %v, want ErrNotFinite", v, err)
 		}
 	}
 	src := make([]byte, gguf.IQ2S.BlockBytes())
-	if _, _, err := Lossy(t.Context(), gguf.IQ2S, 1, 256, src, Fit{2, 32, true}, Options{}); !errors.Is(err, gguf.ErrNoDecoder) {
-		t.Errorf("IQ2_S: %v", err)
+	_, _, err := Lossy(t.Context(), gguf.IQ2S, 1, 256, src, Fit{2, 32, true}, Options{})
+	if !errors.Is(err, gguf.ErrNoDecoder) {
+		t.Errorf("IQ2_S: error %v, want ErrNoDecoder", err)
 	}
-	for _, fit := range []Fit{{}, {0, 32, true}, {7, 32, true}, {5, 32, false}, {-1, 32, false}, {2, 0, true}, {2, 48, true}, {2, 512, true}} {
+	for _, fit := range []Fit{
+		{}, {0, 32, true}, {7, 32, true}, {5, 32, false}, {-1, 32, false}, {2, 0, true}, {2, 48, true}, {2, 512, true},
+	} {
 		if _, _, err := Lossy(t.Context(), gguf.F32, 1, 1, make([]byte, 4), fit, Options{}); err == nil {
-			t.Errorf("%+v is taken", fit)
+			t.Errorf("Lossy accepted %+v, want an error", fit)
 		}
 	}
 	if _, _, err := Lossy(t.Context(), gguf.F32, 1, 2, make([]byte, 4), Fit{2, 32, true}, Options{}); err == nil {
-		t.Error("too few bytes are taken")
+		t.Error("Lossy accepted too few bytes, want an error")
 	}
 }
 
-// TestDequantizeRefuses has matrices that contradict themselves.
+// TestDequantizeRefuses tries matrices that contradict themselves.
 func TestDequantizeRefuses(t *testing.T) {
-	for name, harm := range map[string]func(m *fabric.Matrix){
+	for name, corrupt := range map[string]func(m *fabric.Matrix){
 		"no terms":     func(m *fabric.Matrix) { m.Terms = nil },
 		"short plane":  func(m *fabric.Matrix) { m.Terms[1].Planes[0] = m.Terms[1].Planes[0][1:] },
 		"few scales":   func(m *fabric.Matrix) { m.Terms[1].Scales.Half = m.Terms[1].Scales.Half[1:] },
@@ -330,22 +346,22 @@ func TestDequantizeRefuses(t *testing.T) {
 		if err := Dequantize(row, m, 0); err != nil {
 			t.Fatal(err)
 		}
-		harm(m)
+		corrupt(m)
 		if err := Dequantize(row[:max(m.Cols, 0)], m, 0); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: Dequantize returned no error, want one", name)
 		}
 	}
 	m, _ := mustFit(t, gguf.F32, 2, 128, make([]byte, 4*256), Fit{2, 32, false}, Options{})
 	for _, row := range []int{-1, 2} {
 		if err := Dequantize(make([]float32, 128), m, row); err == nil {
-			t.Errorf("row %d of 2: no error", row)
+			t.Errorf("row %d of 2: Dequantize returned no error, want one", row)
 		}
 	}
-	// Without scales a term counts as it is.
+	// Without scales, the integers of a term are the weights.
 	m.Terms[0].Scales = fabric.Scales{}
 	m.Terms[0].Center = 5
 	row := make([]float32, 128)
 	if err := Dequantize(row, m, 1); err != nil || row[3] != 5 {
-		t.Errorf("a center of 5 alone: %v, %v", row[3], err)
+		t.Errorf("a center of 5 alone: got %v (error %v), want 5", row[3], err)
 	}
 }

@@ -1,20 +1,27 @@
 package device
 
-// This file expects when weights are used next: what gives way follows from it, and what is brought back before it is needed. A token's products come in the same order again and again. If not all of their planes fit, then
-// to let go what was used least recently is to let go what is needed soonest, and each product misses. Here the last distance between two uses of a weight, counted in products of all clients, is taken for the next one.
+// This file predicts when weights are used next: by that, planes give way, and are brought back before they are
+// needed.
+//
+// A token's products come in the same order again and again. If not all of their planes fit, then what was used
+// least recently is what is needed soonest: to evict that would make each product miss. So the distance between
+// the last two uses of a weight, counted in products of all clients, is taken for the distance to the next one.
 
 import "context"
 
-// horizon is how many products ahead planes are brought back. Each is a copy, in the time of these products.
-const horizon = 4
+// fetchAheadProducts is how many products ahead planes are brought back. Each is copied while these products
+// are computed.
+const fetchAheadProducts = 4
 
-// uses is when a weight was used, counted in products.
-type uses struct {
-	last, period uint64 // period is between the last two; 0: there was one, or none
-	steady       bool   // so it was between the two before
+// useHistory says when a weight was used, counted in uses of all weights.
+type useHistory struct {
+	last   uint64 // the last use
+	period uint64 // between the last two uses; 0: there were fewer
+	steady bool   // the period before was the same
 }
 
-func (u *uses) touched(now uint64) {
+// record notes a use.
+func (u *useHistory) record(now uint64) {
 	if u.last > 0 {
 		p := now - u.last
 		u.period, u.steady = p, p == u.period
@@ -22,21 +29,27 @@ func (u *uses) touched(now uint64) {
 	u.last = now
 }
 
-// next is when the next use is expected. If it should have been before now, or there is nothing to go by, it is as far ahead as the last one is back.
-func (u *uses) next(now uint64) uint64 {
+// expectNext returns when the next use is expected. If it is overdue, or there were fewer than two uses, it is
+// expected after as long as the last one is ago.
+func (u *useHistory) expectNext(now uint64) uint64 {
 	if n := u.last + u.period; u.period > 0 && n >= now {
 		return n
 	}
 	return now + (now - u.last)
 }
 
-// fetch brings back a plane that is needed soon, in place of one that is needed later. It reports whether it did.
-func (s *store) fetch() bool {
+// fetchOne brings back a plane that is needed soon, in place of one that is needed later. It reports false if
+// there is none.
+func (s *store) fetchOne() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var soon *weight
-	for _, w := range s.all {
-		if !w.steady || w.changes || w.busy > 0 || w.last+w.period <= s.clock || w.last+w.period > s.clock+horizon || soon != nil && w.last+w.period >= soon.last+soon.period {
+	for _, w := range s.uploads {
+		next := w.last + w.period
+		if !w.steady || w.changing || w.users > 0 || next <= s.uses || next > s.uses+fetchAheadProducts {
+			continue
+		}
+		if soon != nil && next >= soon.last+soon.period {
 			continue
 		}
 		for i := range w.planes {
@@ -55,26 +68,26 @@ func (s *store) fetch() bool {
 	}
 	p := &soon.planes[at]
 	from := p.bytes
-	soon.busy++ // nobody frees it, and it does not displace itself
-	defer s.idle(soon)
+	soon.users++ // nobody frees it, and it does not displace itself
+	defer s.markIdle(soon)
 	var to []byte
 	for {
 		var err error
 		if to, err = s.pool.Take(len(from)); err == nil {
 			break
 		}
-		if !s.evict(soon.last + soon.period) {
+		if !s.evictOne(soon.last + soon.period) {
 			return false
 		}
 	}
-	s.mu.Unlock() // products go on meanwhile
+	s.mu.Unlock() // products must not wait for the copy
 	copy(to, from)
 	s.mu.Lock()
-	if p.resident || soon.planes == nil { // a product did not want to wait, or nobody needs it any more
-		s.giveBack(to)
+	if p.resident || soon.planes == nil { // a product has brought it, or the weight was released
+		s.freePiece(to)
 		return true
 	}
-	s.host -= len(to)
+	s.hostBytes -= len(to)
 	s.counts.Moved += uint64(len(to))
 	s.counts.Ahead++
 	p.bytes, p.resident = to, true
@@ -82,15 +95,15 @@ func (s *store) fetch() bool {
 	return true
 }
 
-// fetchAhead fetches after each product, until ctx ends.
+// fetchAhead brings planes back after each product, until ctx ends.
 func (s *store) fetchAhead(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.ended:
+		case <-s.productEnded:
 		}
-		for ctx.Err() == nil && s.fetch() {
+		for ctx.Err() == nil && s.fetchOne() {
 		}
 	}
 }

@@ -1,7 +1,9 @@
 package device
 
-// This file takes weights as ggml has them in a file. Blocks of Q2_0 are kept as they are; others become planes: exact ones, or, if the client allows an
-// error, as few as keep its bound. Planes become bands where these are faster. If the client allows no error, products are ggml's bit for bit where its order of sums is known.
+// This file turns uploaded blocks of ggml into matrices. Blocks of Q2_0 are kept as they are. Others become
+// planes: exact ones, or, if the client allows an error, as few as keep its bound. Planes become bands where
+// these are faster. If the client allows no error, products are ggml's bit for bit where its order of sums is
+// known.
 
 import (
 	"bytes"
@@ -19,22 +21,24 @@ import (
 	"tensorcast/gguf"
 )
 
-// errBound says that no number of planes that the device tries keeps the bound of the client's profile.
+// errBound says that not even maxFittedPlanes planes keep the bound.
 var errBound = errors.New("the error is larger than the profile allows")
 
 const (
-	// mostFitted is how many planes are tried: six of Q8_0 are exact, and slower than Q8_0.
-	mostFitted = 4
+	// maxFittedPlanes is the number of planes up to which fitted ones are tried. Six planes of Q8_0 are exact,
+	// and slower than Q8_0.
+	maxFittedPlanes = 4
 	// fitBlock is how many columns share a factor of fitted planes.
 	fitBlock = 32
-	// sampleRows are fitted first, to see which number of planes will do.
+	// sampleRows is how many rows are fitted first, to see how many planes are needed.
 	sampleRows = 64
 )
 
-// blocksBytes returns how many bytes the blocks of d take; 0 if d is not of a type and shape that can be uploaded.
+// blocksBytes returns how many bytes the blocks of d take; 0 if they are not of a type and shape that can be uploaded.
 func blocksBytes(d *Descriptor) uint64 {
 	t := gguf.Type(d.XType)
-	if d.Rows == 0 || d.Cols == 0 || d.Rows > maxDim || d.Cols > maxDim || !t.Valid() || d.Cols%fitBlock != 0 || d.Flags&FlagFast != 0 && d.Flags&FlagBalanced != 0 {
+	if d.Rows == 0 || d.Cols == 0 || d.Rows > maxDim || d.Cols > maxDim || !t.Valid() || d.Cols%fitBlock != 0 ||
+		d.Flags&FlagFast != 0 && d.Flags&FlagBalanced != 0 {
 		return 0
 	}
 	row, err := t.RowBytes(int64(d.Cols))
@@ -44,12 +48,13 @@ func blocksBytes(d *Descriptor) uint64 {
 	return uint64(row) * uint64(d.Rows)
 }
 
-// asCodes reports whether d's blocks are multiplied as they are.
-func asCodes(d *Descriptor) bool {
+// isCodes reports whether d's blocks are multiplied as they are.
+func isCodes(d *Descriptor) bool {
 	return gguf.Type(d.XType) == gguf.Q2_0 && d.Cols%kernel.CodeCols == 0
 }
 
-// copyBlocks copies b, which the client could change any time, and says by which sum equal uploads are found.
+// copyBlocks copies b, which the client could change at any time, and returns the SHA-256 by which equal
+// uploads are found.
 func copyBlocks(b []byte, d *Descriptor) ([]byte, [sha256.Size]byte) {
 	var sum [sha256.Size]byte
 	blocks := bytes.Clone(b)
@@ -64,55 +69,60 @@ func copyBlocks(b []byte, d *Descriptor) ([]byte, [sha256.Size]byte) {
 	return blocks, sum
 }
 
-// readBlocks makes the matrix of blocks, and says in which form it is, which it may keep. No plane is larger than limit. The error wraps decompose.ErrInexact or errBound if there are no planes as d wants them.
-func (e *executor) readBlocks(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, form, error) {
-	if asCodes(d) {
-		return whole(int(d.Rows), int(d.Cols), kernel.CodeCols, blocks), form{codes: true}, nil
+// readBlocks makes a matrix of blocks, which it may keep, and says in which form that is. The planes may take
+// limit bytes. The error wraps decompose.ErrInexact or errBound if there are no planes as d wants them, or
+// errFull.
+func (e *executor) readBlocks(
+	blocks []byte, d *Descriptor, limit int, cancelled func() bool,
+) (*fabric.Matrix, weightForm, error) {
+	if isCodes(d) {
+		return singlePlaneMatrix(int(d.Rows), int(d.Cols), kernel.CodeCols, blocks), weightForm{codes: true}, nil
 	}
-	m, err := e.planes(blocks, d, limit, cancelled)
+	m, err := e.makePlanes(blocks, d, limit, cancelled)
 	if err != nil {
-		return nil, form{}, err
+		return nil, weightForm{}, err
 	}
 	if d.Flags&(FlagFast|FlagBalanced) == 0 && fabric.HasOrder(m) {
-		return m, form{ordered: true}, nil
+		return m, weightForm{ordered: true}, nil
 	}
 	if !fabric.TakesBands(m) {
-		return m, form{}, nil
+		return m, weightForm{}, nil
 	}
-	f := formOfBands(m)
+	f := bandsForm(m)
 	b := make([]byte, fabric.BandsBytes(m.Rows, m.Cols, f.bands))
 	fabric.PackBands(b, m, e.workers)
-	return whole(m.Rows, m.Cols, kernel.BandBlock, b), f, nil
+	return singlePlaneMatrix(m.Rows, m.Cols, kernel.BandBlock, b), f, nil
 }
 
-// whole is a matrix whose only plane is b, whatever that is; factors for so many columns each are among it.
-func whole(rows, cols, block int, b []byte) *fabric.Matrix {
-	return &fabric.Matrix{Rows: rows, Cols: cols, Terms: []fabric.Term{{Planes: [][]byte{b}, Scales: fabric.Scales{Block: block}}}}
+// singlePlaneMatrix is a matrix whose only plane is b: codes, or bands. Factors for block columns each are a part of b.
+func singlePlaneMatrix(rows, cols, block int, b []byte) *fabric.Matrix {
+	term := fabric.Term{Planes: [][]byte{b}, Scales: fabric.Scales{Block: block}}
+	return &fabric.Matrix{Rows: rows, Cols: cols, Terms: []fabric.Term{term}}
 }
 
-// formOfBands is that of the bands that m is packed into.
-func formOfBands(m *fabric.Matrix) form {
-	f := form{bands: len(m.Terms[0].Planes)}
+// bandsForm is the form of the bands into which m is packed.
+func bandsForm(m *fabric.Matrix) weightForm {
+	f := weightForm{bands: len(m.Terms[0].Planes)}
 	planes := m.Terms[0].Planes
 	zeros := make([]uint64, len(planes))
 	var wait sync.WaitGroup
 	for i, p := range planes {
-		wait.Go(func() { zeros[i] = countZeros(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols) })
+		wait.Go(func() { zeros[i] = countZeroTrits(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols) })
 	}
 	wait.Wait()
 	for _, n := range zeros {
 		f.zeros += n
 	}
-	f.low = zeros[0]
+	f.lowZeros = zeros[0]
 	return f
 }
 
-// planes makes planes of blocks.
-func (e *executor) planes(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, error) {
+// makePlanes makes planes of blocks, exact or fitted as d wants them.
+func (e *executor) makePlanes(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, error) {
 	rows, cols := int(d.Rows), int(d.Cols)
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	o := decompose.Options{Layout: kernelLayout(d.Flags), Workers: e.workers, Progress: func(int) {
+	o := decompose.Options{Layout: layoutOf(d.Flags), Workers: e.workers, Progress: func(int) {
 		if cancelled() {
 			stop()
 		}
@@ -136,7 +146,7 @@ func (e *executor) planes(blocks []byte, d *Descriptor, limit int, cancelled fun
 		r := i * rows / min(rows, sampleRows)
 		sample = append(sample, blocks[r*row:(r+1)*row]...)
 	}
-	for planes := 1; planes <= mostFitted; planes++ {
+	for planes := 1; planes <= maxFittedPlanes; planes++ {
 		if size*planes > limit {
 			return nil, errFull
 		}
@@ -144,7 +154,8 @@ func (e *executor) planes(blocks []byte, d *Descriptor, limit int, cancelled fun
 			return decompose.Exact(ctx, t, rows, cols, blocks, o)
 		}
 		fit := decompose.Fit{Planes: planes, Block: fitBlock, Shared: true}
-		_, seen, err := decompose.Lossy(ctx, t, len(sample)/row, cols, sample, fit, decompose.Options{Workers: e.workers})
+		_, seen, err := decompose.Lossy(ctx, t, len(sample)/row, cols, sample, fit,
+			decompose.Options{Workers: e.workers})
 		if err != nil {
 			return nil, err
 		}
@@ -156,5 +167,5 @@ func (e *executor) planes(blocks []byte, d *Descriptor, limit int, cancelled fun
 			return m, err
 		}
 	}
-	return nil, fmt.Errorf("%d planes: %w", mostFitted, errBound)
+	return nil, fmt.Errorf("%d planes: %w", maxFittedPlanes, errBound)
 }

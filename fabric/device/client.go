@@ -1,6 +1,6 @@
 package device
 
-// This file serves one client: its memory file, its rings, and its end.
+// This file serves one client: it makes its memory file, and takes jobs from its rings until it ends.
 
 import (
 	"encoding/binary"
@@ -13,18 +13,19 @@ import (
 
 // client is a connected client. run belongs to one goroutine; stop may be called by another.
 type client struct {
-	fd      int
-	memory  []byte
-	entries uint32
-	subs    []byte // the submission ring
-	comps   []byte
-	exec    executor
-	counts  *jobCounts
-	closing atomic.Bool
-	done    chan struct{}
+	fd          int
+	memory      []byte
+	entries     uint32
+	submissions []byte // the submission ring
+	completions []byte // the completion ring
+	executor    executor
+	counts      *jobCounts
+	productEnd  time.Time // of the last job, if that was a product
+	closing     atomic.Bool
+	ended       chan struct{}
 }
 
-// newClient makes the memory file of a client, whose parameters have been checked.
+// newClient makes the memory file of a client. The parameters must have been checked.
 func newClient(arena uint64, entries uint32) (*client, error) {
 	subAt := pageBytes
 	compAt := subAt + roundUp(int(entries)*DescriptorBytes, pageBytes)
@@ -43,31 +44,35 @@ func newClient(arena uint64, entries uint32) (*client, error) {
 	p.PutUint64(b[32:], uint64(arenaAt))
 	p.PutUint64(b[40:], uint64(size-arenaAt))
 	return &client{
-		fd: fd, memory: b, entries: entries, subs: b[subAt : subAt+int(entries)*DescriptorBytes], comps: b[compAt : compAt+int(entries)*CompletionBytes],
-		exec: executor{arena: b[arenaAt:], handles: map[uint64]*handle{}}, done: make(chan struct{}),
+		fd: fd, memory: b, entries: entries,
+		submissions: b[subAt : subAt+int(entries)*DescriptorBytes],
+		completions: b[compAt : compAt+int(entries)*CompletionBytes],
+		executor:    executor{arena: b[arenaAt:], handles: map[uint64]*handle{}},
+		ended:       make(chan struct{}),
 	}, nil
 }
 
-// stop ends run and waits until it has ended. The client may hold any value in the words, so it is woken until it has seen it.
+// stop ends run and waits until it has ended. The client can write any value to the words, so run is woken
+// again and again until it has seen that it is to end.
 func (c *client) stop() {
 	c.closing.Store(true)
-	bell := word(c.memory, wordDoorbell)
-	wake(bell)
+	bell := wordAt(c.memory, wordDoorbell)
+	wakeAll(bell)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {
-		case <-c.done:
+		case <-c.ended:
 			return
 		case <-tick.C:
-			wake(bell)
+			wakeAll(bell)
 		}
 	}
 }
 
-// close frees what the client had. run must have ended, or never begun.
+// close frees all that the client had. run must have ended, or never begun.
 func (c *client) close() error {
-	c.exec.close()
+	c.executor.close()
 	err := unix.Munmap(c.memory)
 	if e := unix.Close(c.fd); err == nil {
 		err = e
@@ -78,24 +83,25 @@ func (c *client) close() error {
 	return nil
 }
 
-// lookTime is how long a client's goroutine looks for the next product after one before it sleeps. Between the products of a token llama.cpp computes for some 20 us, and being woken takes longer.
-const lookTime = 50 * time.Microsecond
+// spinTime is how long a client's goroutine looks for the next job after a product before it sleeps. Between
+// the products of a token, llama.cpp computes for some 20 us, and being woken takes longer.
+const spinTime = 50 * time.Microsecond
 
-// napTime is how long a client's goroutine keeps what it needs to run again at once.
+// napTime is how long a client's goroutine sleeps without giving up its P, which it needs to run again at once.
 const napTime = 20 * time.Millisecond
 
 // run takes jobs until stop, or until the client breaks the rules of the rings: that is an error.
 func (c *client) run() error {
-	defer close(c.done)
+	defer close(c.ended)
 	m := c.memory
-	submitted, taken, completed, reaped := word(m, wordSubmitted), word(m, wordTaken), word(m, wordCompleted), word(m, wordReaped)
-	changes := word(m, wordHeld)
-	doorbell, asleep, bell, waiting, wanted := word(m, wordDoorbell), word(m, wordAsleep), word(m, wordBell), word(m, wordWaiting), word(m, wordWanted)
-	var head, tail uint32 // ours: what the client writes over taken and completed changes nothing
+	submitted, taken := wordAt(m, wordSubmitted), wordAt(m, wordTaken)
+	completed, reaped, wanted := wordAt(m, wordCompleted), wordAt(m, wordReaped), wordAt(m, wordWanted)
+	doorbell, asleep := wordAt(m, wordDoorbell), wordAt(m, wordAsleep)
+	bell, waiting, held := wordAt(m, wordBell), wordAt(m, wordWaiting), wordAt(m, wordHeld)
+	var head, tail uint32 // of the rings. The client may overwrite taken and completed; that changes nothing
 	var entry [DescriptorBytes]byte
 	var result [CompletionBytes]byte
 	var cancel *atomic.Uint32
-	var over time.Time // of the last product, if nothing came after it
 	cancelled := func() bool { return cancel.Load() != 0 || c.closing.Load() }
 	for !c.closing.Load() {
 		rung := doorbell.Load()
@@ -103,63 +109,68 @@ func (c *client) run() error {
 		if ready > c.entries || full > c.entries {
 			return fmt.Errorf("%d jobs submitted and %d completions unread in rings of %d", ready, full, c.entries)
 		}
-		if ready == 0 && !over.IsZero() && time.Since(over) < lookTime {
+		if ready == 0 && !c.productEnd.IsZero() && time.Since(c.productEnd) < spinTime {
 			for i := 0; i < 64 && submitted.Load() == head; i++ {
 			}
 			continue
 		}
 		if ready == 0 || full == c.entries {
-			why := uint32(asleepForWork)
+			reason := uint32(asleepForWork)
 			if ready > 0 {
-				why = asleepForRoom
+				reason = asleepForRoom
 			}
-			if asleep.Swap(why) == why {
-				if nap(doorbell, rung, napTime); doorbell.Load() == rung {
-					sleep(doorbell, rung)
+			if asleep.Swap(reason) == reason {
+				if futexNap(doorbell, rung, napTime); doorbell.Load() == rung {
+					futexSleep(doorbell, rung)
 				}
 				asleep.Store(0)
 			}
-			continue // with asleep set, look once more
+			continue // asleep is set now: look once more before sleeping
 		}
 		asleep.Store(0)
 		at := int(head%c.entries) * DescriptorBytes
-		copy(entry[:], c.subs[at:at+DescriptorBytes])
-		cancel = word(c.subs, at+descriptorCancel)
-
-		begun := time.Now()
-		var d Descriptor
-		valid := d.decode(&entry)
-		r := Completion{Tag: d.Tag}
-		switch {
-		case !valid:
-			r.Status = statusInvalid
-		case cancelled():
-			r.Status = statusCancelled
-		default:
-			c.exec.do(&d, &r, cancelled)
-		}
-		end := time.Now()
-		r.Nanos = uint64(end.Sub(begun))
-		if d.Op != OpProduct {
-			over = time.Time{}
-		} else {
-			if wait := begun.Sub(over); !over.IsZero() && wait <= pause {
-				c.counts.host.Add(uint64(wait))
-			}
-			over = end
-		}
-		c.counts.add(&d, &r)
+		copy(entry[:], c.submissions[at:at+DescriptorBytes])
+		cancel = wordAt(c.submissions, at+descriptorCancel)
+		r := c.runJob(&entry, cancelled)
 		r.Encode(&result)
-		copy(c.comps[int(tail%c.entries)*CompletionBytes:], result[:])
+		copy(c.completions[int(tail%c.entries)*CompletionBytes:], result[:])
 		head++
 		tail++
 		taken.Store(head)
-		changes.Store(c.exec.store.changed.Load())
+		held.Store(c.executor.store.heldChanges.Load())
 		completed.Store(tail)
 		bell.Add(1)
 		if waiting.Load() != 0 && int32(tail-wanted.Load()) >= 0 {
-			wake(bell)
+			wakeAll(bell)
 		}
 	}
 	return nil
+}
+
+// runJob executes and counts the job of an entry.
+func (c *client) runJob(entry *[DescriptorBytes]byte, cancelled func() bool) Completion {
+	begun := time.Now()
+	var d Descriptor
+	valid := d.decode(entry)
+	r := Completion{Tag: d.Tag}
+	switch {
+	case !valid:
+		r.Status = statusInvalid
+	case cancelled():
+		r.Status = statusCancelled
+	default:
+		c.executor.execute(&d, &r, cancelled)
+	}
+	end := time.Now()
+	r.Nanos = uint64(end.Sub(begun))
+	if d.Op != OpProduct {
+		c.productEnd = time.Time{}
+	} else {
+		if wait := begun.Sub(c.productEnd); !c.productEnd.IsZero() && wait <= maxHostPause {
+			c.counts.hostNanos.Add(uint64(wait))
+		}
+		c.productEnd = end
+	}
+	c.counts.add(&d, &r)
+	return r
 }

@@ -1,6 +1,6 @@
 package device
 
-// This file is a client in Go, for tests: the rings as doc.go describes them.
+// This file has a client in Go, for tests, which uses the rings as doc.go describes them.
 
 import (
 	"context"
@@ -18,10 +18,11 @@ type testClient struct {
 	memory       []byte
 	arena        []byte
 	entries      uint32
-	subs, comps  uint64
-	tail, reaped uint32
+	subs, comps  uint64 // offsets of the submission and the completion ring
+	tail, reaped uint32 // entries written to the one, and read from the other
 }
 
+// start runs a device until the test ends. It returns the path of its socket, too.
 func start(t testing.TB, o Options) (*Device, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -48,6 +49,7 @@ func start(t testing.TB, o Options) (*Device, string) {
 	return d, path
 }
 
+// dial opens a client of the device at path.
 func dial(path string, arena uint64, entries uint32) (*testClient, error) {
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -82,12 +84,15 @@ func dial(path string, arena uint64, entries uint32) (*testClient, error) {
 	if err := unix.Ftruncate(fds[0], 4096); err == nil {
 		return nil, fmt.Errorf("the memory file can be made smaller")
 	}
-	m, err := unix.Mmap(fds[0], 0, int(binary.NativeEndian.Uint64(b[16:])), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	m, err := unix.Mmap(fds[0], 0, int(binary.NativeEndian.Uint64(b[16:])), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	if err != nil {
 		return nil, err
 	}
 	u64 := binary.NativeEndian.Uint64
-	return &testClient{conn: c, memory: m, arena: m[u64(m[32:]):], entries: entries, subs: u64(m[16:]), comps: u64(m[24:])}, nil
+	return &testClient{
+		conn: c, memory: m, arena: m[u64(m[32:]):], entries: entries, subs: u64(m[16:]), comps: u64(m[24:]),
+	}, nil
 }
 
 func (c *testClient) close() {
@@ -95,45 +100,49 @@ func (c *testClient) close() {
 	_ = unix.Munmap(c.memory)
 }
 
+// submit writes a job to the ring.
 func (c *testClient) submit(d *Descriptor) {
 	var b [DescriptorBytes]byte
 	d.Encode(&b)
 	copy(c.memory[c.subs+uint64(c.tail%c.entries)*DescriptorBytes:], b[:])
 	c.tail++
-	word(c.memory, wordSubmitted).Store(c.tail)
+	wordAt(c.memory, wordSubmitted).Store(c.tail)
 	c.ring()
 }
 
+// ring tells the device that there is something to do.
 func (c *testClient) ring() {
-	word(c.memory, wordDoorbell).Add(1)
-	if word(c.memory, wordAsleep).Load() != 0 {
-		wake(word(c.memory, wordDoorbell))
+	wordAt(c.memory, wordDoorbell).Add(1)
+	if wordAt(c.memory, wordAsleep).Load() != 0 {
+		wakeAll(wordAt(c.memory, wordDoorbell))
 	}
 }
 
+// wait waits for the next completion.
 func (c *testClient) wait() (r Completion) {
-	bell, waiting := word(c.memory, wordBell), word(c.memory, wordWaiting)
+	bell, waiting := wordAt(c.memory, wordBell), wordAt(c.memory, wordWaiting)
 	for {
 		b := bell.Load()
-		if word(c.memory, wordCompleted).Load() != c.reaped {
+		if wordAt(c.memory, wordCompleted).Load() != c.reaped {
 			break
 		}
 		waiting.Store(1)
-		if word(c.memory, wordCompleted).Load() == c.reaped {
-			sleep(bell, b)
+		if wordAt(c.memory, wordCompleted).Load() == c.reaped {
+			futexSleep(bell, b)
 		}
 		waiting.Store(0)
 	}
 	at := c.comps + uint64(c.reaped%c.entries)*CompletionBytes
 	r.Decode((*[CompletionBytes]byte)(c.memory[at : at+CompletionBytes]))
 	c.reaped++
-	word(c.memory, wordReaped).Store(c.reaped)
-	if word(c.memory, wordAsleep).Load() == asleepForRoom {
+	wordAt(c.memory, wordReaped).Store(c.reaped)
+	if wordAt(c.memory, wordAsleep).Load() == asleepForRoom {
 		c.ring()
 	}
 	return r
 }
 
+// do submits a job and waits for its completion.
 func (c *testClient) do(d Descriptor) Completion {
 	c.submit(&d)
 	return c.wait()

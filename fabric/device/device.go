@@ -1,6 +1,6 @@
 package device
 
-// This file is the device: its socket, its clients, its counters.
+// This file is the device: its socket, and the clients that connect to it.
 
 import (
 	"context"
@@ -24,16 +24,16 @@ import (
 
 // Options of a device. Zero values stand for the defaults.
 type Options struct {
-	PoolBytes  int           // planes in the pool (4 GiB)
-	HostBytes  int           // evicted planes (4 GiB)
-	ArenaBytes int           // of a client's memory, at most (4 GiB)
-	Clients    int           // at a time (64)
+	PoolBytes  int           // bytes of planes in the pool (4 GiB)
+	HostBytes  int           // bytes of evicted planes (4 GiB)
+	ArenaBytes int           // most bytes of a client's arena (4 GiB)
+	Clients    int           // most clients at a time (64)
 	Workers    int           // goroutines that multiply (GOMAXPROCS)
-	Idle       time.Duration // end when there has been no client for so long; 0: never
+	Idle       time.Duration // how long the device serves without a client; 0: forever
 	Log        *slog.Logger
 }
 
-func (o Options) filled() Options {
+func (o Options) withDefaults() Options {
 	for _, v := range []*int{&o.PoolBytes, &o.HostBytes, &o.ArenaBytes} {
 		if *v == 0 {
 			*v = 4 << 30
@@ -54,7 +54,8 @@ func (o Options) filled() Options {
 // ErrRunning says that a device serves the socket already.
 var ErrRunning = errors.New("a device is running there already")
 
-// SocketPath is where a user's device is: $TFMBS_SOCKET, or fabric.sock in $XDG_RUNTIME_DIR/tensorcast, or in /tmp/tensorcast-UID. The driver in C looks there.
+// SocketPath is the path of a user's device: $TFMBS_SOCKET, or fabric.sock in $XDG_RUNTIME_DIR/tensorcast, or
+// in /tmp/tensorcast-UID. The driver in C has the same rule.
 func SocketPath() string {
 	if p := os.Getenv("TFMBS_SOCKET"); p != "" {
 		return p
@@ -68,53 +69,31 @@ func SocketPath() string {
 
 // Device serves clients. Its methods may be called concurrently.
 type Device struct {
-	o        Options
+	options  Options
 	path     string
 	listener *net.UnixListener
-	lock     *os.File // of path.lock: one device for each socket
+	lock     *os.File // path.lock, which is locked: there is one device for each socket
 	store    *store
+	holdings *holdings
 	pool     *fabric.Pool
 	counts   jobCounts
 	begun    time.Time
 
-	mu    sync.Mutex
-	open  map[*net.UnixConn]struct{}
-	live  int // clients with a memory file
-	all   uint64
-	conns sync.WaitGroup
-	idle  *time.Timer
-
-	// What is held, see hold.go; guarded by mu.
-	willHold  bool
-	groups    []group
-	held      map[int]bool // by index: which are in groups
-	tensors   int          // that Hold was told of
-	wish      []int
-	wishCount int
-	willWish  bool
-	left      int
-	givenUp   int
-	lowered   int
-	raised    int
-	room      uint64
-	more      chan struct{} // room has grown, or wishes have changed
+	mu          sync.Mutex
+	open        map[*net.UnixConn]struct{}
+	conns       sync.WaitGroup // goroutines that serve them
+	clients     int            // clients with a memory file
+	clientsEver uint64
+	idle        *time.Timer // ends Serve unless there is a client
 }
 
-// Listen makes a device with its socket at path. The socket's directory is made if it is missing; it must be this user's and nobody else's. If another device
-// serves there, the error is ErrRunning. Close frees it all.
+// Listen makes a device with its socket at path. It makes the socket's directory if it is missing; only this
+// user may be able to enter it. The error wraps ErrRunning if another device serves there. The caller must call
+// Close.
 func Listen(path string, o Options) (_ *Device, err error) {
-	d := &Device{o: o.filled(), path: path, begun: time.Now(), open: map[*net.UnixConn]struct{}{}, held: map[int]bool{}, more: make(chan struct{}, 1)}
-	d.room = uint64(d.o.PoolBytes)
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the socket's directory: %w", err)
-	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return nil, fmt.Errorf("look at the socket's directory: %w", err)
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s must be a directory that belongs to this user and that nobody else can enter (mode 0700)", dir)
+	d := &Device{options: o.withDefaults(), path: path, begun: time.Now(), open: map[*net.UnixConn]struct{}{}}
+	if err := makePrivateDir(filepath.Dir(path)); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -132,11 +111,12 @@ func Listen(path string, o Options) (_ *Device, err error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	if d.store, err = newStore(d.o.PoolBytes, d.o.HostBytes, d.o.Log); err != nil {
+	if d.store, err = newStore(d.options.PoolBytes, d.options.HostBytes, d.options.Log); err != nil {
 		return nil, err
 	}
-	d.pool = fabric.NewPool(d.o.Workers)
-	// The lock is ours: a socket there is left over.
+	d.holdings = newHoldings(d.store, uint64(d.options.PoolBytes), d.options.Workers)
+	d.pool = fabric.NewPool(d.options.Workers)
+	// This process has the lock, so a socket there is left over from a device that has ended.
 	if info, e := os.Lstat(path); e == nil && info.Mode().Type() == os.ModeSocket {
 		_ = os.Remove(path)
 	}
@@ -149,7 +129,24 @@ func Listen(path string, o Options) (_ *Device, err error) {
 	return d, nil
 }
 
-// Close frees a device that does not serve.
+// makePrivateDir makes a directory that only this user can enter, or checks that it is one.
+func makePrivateDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the socket's directory: %w", err)
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return fmt.Errorf("look at the socket's directory: %w", err)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("%s must be a directory that belongs to this user and that nobody else can enter (mode 0700)",
+			dir)
+	}
+	return nil
+}
+
+// Close frees a device. Serve must have returned, or not have been called.
 func (d *Device) Close() error {
 	var errs []error
 	if d.listener != nil {
@@ -172,21 +169,22 @@ func (d *Device) Close() error {
 	return errors.Join(errs...)
 }
 
-// Serve serves clients until ctx ends, or nobody needs the device any more (Options.Idle): both are no errors. When it returns, all clients are gone.
+// Serve serves clients until ctx ends, or there has been no client for long enough (Options.Idle). Neither is
+// an error. When it returns, all clients are gone.
 func (d *Device) Serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var ahead sync.WaitGroup
 	ahead.Go(func() { d.store.fetchAhead(ctx) })
 	defer ahead.Wait()
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = d.listener.Close() }) // Accept tells
+	stop := context.AfterFunc(ctx, func() { _ = d.listener.Close() }) // then AcceptUnix fails
 	defer stop()
 	d.mu.Lock()
-	if d.o.Idle > 0 {
-		d.idle = time.AfterFunc(d.o.Idle, func() {
+	if d.options.Idle > 0 {
+		d.idle = time.AfterFunc(d.options.Idle, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if d.live == 0 {
+			if d.clients == 0 {
 				cancel()
 			}
 		})
@@ -197,15 +195,16 @@ func (d *Device) Serve(ctx context.Context) error {
 	for {
 		var c *net.UnixConn
 		if c, err = d.listener.AcceptUnix(); err != nil {
-			if ctx.Err() == nil && (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ECONNABORTED)) {
-				d.o.Log.Warn("a client could not connect", "err", err)
-				time.Sleep(10 * time.Millisecond) // until somebody leaves
+			if ctx.Err() == nil && (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
+				errors.Is(err, unix.ECONNABORTED)) {
+				d.options.Log.Warn("a client could not connect", "err", err)
+				time.Sleep(10 * time.Millisecond) // somebody may leave
 				continue
 			}
 			break
 		}
 		d.mu.Lock()
-		if len(d.open) >= 2*d.o.Clients {
+		if len(d.open) >= 2*d.options.Clients {
 			d.mu.Unlock()
 			_ = c.Close()
 			continue
@@ -214,7 +213,7 @@ func (d *Device) Serve(ctx context.Context) error {
 		d.mu.Unlock()
 		d.conns.Go(func() {
 			if err := d.serve(c); err != nil {
-				d.o.Log.Warn("a client was dropped", "err", err)
+				d.options.Log.Warn("a client was dropped", "err", err)
 			}
 			d.mu.Lock()
 			delete(d.open, c)
@@ -234,28 +233,28 @@ func (d *Device) Serve(ctx context.Context) error {
 	return fmt.Errorf("accept clients: %w", err)
 }
 
-// helloWait is how long a client has to say what it wants.
+// helloWait is how long a client has to send its hello, and a device to answer it.
 const helloWait = 5 * time.Second
 
-// serve serves a connection until it hangs up.
+// serve reads the hello of a connection and answers it. If it opens a client, serve returns when the client hangs up.
 func (d *Device) serve(c *net.UnixConn) error {
-	owner, err := d.permit(c)
+	owner, err := d.checkPeer(c)
 	if err != nil {
 		return err
 	}
 	_ = c.SetReadDeadline(time.Now().Add(helloWait))
-	b := make([]byte, helloBytes+4*mostWishes+1)
+	b := make([]byte, helloBytes+4*maxWishes+1)
 	n, err := c.Read(b)
 	if err != nil {
 		return nil // it left
 	}
 	u32, u64 := binary.NativeEndian.Uint32, binary.NativeEndian.Uint64
 	wishes := 0
-	if n > helloBytes && u32(b[12:]) == kindWish && u64(b[16:]) <= mostWishes {
+	if n > helloBytes && u32(b[12:]) == kindWish && u64(b[16:]) <= maxWishes {
 		wishes = int(u64(b[16:]))
 	}
 	if n != helloBytes+4*wishes || u64(b[0:]) != Magic || u32(b[8:]) != Version {
-		_ = answer(c, -int32(unix.EPROTO), 0, -1)
+		_ = sendAnswer(c, -int32(unix.EPROTO), 0, -1)
 		return fmt.Errorf("a hello of %d bytes that is none of version %d", n, Version)
 	}
 	switch u32(b[12:]) {
@@ -269,32 +268,34 @@ func (d *Device) serve(c *net.UnixConn) error {
 		return err
 	case kindRoom:
 		d.Room(u64(b[16:]))
-		return answer(c, 0, 0, -1)
+		return sendAnswer(c, 0, 0, -1)
 	case kindWish:
 		which := make([]int, wishes)
 		for i := range which {
 			which[i] = int(u32(b[helloBytes+4*i:]))
 		}
 		d.Wish(which)
-		return answer(c, 0, 0, -1)
+		return sendAnswer(c, 0, 0, -1)
 	case kindOpen:
 		if !owner {
-			return errors.Join(answer(c, -int32(unix.EPERM), 0, -1), errors.New("root may ask, and say how much room there is, but is not the owner"))
+			return errors.Join(sendAnswer(c, -int32(unix.EPERM), 0, -1),
+				errors.New("root may ask, and say how much room there is, but is not the owner"))
 		}
-		return d.client(c, u64(b[16:]), u32(b[24:]))
+		return d.serveClient(c, u64(b[16:]), u32(b[24:]))
 	}
-	return answer(c, -int32(unix.EPROTO), 0, -1)
+	return sendAnswer(c, -int32(unix.EPROTO), 0, -1)
 }
 
-// permit refuses other users, but for root.
-func (d *Device) permit(c *net.UnixConn) (owner bool, err error) {
+// checkPeer refuses users other than the owner and root.
+func (d *Device) checkPeer(c *net.UnixConn) (owner bool, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return false, err
 	}
 	var cred *unix.Ucred
 	var e error
-	if err = raw.Control(func(fd uintptr) { cred, e = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err == nil {
+	err = raw.Control(func(fd uintptr) { cred, e = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err == nil {
 		err = e
 	}
 	if err != nil {
@@ -307,7 +308,9 @@ func (d *Device) permit(c *net.UnixConn) (owner bool, err error) {
 	return owner, nil
 }
 
-func answer(c *net.UnixConn, status int32, size, fd int) error {
+// sendAnswer answers a hello: with a status, and for a client that is opened with the size and the descriptor
+// of its memory file (fd -1: none).
+func sendAnswer(c *net.UnixConn, status int32, size, fd int) error {
 	var b [helloBytes]byte
 	binary.NativeEndian.PutUint64(b[0:], Magic)
 	binary.NativeEndian.PutUint32(b[8:], Version)
@@ -324,26 +327,32 @@ func answer(c *net.UnixConn, status int32, size, fd int) error {
 	return nil
 }
 
-// client serves a client until it hangs up.
-func (d *Device) client(c *net.UnixConn, arena uint64, entries uint32) error {
-	if arena == 0 || arena > uint64(d.o.ArenaBytes) || entries < 2 || entries > maxEntries || entries&(entries-1) != 0 {
-		return errors.Join(answer(c, statusInvalid, 0, -1), fmt.Errorf("a client wants %d bytes and rings of %d", arena, entries))
+// serveClient makes a client with an arena of so many bytes and rings of so many entries, and serves it until
+// it hangs up.
+func (d *Device) serveClient(c *net.UnixConn, arena uint64, entries uint32) error {
+	if arena == 0 || arena > uint64(d.options.ArenaBytes) || entries < 2 || entries > maxEntries ||
+		entries&(entries-1) != 0 {
+		return errors.Join(sendAnswer(c, statusInvalid, 0, -1),
+			fmt.Errorf("a client wants %d bytes and rings of %d", arena, entries))
 	}
-	if !d.enter() {
-		return errors.Join(answer(c, -int32(unix.EUSERS), 0, -1), fmt.Errorf("more than %d clients", d.o.Clients))
+	if !d.admitClient() {
+		return errors.Join(sendAnswer(c, -int32(unix.EUSERS), 0, -1),
+			fmt.Errorf("more than %d clients", d.options.Clients))
 	}
-	defer d.leave()
+	defer d.dismissClient()
 	cl, err := newClient(arena, entries)
 	if err != nil {
-		return errors.Join(answer(c, statusNoMemory, 0, -1), err)
+		return errors.Join(sendAnswer(c, statusNoMemory, 0, -1), err)
 	}
-	cl.exec.store, cl.exec.pool, cl.exec.workers, cl.exec.tokens, cl.counts = d.store, d.pool, d.o.Workers, &d.counts.tokens, &d.counts
+	cl.counts = &d.counts
+	e := &cl.executor
+	e.store, e.pool, e.workers, e.tokens = d.store, d.pool, d.options.Workers, &d.counts.tokens
 	broke := make(chan error, 1)
-	if err = answer(c, 0, len(cl.memory), cl.fd); err != nil {
+	if err = sendAnswer(c, 0, len(cl.memory), cl.fd); err != nil {
 		return errors.Join(err, cl.close())
 	}
 	_ = c.SetReadDeadline(time.Time{})
-	go func() { // ended by cl.stop
+	go func() { // cl.stop ends it
 		err := cl.run()
 		if err != nil {
 			_ = c.SetReadDeadline(time.Unix(1, 0)) // ends the read below
@@ -351,95 +360,28 @@ func (d *Device) client(c *net.UnixConn, arena uint64, entries uint32) error {
 		broke <- err
 	}()
 	var b [1]byte
-	_, _ = c.Read(b[:]) // hangs up, or says what nobody asked for
+	_, _ = c.Read(b[:]) // until it hangs up; it must not send anything more
 	cl.stop()
 	return errors.Join(<-broke, cl.close())
 }
 
-func (d *Device) enter() bool {
+// admitClient counts a client. It reports false if there are too many.
+func (d *Device) admitClient() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.live >= d.o.Clients {
+	if d.clients >= d.options.Clients {
 		return false
 	}
-	d.live++
-	d.all++
+	d.clients++
+	d.clientsEver++
 	return true
 }
 
-func (d *Device) leave() {
+// dismissClient follows admitClient.
+func (d *Device) dismissClient() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.live--; d.live == 0 && d.idle != nil {
-		d.idle.Reset(d.o.Idle)
+	if d.clients--; d.clients == 0 && d.idle != nil {
+		d.idle.Reset(d.options.Idle)
 	}
-}
-
-// ErrNotRunning says that no device serves the socket.
-var ErrNotRunning = errors.New("no device is running there")
-
-// Ask returns the status of the device at path. If there is none, the error is ErrNotRunning.
-func Ask(ctx context.Context, path string) (s Status, err error) {
-	b, err := call(ctx, path, kindStatus, 0, nil)
-	if err == nil {
-		err = json.Unmarshal(b, &s)
-	}
-	if err != nil {
-		return s, fmt.Errorf("ask the device at %s: %w", path, err)
-	}
-	return s, nil
-}
-
-// GiveRoom tells the device at path how many bytes what it holds may take, see [Device.Room]. If there is none, the error is ErrNotRunning.
-func GiveRoom(ctx context.Context, path string, bytes uint64) error {
-	if err := tell(ctx, path, kindRoom, bytes, nil); err != nil {
-		return fmt.Errorf("tell the device at %s how much room it has: %w", path, err)
-	}
-	return nil
-}
-
-// Wish tells the device at path what to hold, see [Device.Wish]; of more than mostWishes the first ones. If there is none, the error is ErrNotRunning.
-func Wish(ctx context.Context, path string, which []int) error {
-	which = which[:min(len(which), mostWishes)]
-	list := make([]byte, 0, 4*len(which))
-	for _, i := range which {
-		list = binary.NativeEndian.AppendUint32(list, uint32(i))
-	}
-	if err := tell(ctx, path, kindWish, uint64(len(which)), list); err != nil {
-		return fmt.Errorf("tell the device at %s what to hold: %w", path, err)
-	}
-	return nil
-}
-
-// tell sends a hello that is answered by one without an error.
-func tell(ctx context.Context, path string, kind uint32, number uint64, list []byte) error {
-	b, err := call(ctx, path, kind, number, list)
-	if err == nil && (len(b) != helloBytes || binary.NativeEndian.Uint32(b[12:]) != 0) {
-		err = errors.New("it does not know what that is")
-	}
-	return err
-}
-
-// call sends a hello with a number, and what follows it, and returns the packet that answers it.
-func call(ctx context.Context, path string, kind uint32, number uint64, list []byte) ([]byte, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
-	if err != nil {
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-			err = ErrNotRunning
-		}
-		return nil, err
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(helloWait))
-	var hello [helloBytes]byte
-	binary.NativeEndian.PutUint64(hello[0:], Magic)
-	binary.NativeEndian.PutUint32(hello[8:], Version)
-	binary.NativeEndian.PutUint32(hello[12:], kind)
-	binary.NativeEndian.PutUint64(hello[16:], number)
-	if _, err = c.Write(append(hello[:], list...)); err != nil {
-		return nil, err
-	}
-	b := make([]byte, 64<<10)
-	n, err := c.Read(b)
-	return b[:n], err
 }

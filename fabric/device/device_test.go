@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tensorcast/fabric"
+	"tensorcast/fabric/frametest"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
 	"tensorcast/gguf/half"
@@ -25,6 +26,7 @@ import (
 
 var kills = flag.Int("kills", 60, "clients that TestKilledClients kills")
 
+// trits are n random trits.
 func trits(r *rand.Rand, n int) []int8 {
 	t := make([]int8, n)
 	for i := range t {
@@ -33,7 +35,7 @@ func trits(r *rand.Rand, n int) []int8 {
 	return t
 }
 
-// packed is a PT-5 stream.
+// packed packs trits as a PT-5 stream.
 func packed(t []int8) []byte {
 	b := make([]byte, trit.PT5.RowBytes(len(t)))
 	trit.PT5.Pack(b, t)
@@ -54,6 +56,7 @@ func upload(t testing.TB, c *testClient, rows, cols int, planes ...[]int8) uint6
 	return r.Value
 }
 
+// TestIntegers multiplies planes without scales by integers of both types: results are exact.
 func TestIntegers(t *testing.T) {
 	_, path := start(t, Options{PoolBytes: 64 << 20})
 	c, err := dial(path, 8<<20, 8)
@@ -90,10 +93,11 @@ func TestIntegers(t *testing.T) {
 					copy(c.arena[x+i*stride:], packed(in[i]))
 				}
 			}
-			got := c.do(Descriptor{Op: OpProduct, Tag: 77, Handle: h, Rows: uint32(rows), Cols: uint32(cols), N: uint32(n), X: x, XStride: uint64(stride), Y: y,
+			got := c.do(Descriptor{Op: OpProduct, Tag: 77, Handle: h, Rows: uint32(rows), Cols: uint32(cols),
+				N: uint32(n), X: x, XStride: uint64(stride), Y: y,
 				YStride: uint64(4*rows + 8), XType: of, YType: TypeInt32})
 			if got.Status != 0 || got.Tag != 77 || got.Planes != uint32(count) || got.Ops != uint64(rows*cols*n*count) {
-				t.Fatalf("%v: %+v", shape, got)
+				t.Fatalf("%v: %+v, want tag 77, %d planes, %d operations", shape, got, count, rows*cols*n*count)
 			}
 			zeros := 0
 			for _, p := range planes {
@@ -118,19 +122,19 @@ func TestIntegers(t *testing.T) {
 				}
 			}
 		}
-		if r := c.do(Descriptor{Op: OpRelease, Handle: h}); r.Status != 0 {
-			t.Error(r.Status)
-		}
-		if r := c.do(Descriptor{Op: OpRelease, Handle: h}); r.Status != statusNoHandle {
-			t.Error(r.Status)
+		for _, want := range []int32{0, statusNoHandle} {
+			if r := c.do(Descriptor{Op: OpRelease, Handle: h}); r.Status != want {
+				t.Errorf("release: status %d, want %d", r.Status, want)
+			}
 		}
 	}
-	if st, err := Ask(t.Context(), path); err != nil || st.PoolUsed != 0 || st.Weights != 0 || st.Clients != 1 || st.Products != 10 || st.PoolExtents != 1 {
-		t.Errorf("%+v, %v", st, err)
+	if st, err := Ask(t.Context(), path); err != nil || st.PoolUsed != 0 || st.Weights != 0 ||
+		st.Clients != 1 || st.Products != 10 || st.PoolExtents != 1 {
+		t.Errorf("status %+v, error %v; want an empty pool, one client, 10 products", st, err)
 	}
 }
 
-// frame is a matrix with scales and its frame.
+// frame returns a matrix with scales, and its frame.
 func frame(t testing.TB, seed uint64, rows, cols, planes int) (*fabric.Matrix, []byte) {
 	r := rand.New(rand.NewPCG(seed, 3))
 	m := &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.PT5Striped, Terms: make([]fabric.Term, 1)}
@@ -147,13 +151,10 @@ func frame(t testing.TB, seed uint64, rows, cols, planes int) (*fabric.Matrix, [
 		half[i] = 0x2c00 + uint16(r.IntN(1024))
 	}
 	m.Terms[0].Scales = fabric.Scales{Block: 64, Half: half}
-	var b bytes.Buffer
-	if err := fabric.WriteFrame(&b, "a tensor", m); err != nil {
-		t.Fatal(err)
-	}
-	return m, b.Bytes()
+	return m, frametest.Encode(t, "a tensor", m)
 }
 
+// TestFrames: two clients upload one frame, which is kept once, and products are those of package fabric.
 func TestFrames(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 64 << 20})
 	var clients [2]*testClient
@@ -192,7 +193,8 @@ func TestFrames(t *testing.T) {
 			a.Quantize(x)
 			want := make([]float32, m.Rows)
 			o.GEMV(want, a, &fabric.Scratch{})
-			job := Descriptor{Op: OpProduct, Handle: up.Value, Rows: 130, Cols: 640, N: 1, X: 1 << 20, Y: 2 << 20, XType: TypeFloat32, YType: TypeFloat32, Block: uint32(block)}
+			job := Descriptor{Op: OpProduct, Handle: up.Value, Rows: 130, Cols: 640, N: 1, X: 1 << 20,
+				Y: 2 << 20, XType: TypeFloat32, YType: TypeFloat32, Block: uint32(block)}
 			check := func(what string) {
 				t.Helper()
 				if r := c.do(job); r.Status != 0 {
@@ -216,24 +218,28 @@ func TestFrames(t *testing.T) {
 		}
 	}
 	if st := d.Status(); st.Weights != 1 || st.Shared != 1 {
-		t.Errorf("two clients with one frame: %+v", st)
+		t.Errorf("two clients with one frame: %+v, want one weight, shared once", st)
 	}
 	clients[0].close()
 	waitFor(t, d, func(s Status) bool { return s.Clients == 1 && s.Weights == 1 })
 	clients[1].close()
-	waitFor(t, d, func(s Status) bool { return s.Clients == 0 && s.Weights == 0 && s.PoolUsed == 0 && s.HostBytes == 0 })
+	waitFor(t, d, func(s Status) bool {
+		return s.Clients == 0 && s.Weights == 0 && s.PoolUsed == 0 &&
+			s.HostBytes == 0
+	})
 }
 
+// waitFor waits until a device has a status, for at most 20 s.
 func waitFor(t testing.TB, d *Device, ok func(Status) bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ok(d.Status()); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%+v", d.Status())
+			t.Fatalf("after 20 s, the status is %+v", d.Status())
 		}
 	}
 }
 
-// Three weights of three planes, 16 KiB each, in a pool for five planes.
+// TestResidency has three weights of three planes, 16 KiB each, and a pool for five planes.
 func TestResidency(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 5 * 16384, HostBytes: 1 << 20})
 	c, err := dial(path, 1<<20, 4)
@@ -258,7 +264,8 @@ func TestResidency(t *testing.T) {
 	}
 	product := func(i int, flags uint32) Completion {
 		t.Helper()
-		got := c.do(Descriptor{Op: OpProduct, Flags: flags, Handle: handles[i], Rows: rows, Cols: cols, N: 1, X: 512 << 10, Y: 600 << 10, XType: TypeInt8, YType: TypeInt32})
+		got := c.do(Descriptor{Op: OpProduct, Flags: flags, Handle: handles[i], Rows: rows, Cols: cols, N: 1,
+			X: 512 << 10, Y: 600 << 10, XType: TypeInt8, YType: TypeInt32})
 		if got.Status != 0 {
 			t.Fatal(unix.Errno(-got.Status))
 		}
@@ -278,51 +285,52 @@ func TestResidency(t *testing.T) {
 		}
 		return got
 	}
-	// The last upload has all of its planes, the others their highest.
+	// The last upload has all of its planes, the others only their highest.
 	for i, want := range []uint32{1, 1, 3} {
 		if got := product(i, FlagDegrade); got.Planes != want {
 			t.Errorf("weight %d: %d planes, want %d", i, got.Planes, want)
 		}
 	}
 	if s := d.Status(); s.Evictions != 4 || s.Degraded != 2 || s.PoolUsed != 5*16384 {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want 4 evictions, 2 degraded products, a full pool", s)
 	}
 	for range 2 {
 		for i := range handles {
 			if got := product(i, 0); got.Planes != 3 {
-				t.Errorf("weight %d: %d planes", i, got.Planes)
+				t.Errorf("weight %d: %d planes, want 3", i, got.Planes)
 			}
 		}
 	}
-	// What is pinned stays.
+	// Pinned planes stay.
 	if r := c.do(Descriptor{Op: OpPin, Handle: handles[0]}); r.Status != 0 {
 		t.Fatal(r.Status)
 	}
 	if r := c.do(Descriptor{Op: OpPin, Handle: handles[1]}); r.Status != statusNoMemory {
-		t.Errorf("pinned more than there is room for: %d", r.Status)
+		t.Errorf("pinned more than there is room for: status %d, want %d", r.Status, statusNoMemory)
 	}
-	if r := c.do(Descriptor{Op: OpProduct, Handle: handles[1], Rows: rows, Cols: cols, N: 1, X: 512 << 10, Y: 600 << 10, XType: TypeInt8, YType: TypeInt32}); r.Status != statusNoMemory {
-		t.Errorf("a product without room: %d", r.Status)
+	if r := c.do(Descriptor{Op: OpProduct, Handle: handles[1], Rows: rows, Cols: cols, N: 1, X: 512 << 10,
+		Y: 600 << 10, XType: TypeInt8, YType: TypeInt32}); r.Status != statusNoMemory {
+		t.Errorf("a product without room: status %d, want %d", r.Status, statusNoMemory)
 	}
 	misses := d.Status().Misses
 	product(0, 0)
 	if got := d.Status().Misses; got != misses {
-		t.Errorf("%d misses of a pinned weight", got-misses)
+		t.Errorf("%d misses of a pinned weight, want 0", got-misses)
 	}
-	if r := c.do(Descriptor{Op: OpUnpin, Handle: handles[0]}); r.Status != 0 {
-		t.Error(r.Status)
-	}
-	if r := c.do(Descriptor{Op: OpUnpin, Handle: handles[0]}); r.Status != statusInvalid {
-		t.Error(r.Status)
+	for _, want := range []int32{0, statusInvalid} {
+		if r := c.do(Descriptor{Op: OpUnpin, Handle: handles[0]}); r.Status != want {
+			t.Errorf("unpin: status %d, want %d", r.Status, want)
+		}
 	}
 	product(1, 0)
 }
 
+// TestRefused has parameters and descriptors with something wrong in each.
 func TestRefused(t *testing.T) {
 	_, path := start(t, Options{PoolBytes: 8 << 20, ArenaBytes: 1 << 20})
 	for _, bad := range [][2]uint64{{0, 8}, {2 << 20, 8}, {math.MaxUint64, 8}, {4096, 0}, {4096, 3}, {4096, 8192}} {
 		if _, err := dial(path, bad[0], uint32(bad[1])); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("%v: %v", bad, err)
+			t.Errorf("arena and entries %v: error %v, want EINVAL", bad, err)
 		}
 	}
 	c, err := dial(path, 1<<20, 8)
@@ -331,7 +339,8 @@ func TestRefused(t *testing.T) {
 	}
 	defer c.close()
 	h := upload(t, c, 3, 7, make([]int8, 21))
-	good := Descriptor{Op: OpProduct, Handle: h, Rows: 3, Cols: 7, N: 1, X: 4096, Y: 8192, XType: TypeInt8, YType: TypeInt32}
+	good := Descriptor{Op: OpProduct, Handle: h, Rows: 3, Cols: 7, N: 1, X: 4096, Y: 8192, XType: TypeInt8,
+		YType: TypeInt32}
 	for _, b := range []struct {
 		what   string
 		change func(*Descriptor)
@@ -350,30 +359,34 @@ func TestRefused(t *testing.T) {
 		{"a stride that wraps", func(d *Descriptor) { d.N, d.XStride, d.YStride = 4, 1<<62, 12 }, statusFault},
 		{"vectors in each other", func(d *Descriptor) { d.N, d.XStride, d.YStride = 4, 6, 12 }, statusFault},
 		{"float32 to integers", func(d *Descriptor) { d.XType, d.Block = TypeFloat32, 32 }, statusInvalid},
-		{"blocks of 33", func(d *Descriptor) { d.XType, d.YType, d.Block = TypeFloat32, TypeFloat32, 33 }, statusInvalid},
+		{"blocks of 33", func(d *Descriptor) { d.XType, d.YType, d.Block = TypeFloat32, TypeFloat32, 33 },
+			statusInvalid},
 		{"planes of no rows", func(d *Descriptor) { d.Op, d.Rows, d.Planes = OpPlanes, 0, 1 }, statusInvalid},
 		{"planes outside", func(d *Descriptor) { d.Op, d.Rows, d.Cols, d.Planes = OpPlanes, 1, 6<<20, 1 }, statusFault},
-		{"too large planes", func(d *Descriptor) { d.Op, d.Rows, d.Cols, d.Planes = OpPlanes, 1<<20, 1, 6 }, statusNoMemory},
+		{"too large planes", func(d *Descriptor) { d.Op, d.Rows, d.Cols, d.Planes = OpPlanes, 1<<20, 1, 6 },
+			statusNoMemory},
 		{"no frame", func(d *Descriptor) { *d = Descriptor{Op: OpFrame, WBytes: 4096} }, statusBadFrame},
 	} {
 		d := good
 		b.change(&d)
 		if got := c.do(d); got.Status != b.status {
-			t.Errorf("%s: %d, want %d", b.what, got.Status, b.status)
+			t.Errorf("%s: status %d, want %d", b.what, got.Status, b.status)
 		}
 	}
-	// A sum that float32 does not hold is refused.
+	// A sum that float32 may not hold is refused.
 	const cols = 1 << 18
 	h = upload(t, c, 1, cols, slices.Repeat([]int8{1}, cols))
 	for i := range cols {
 		c.arena[512<<10+i] = 127
 	}
-	big := Descriptor{Op: OpProduct, Handle: h, Rows: 1, Cols: cols, N: 1, X: 512 << 10, Y: 0, XType: TypeInt8, YType: TypeInt32}
+	big := Descriptor{Op: OpProduct, Handle: h, Rows: 1, Cols: cols, N: 1, X: 512 << 10, Y: 0, XType: TypeInt8,
+		YType: TypeInt32}
 	if r := c.do(big); r.Status != statusRange {
-		t.Errorf("%d", r.Status)
+		t.Errorf("a large sum: status %d, want %d", r.Status, statusRange)
 	}
 }
 
+// TestCancel cancels a job that has not begun.
 func TestCancel(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 8 << 20})
 	c, err := dial(path, 1<<20, 4)
@@ -381,26 +394,27 @@ func TestCancel(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.close()
-	// The ring of completions is full: what is submitted then waits, and can be cancelled.
+	// The ring of completions is full. A job that is submitted then waits, and can be cancelled.
 	for range 4 {
 		c.submit(&Descriptor{})
 	}
 	waitFor(t, d, func(s Status) bool { return s.Jobs == 4 })
 	c.submit(&Descriptor{Tag: 9})
-	word(c.memory, int(c.subs)+descriptorCancel).Store(1)
+	wordAt(c.memory, int(c.subs)+descriptorCancel).Store(1)
 	for range 4 {
 		if r := c.wait(); r.Status != 0 {
-			t.Errorf("%+v", r)
+			t.Errorf("%+v, want status 0", r)
 		}
 	}
 	if r := c.wait(); r.Tag != 9 || r.Status != statusCancelled {
-		t.Errorf("%+v", r)
+		t.Errorf("%+v, want tag 9 and status %d", r, statusCancelled)
 	}
 	if r := c.do(Descriptor{Tag: 10}); r.Tag != 10 || r.Status != 0 {
-		t.Errorf("%+v", r)
+		t.Errorf("%+v, want tag 10 and status 0", r)
 	}
 }
 
+// TestBrokenRing: a client with an impossible ring is dropped.
 func TestBrokenRing(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 8 << 20})
 	for _, w := range []int{wordSubmitted, wordReaped} {
@@ -408,21 +422,22 @@ func TestBrokenRing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		word(c.memory, w).Store(1 << 30)
+		wordAt(c.memory, w).Store(1 << 30)
 		c.ring()
 		var b [1]byte
 		if n, _ := c.conn.Read(b[:]); n != 0 {
-			t.Error("an answer")
+			t.Errorf("%d bytes from the device, want an end", n)
 		}
 		c.close()
 	}
 	waitFor(t, d, func(s Status) bool { return s.Clients == 0 })
 }
 
+// TestOneDevice: a socket has one device, in a private directory, and as many clients as its options allow.
 func TestOneDevice(t *testing.T) {
 	_, path := start(t, Options{PoolBytes: 4096, Clients: 1})
 	if _, err := Listen(path, Options{PoolBytes: 4096}); !errors.Is(err, ErrRunning) {
-		t.Errorf("%v, want %v", err, ErrRunning)
+		t.Errorf("a second device: error %v, want %v", err, ErrRunning)
 	}
 	c, err := dial(path, 4096, 2)
 	if err != nil {
@@ -430,20 +445,21 @@ func TestOneDevice(t *testing.T) {
 	}
 	defer c.close()
 	if _, err := dial(path, 4096, 2); !errors.Is(err, unix.EUSERS) {
-		t.Errorf("a second client of one: %v", err)
+		t.Errorf("a second client of one: error %v, want EUSERS", err)
 	}
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Listen(open+"/s", Options{PoolBytes: 4096}); err == nil {
-		t.Error("a socket in a directory that others can enter")
+		t.Error("a socket in a directory that others can enter is accepted")
 	}
 	if _, err := Ask(t.Context(), open+"/s"); !errors.Is(err, ErrNotRunning) {
-		t.Errorf("%v, want %v", err, ErrNotRunning)
+		t.Errorf("Ask without a device: error %v, want %v", err, ErrNotRunning)
 	}
 }
 
+// TestIdle: a device without clients ends by itself.
 func TestIdle(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o700); err != nil {
@@ -456,11 +472,12 @@ func TestIdle(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := errors.Join(d.Serve(ctx), d.Close()); err != nil || ctx.Err() != nil {
-		t.Errorf("%v, %v", err, ctx.Err())
+		t.Errorf("Serve: error %v; the context: %v; want none", err, ctx.Err())
 	}
 }
 
-// Clients that hang up in the middle of anything leave nothing behind, and do not disturb one that works.
+// TestKilledClients: clients that hang up in the middle of anything leave nothing behind, and do not disturb
+// another client.
 func TestKilledClients(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 64 << 20})
 	worker, err := dial(path, 1<<20, 8)
@@ -496,12 +513,14 @@ func TestKilledClients(t *testing.T) {
 		}
 		h2 := upload(t, c, rows, cols, trits(r, rows*cols))
 		c.do(Descriptor{Op: OpPin, Handle: h2})
-		job := Descriptor{Op: OpProduct, Handle: h2, Rows: rows, Cols: cols, N: 64, X: 4096, XStride: cols, Y: 200 << 10, YStride: 4 * rows, XType: TypeInt8, YType: TypeInt32}
+		job := Descriptor{Op: OpProduct, Handle: h2, Rows: rows, Cols: cols, N: 64, X: 4096, XStride: cols,
+			Y: 200 << 10, YStride: 4 * rows, XType: TypeInt8, YType: TypeInt32}
 		for range i % 8 {
 			c.submit(&job)
 		}
 		c.close()
-		got := worker.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: 1, X: 512 << 10, Y: 600 << 10, XType: TypePT5, YType: TypeInt32})
+		got := worker.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: 1, X: 512 << 10,
+			Y: 600 << 10, XType: TypePT5, YType: TypeInt32})
 		if got.Status != 0 {
 			t.Fatalf("after %d clients: %+v", i+1, got)
 		}
@@ -511,15 +530,18 @@ func TestKilledClients(t *testing.T) {
 			}
 		}
 	}
-	waitFor(t, d, func(s Status) bool { return s.Clients == 1 && s.Weights == 1 && s.PoolUsed == used && s.HostBytes == 0 })
-	for end := time.Now().Add(10 * time.Second); files() > fds || runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
+	waitFor(t, d, func(s Status) bool {
+		return s.Clients == 1 && s.Weights == 1 && s.PoolUsed == used && s.HostBytes == 0
+	})
+	end := time.Now().Add(10 * time.Second)
+	for ; files() > fds || runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d files and %d goroutines, before %d and %d", files(), runtime.NumGoroutine(), fds, routines)
+			t.Fatalf("%d open files and %d goroutines, want %d and %d", files(), runtime.NumGoroutine(), fds, routines)
 		}
 	}
 }
 
-// BenchmarkEmpty is the round trip of a job that does nothing. The device sleeps before each; the median is told.
+// BenchmarkEmpty is the round trip of a job that does nothing. The device sleeps before each.
 func BenchmarkEmpty(b *testing.B) {
 	_, path := start(b, Options{PoolBytes: 4096})
 	c, err := dial(path, 4096, 8)
@@ -529,7 +551,7 @@ func BenchmarkEmpty(b *testing.B) {
 	defer c.close()
 	var times []time.Duration
 	for b.Loop() {
-		for word(c.memory, wordAsleep).Load() == 0 {
+		for wordAt(c.memory, wordAsleep).Load() == 0 {
 			runtime.Gosched()
 		}
 		time.Sleep(100 * time.Microsecond)
@@ -542,7 +564,8 @@ func BenchmarkEmpty(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds())/1e3, "us-p99")
 }
 
-// Blocks of Q2_0 are multiplied as package fabric does it, are shared, and come back after they were evicted.
+// TestBlocks: blocks of Q2_0 are multiplied as package fabric does it, are shared, and come back after they
+// were evicted.
 func TestBlocks(t *testing.T) {
 	const rows, cols, n = 150, 192, 6
 	d, path := start(t, Options{PoolBytes: 8 << 10}) // room for one of the two below
@@ -554,7 +577,8 @@ func TestBlocks(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	upload := func(blocks []byte) uint64 {
 		copy(c.arena, blocks)
-		got := c.do(Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0)})
+		got := c.do(Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Rows: rows, Cols: cols,
+			XType: uint32(gguf.Q2_0)})
 		if got.Status != 0 {
 			t.Fatal(unix.Errno(-got.Status))
 		}
@@ -575,7 +599,7 @@ func TestBlocks(t *testing.T) {
 	}
 	upload(all[1])
 	if s := d.Status(); s.Shared != 1 || s.Weights != 2 || s.Evictions == 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want two weights, one of them shared, and evictions", s)
 	}
 	const x, y = 64 << 10, 128 << 10
 	var vectors []*fabric.Activations
@@ -593,7 +617,8 @@ func TestBlocks(t *testing.T) {
 		vectors = append(vectors, a)
 	}
 	for i, h := range handles {
-		got := c.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: n, X: x, XStride: 4 * cols, Y: y, YStride: 4 * rows, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		got := c.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: n, X: x, XStride: 4 * cols,
+			Y: y, YStride: 4 * rows, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
 		zeros := 0
 		for b := 0; b < len(all[i]); b++ {
 			for k := 0; k < 8 && b%18 >= 2; k += 2 {
@@ -602,7 +627,8 @@ func TestBlocks(t *testing.T) {
 				}
 			}
 		}
-		if got.Status != 0 || got.Ops != rows*cols*n || got.Zeros != uint64(zeros*n) || got.Bytes != uint64(len(all[i])) {
+		if got.Status != 0 || got.Ops != rows*cols*n || got.Zeros != uint64(zeros*n) ||
+			got.Bytes != uint64(len(all[i])) {
 			t.Errorf("%+v, want %d zeros", got, zeros*n)
 		}
 		o, err := fabric.NewCodes(rows, cols, all[i])
@@ -625,21 +651,24 @@ func TestBlocks(t *testing.T) {
 	for _, bad := range []Descriptor{
 		{Op: OpBlocks, Rows: rows, Cols: cols, XType: uint32(gguf.I32)},
 		{Op: OpBlocks, Rows: rows, Cols: cols, XType: 1000},
-		{Op: OpBlocks, WBytes: rows * cols / 32 * 34, Rows: rows, Cols: cols, XType: uint32(gguf.Q8_0), Flags: FlagFast | FlagBalanced},
+		{Op: OpBlocks, WBytes: rows * cols / 32 * 34, Rows: rows, Cols: cols, XType: uint32(gguf.Q8_0),
+			Flags: FlagFast | FlagBalanced},
 		{Op: OpBlocks, Rows: rows, Cols: 100, XType: uint32(gguf.Q2_0)},
 		{Op: OpBlocks, Rows: 0, Cols: cols, XType: uint32(gguf.Q2_0)},
 		{Op: OpBlocks, WBytes: rows * cols / 64 * 18, Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0), W: 1<<20 - 64},
 		{Op: OpBlocks, WBytes: rows*cols/64*18 - 1, Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0)},
 		{Op: OpBlocks, WBytes: 1 << 42 / 64 * 18 * 64, Rows: 1 << 24, Cols: 1 << 24, XType: uint32(gguf.Q2_0)},
-		{Op: OpProduct, Handle: handles[0], Rows: rows, Cols: cols, N: 1, X: x, Y: y, XType: TypeInt8, YType: TypeInt32},
+		{Op: OpProduct, Handle: handles[0], Rows: rows, Cols: cols, N: 1, X: x, Y: y, XType: TypeInt8,
+			YType: TypeInt32},
 	} {
 		if got := c.do(bad); got.Status >= 0 {
-			t.Errorf("%+v was done", bad)
+			t.Errorf("%+v: status %d, want an error", bad, got.Status)
 		}
 	}
 }
 
-// Weights of other types become planes: exact ones, or, for a client that allows an error, as few as keep it.
+// TestBlocksAsPlanes: weights of other types become planes. They are exact, or, for a client that allows an
+// error, as few as keep that error.
 func TestBlocksAsPlanes(t *testing.T) {
 	const rows, cols = 96, 512
 	d, path := start(t, Options{PoolBytes: 4 << 20})
@@ -659,7 +688,7 @@ func TestBlocksAsPlanes(t *testing.T) {
 		kind     gguf.Type
 		flags    uint32
 		planes   uint32
-		decibels float64 // at least; activations have an error, too
+		decibels float64 // least ratio of products to their error, which activations have as well
 		status   int32
 	}{
 		{kind: gguf.TQ1_0, planes: 1, decibels: 40},
@@ -676,21 +705,23 @@ func TestBlocksAsPlanes(t *testing.T) {
 		name := fmt.Sprintf("%v, flags %d", test.kind, test.flags)
 		blocks := randomBlocks(r, test.kind, rows*cols)
 		copy(c.arena, blocks)
-		up := Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Flags: test.flags, Rows: rows, Cols: cols, XType: uint32(test.kind)}
+		up := Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Flags: test.flags, Rows: rows, Cols: cols,
+			XType: uint32(test.kind)}
 		shared := d.Status().Shared
 		got := c.do(up)
 		if got.Status != test.status {
-			t.Errorf("%s: %v", name, unix.Errno(-got.Status))
+			t.Errorf("%s: status %v, want %v", name, unix.Errno(-got.Status), unix.Errno(-test.status))
 		}
 		if got.Status != 0 {
 			continue
 		}
 		if again := c.do(up); again.Status != 0 || d.Status().Shared != shared+1 {
-			t.Errorf("%s: the second upload is not found: %d", name, again.Status)
+			t.Errorf("%s: the second upload: status %d, want that it shares the first", name, again.Status)
 		}
-		got = c.do(Descriptor{Op: OpProduct, Handle: got.Value, Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		got = c.do(Descriptor{Op: OpProduct, Handle: got.Value, Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt,
+			XType: TypeFloat32, YType: TypeFloat32, Block: 32})
 		if got.Status != 0 || got.Planes != test.planes {
-			t.Errorf("%s: %d planes, want %d (%d)", name, got.Planes, test.planes, got.Status)
+			t.Errorf("%s: %d planes, status %d; want %d planes", name, got.Planes, got.Status, test.planes)
 			continue
 		}
 		w := make([]float32, rows*cols)
@@ -707,17 +738,18 @@ func TestBlocksAsPlanes(t *testing.T) {
 			signal, noise = signal+want*want, noise+off*off
 		}
 		if seen := 10 * math.Log10(signal/noise); !(seen >= test.decibels) {
-			t.Errorf("%s: %.1f dB, want %.1f", name, seen, test.decibels)
+			t.Errorf("%s: %.1f dB, want at least %.1f", name, seen, test.decibels)
 		}
 	}
-	// Weights that are no numbers: not taken, and the device goes on.
+	// Weights that are not numbers are refused, and the device goes on.
 	copy(c.arena, bytes.Repeat([]byte{0, 0x7e}, rows*cols))
-	if got := c.do(Descriptor{Op: OpBlocks, WBytes: 2 * rows * cols, Flags: FlagFast, Rows: rows, Cols: cols, XType: uint32(gguf.F16)}); got.Status != statusBadFrame {
-		t.Errorf("NaN: %d", got.Status)
+	if got := c.do(Descriptor{Op: OpBlocks, WBytes: 2 * rows * cols, Flags: FlagFast, Rows: rows, Cols: cols,
+		XType: uint32(gguf.F16)}); got.Status != statusBadFrame {
+		t.Errorf("weights that are not numbers: status %d, want %d", got.Status, statusBadFrame)
 	}
 }
 
-// randomBlocks makes n weights of a type, whose bytes are random but for scales, which are moderate.
+// randomBlocks makes n weights of a type. Their bytes are random, but scales are moderate.
 func randomBlocks(r *rand.Rand, kind gguf.Type, n int) []byte {
 	if kind == gguf.F16 {
 		b := make([]byte, 0, 2*n)

@@ -1,6 +1,6 @@
 package device
 
-// This file is the device's memory: one large region, divided among planes.
+// This file divides the device's memory, one large region, among planes.
 
 import (
 	"errors"
@@ -13,29 +13,32 @@ import (
 // ErrNoRoom says that no free extent of the pool is large enough.
 var ErrNoRoom = errors.New("no room in the pool")
 
-// Pool divides one region of memory. Pieces begin at multiples of 4 KiB. A request takes the smallest free extent that it fits in, the first of equals, and
-// neighbours that are free are joined at once: an empty pool is one extent again. It is for one goroutine at a time.
+// Pool divides one region of memory. Pieces begin at multiples of 4 KiB. A request takes the smallest free
+// extent that it fits in, and the first of equals. Free neighbours are joined at once, so an empty pool is one
+// extent again. It is for one goroutine at a time.
 type Pool struct {
 	memory []byte
-	free   []extent // by offset; no two touch
-	taken  map[int]int
-	used   int
+	free   []span      // free extents by offset; no two touch
+	taken  map[int]int // length of each piece, by offset
+	used   int         // bytes that are taken
 }
 
-type extent struct{ off, n int }
+type span struct{ off, n int }
 
-// NewPool reserves bytes, rounded up to 4 KiB. Memory is taken from the system as it is used, in pages of 2 MiB where these are allowed.
+// NewPool reserves bytes, rounded up to 4 KiB. Memory is taken from the system as it is used, in pages of 2 MiB
+// where these are allowed.
 func NewPool(bytes int) (*Pool, error) {
 	if bytes <= 0 || bytes > 1<<46 {
 		return nil, fmt.Errorf("a pool of %d bytes", bytes)
 	}
 	bytes = roundUp(bytes, pageBytes)
-	memory, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	memory, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("reserve a pool of %d bytes: %w", bytes, err)
 	}
-	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // a kernel without large pages has small ones
-	return &Pool{memory: memory, free: []extent{{0, bytes}}, taken: map[int]int{}}, nil
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // a kernel without large pages gives small ones
+	return &Pool{memory: memory, free: []span{{0, bytes}}, taken: map[int]int{}}, nil
 }
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
@@ -48,7 +51,7 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// Total and Used are in bytes; Extents is the number of free extents, Largest the size of the largest.
+// Total and Used are in bytes. Extents is the number of free extents, Largest the size of the largest one in bytes.
 func (p *Pool) Total() int   { return len(p.memory) }
 func (p *Pool) Used() int    { return p.used }
 func (p *Pool) Extents() int { return len(p.free) }
@@ -69,6 +72,7 @@ func (p *Pool) Take(n int) ([]byte, error) {
 	return p.memory[off : off+n : off+n], nil
 }
 
+// take finds and takes an extent of n bytes, rounded up to pages.
 func (p *Pool) take(n int) (off int, ok bool) {
 	if n <= 0 || n > len(p.memory) {
 		return 0, false
@@ -94,7 +98,7 @@ func (p *Pool) take(n int) (off int, ok bool) {
 	return off, true
 }
 
-// Give takes back what Take returned, which must not be used any more; its pages go back to the system.
+// Give takes back a piece, which must not be used any more. Its pages go back to the system.
 func (p *Pool) Give(b []byte) error {
 	off := p.offset(b)
 	n, ok := p.taken[off]
@@ -106,12 +110,14 @@ func (p *Pool) Give(b []byte) error {
 	return nil
 }
 
-const hugeBytes = 2 << 20
+const hugeBytes = 2 << 20 // size of a large page
 
-// release gives pages back to the system, which only saves memory. Of a large page that is used in part the kernel keeps all until memory is short, unless it is split before: as MADV_COLD has it.
+// release gives pages back to the system. If that fails, it only costs memory. Of a large page of which a part
+// is still used, the kernel would keep all until memory is short, unless the page is split first: MADV_COLD
+// does that.
 func (p *Pool) release(off, n int) {
 	end := off + n
-	// The region may begin anywhere.
+	// The region need not begin at a large page.
 	skew := int(address(p.memory) % hugeBytes)
 	first, last := roundUp(off+skew, hugeBytes)-skew, (end+skew)/hugeBytes*hugeBytes-skew
 	if first > off {
@@ -123,11 +129,12 @@ func (p *Pool) release(off, n int) {
 	_ = unix.Madvise(p.memory[off:end], unix.MADV_DONTNEED)
 }
 
+// give puts an extent back among the free ones.
 func (p *Pool) give(off, n int) {
 	delete(p.taken, off)
 	p.used -= n
-	i, _ := slices.BinarySearchFunc(p.free, off, func(e extent, off int) int { return e.off - off })
-	p.free = slices.Insert(p.free, i, extent{off, n})
+	i, _ := slices.BinarySearchFunc(p.free, off, func(e span, off int) int { return e.off - off })
+	p.free = slices.Insert(p.free, i, span{off, n})
 	if i+1 < len(p.free) && off+n == p.free[i+1].off {
 		p.free[i].n += p.free[i+1].n
 		p.free = slices.Delete(p.free, i+1, i+2)
@@ -138,7 +145,7 @@ func (p *Pool) give(off, n int) {
 	}
 }
 
-// Shrink takes back all but the first n bytes of b, which Take returned, and returns these.
+// Shrink takes back all but the first n bytes of b, a piece, and returns these.
 func (p *Pool) Shrink(b []byte, n int) ([]byte, error) {
 	off := p.offset(b)
 	had, ok := p.taken[off]
@@ -153,7 +160,7 @@ func (p *Pool) Shrink(b []byte, n int) ([]byte, error) {
 	return b[:n:n], nil
 }
 
-// offset is where b begins in the region; -1 if it is not of it.
+// offset is where b begins in the region; -1 if it is not in it.
 func (p *Pool) offset(b []byte) int {
 	if len(b) == 0 {
 		return -1

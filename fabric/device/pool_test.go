@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A day of models that come and go, an hour at a time: what is free does not get smaller pieces from hour to hour, and in the end it is one piece.
+// TestPoolDay takes and gives pieces as if models came and went for a day. The free extents do not get more
+// from hour to hour, and in the end there is one.
 func TestPoolDay(t *testing.T) {
 	p, err := NewPool(1 << 30)
 	if err != nil {
@@ -18,7 +19,7 @@ func TestPoolDay(t *testing.T) {
 	}()
 	r := rand.New(rand.NewPCG(1, 1))
 	sizes := []int{4096, 70_000, 700_000, 1 << 20, 4_000_000, 11_000_000}
-	var live []extent
+	var live []span
 	var worst [24]int
 	for hour := range worst {
 		for range 3600 {
@@ -33,9 +34,9 @@ func TestPoolDay(t *testing.T) {
 					t.Fatalf("hour %d: no room for %d of %d free", hour, n, p.Total()-p.Used())
 				}
 				if off%pageBytes != 0 {
-					t.Fatalf("at %d", off)
+					t.Fatalf("a piece at %d, want a multiple of %d", off, pageBytes)
 				}
-				live = append(live, extent{off, roundUp(n, pageBytes)})
+				live = append(live, span{off, roundUp(n, pageBytes)})
 			}
 			worst[hour] = max(worst[hour], p.Extents())
 		}
@@ -50,7 +51,7 @@ func TestPoolDay(t *testing.T) {
 			}
 		}
 		if sum != p.Total() {
-			t.Fatalf("hour %d: %d of %d bytes", hour, sum, p.Total())
+			t.Fatalf("hour %d: pieces and free extents have %d bytes, want %d", hour, sum, p.Total())
 		}
 	}
 	early, late := 0, 0
@@ -58,26 +59,26 @@ func TestPoolDay(t *testing.T) {
 		early, late = max(early, worst[i]), max(late, worst[12+i])
 	}
 	if late > 2*early {
-		t.Errorf("free extents at worst, hour by hour: %v", worst)
+		t.Errorf("most free extents of each hour: %v; want no more than twice as many in the second half", worst)
 	}
 	for _, e := range live {
 		p.give(e.off, e.n)
 	}
 	if p.Used() != 0 || p.Extents() != 1 || p.Largest() != p.Total() {
-		t.Errorf("%d used, %d extents", p.Used(), p.Extents())
+		t.Errorf("%d bytes used, %d extents; want 0, 1", p.Used(), p.Extents())
 	}
 	if err := p.Give(make([]byte, 5)); err == nil {
-		t.Error("took what it never gave")
+		t.Error("Give accepts what is no piece")
 	}
 	a, err := p.Take(5)
 	if err != nil || len(a) != 5 {
-		t.Fatal(len(a), err)
+		t.Fatalf("Take(5): %d bytes, error %v; want 5", len(a), err)
 	}
 	copy(a, "abcde")
 	if err := p.Give(a); err != nil {
 		t.Error(err)
 	}
 	if err := p.Give(a); err == nil {
-		t.Error("took a piece twice")
+		t.Error("Give accepts a piece twice")
 	}
 }

@@ -1,6 +1,6 @@
 package device
 
-// This file touches memory that another process writes: words, futexes, sealed memory files.
+// This file has what is shared with other processes: words, futexes, sealed memory files.
 
 import (
 	"fmt"
@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// address is where b is in memory.
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// word is the 32-bit number at offset off, which must be aligned and within b.
-func word(b []byte, off int) *atomic.Uint32 {
+// wordAt is the 32-bit number at offset off of b, which must be aligned and within b.
+func wordAt(b []byte, off int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&b[off : off+4][0]))
 }
 
@@ -28,20 +29,23 @@ const (
 	futexWake = 1
 )
 
-// sleep waits while w is v, until somebody wakes it, in any process that maps the word. It may return early.
-func sleep(w *atomic.Uint32, v uint32) {
+// futexSleep waits while w is v, until somebody wakes it, in any process that maps the word. It may return early.
+func futexSleep(w *atomic.Uint32, v uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(v), 0, 0, 0)
 }
 
-// nap is sleep for at most d, and keeps what Go gives a thread that runs (its P): who wakes up need not ask for it, which takes longer than a short job. Others get less of Go meanwhile, so d is to be short.
-// A signal ends it, since it has a time limit (futex(2)): so Go's collector, which stops threads by signals, does not wait for it.
-func nap(w *atomic.Uint32, v uint32, d time.Duration) {
+// futexNap is futexSleep for at most d that does not give up the goroutine's P: waking up need not get one
+// back, which takes longer than a short job. Other goroutines have one P less meanwhile, so d must be short. A
+// signal ends the wait, since it has a time limit (futex(2)): so Go's collector, which stops threads by
+// signals, does not wait for it.
+func futexNap(w *atomic.Uint32, v uint32, d time.Duration) {
 	limit := unix.NsecToTimespec(int64(d))
-	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(v), uintptr(unsafe.Pointer(&limit)), 0, 0)
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(v),
+		uintptr(unsafe.Pointer(&limit)), 0, 0)
 }
 
-// wake wakes all who sleep on w.
-func wake(w *atomic.Uint32) {
+// wakeAll wakes all who sleep on w.
+func wakeAll(w *atomic.Uint32) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWake, uintptr(1<<30), 0, 0, 0)
 }
 
@@ -62,6 +66,6 @@ func memoryFile(n int) (fd int, b []byte, err error) {
 		_ = unix.Close(fd)
 		return -1, nil, fmt.Errorf("make a memory file of %d bytes: %w", n, err)
 	}
-	_ = unix.Madvise(b, unix.MADV_HUGEPAGE) // where allowed
+	_ = unix.Madvise(b, unix.MADV_HUGEPAGE) // not all kernels allow that
 	return fd, b, nil
 }

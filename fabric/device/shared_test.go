@@ -7,15 +7,16 @@ import (
 	"time"
 )
 
-// Go's collector stops all goroutines. One that naps keeps its P, but a signal ends the nap: the collector does not wait for it.
+// TestNapEndsForCollector: Go's collector stops all goroutines. One that naps keeps its P, but a signal ends
+// the nap, so that the collector need not wait.
 func TestNapEndsForCollector(t *testing.T) {
 	var w atomic.Uint32
 	begun, over := time.Now(), make(chan struct{})
 	go func() {
 		defer close(over)
-		nap(&w, 0, time.Minute)
+		futexNap(&w, 0, time.Minute)
 	}()
-	for ended := false; !ended; time.Sleep(time.Millisecond) { // again and again, as it may not nap yet
+	for ended := false; !ended; time.Sleep(time.Millisecond) { // again and again, as the nap may not have begun
 		runtime.GC()
 		select {
 		case <-over:
@@ -24,6 +25,6 @@ func TestNapEndsForCollector(t *testing.T) {
 		}
 	}
 	if took := time.Since(begun); took > 30*time.Second {
-		t.Errorf("it took %v", took)
+		t.Errorf("the nap ended after %v, want less than 30s", took)
 	}
 }

@@ -1,6 +1,7 @@
 package device
 
-// This file turns what a client uploads into matrices. It reads the client's memory once, from start to end, and checks what it has read.
+// This file turns uploaded frames and planes into matrices. It reads the client's memory once, from start to
+// end, and checks what it has read: the client may change it at any time.
 
 import (
 	"bytes"
@@ -14,26 +15,28 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-var errUpload = errors.New("malformed upload")
+// errMalformed says that an upload is not what it should be.
+var errMalformed = errors.New("malformed upload")
 
-// kernelLayout is the layout in which planes are kept.
-func kernelLayout(flags uint32) trit.Layout {
+// layoutOf is the layout in which planes are kept, by the flags of an upload.
+func layoutOf(flags uint32) trit.Layout {
 	if flags&FlagTwoBit != 0 {
 		return trit.TwoBit
 	}
 	return trit.PT5Striped
 }
 
-// readFrame decodes a frame of which no plane is larger than limit.
+// readFrame decodes a frame, whose planes may take limit bytes in all. It returns the SHA-256 by which equal
+// uploads are found.
 func readFrame(b []byte, flags uint32, limit int) (*fabric.Matrix, [sha256.Size]byte, error) {
 	var sum [sha256.Size]byte
 	h := sha256.New()
-	layout := kernelLayout(flags)
+	layout := layoutOf(flags)
 	h.Write([]byte{'f', byte(layout)})
 	r := fabric.NewFrameReader(io.TeeReader(bytes.NewReader(b), h))
 	info, err := r.Next()
 	if err == io.EOF {
-		err = errUpload
+		err = errMalformed
 	}
 	if err != nil {
 		return nil, sum, err
@@ -54,10 +57,11 @@ func readFrame(b []byte, flags uint32, limit int) (*fabric.Matrix, [sha256.Size]
 	return m, sum, nil
 }
 
-// readPlanes decodes the planes of d; b holds them, scales the scales or nil.
+// readPlanes decodes the planes of d, which are b, and its scales, which may be nil. It returns the SHA-256 by
+// which equal uploads are found.
 func readPlanes(b, scales []byte, d *Descriptor) (*fabric.Matrix, [sha256.Size]byte, error) {
 	var sum [sha256.Size]byte
-	layout := kernelLayout(d.Flags)
+	layout := layoutOf(d.Flags)
 	rows, cols := int(d.Rows), int(d.Cols)
 	m := &fabric.Matrix{Rows: rows, Cols: cols, Layout: layout, Terms: make([]fabric.Term, 1)}
 	h := sha256.New()
@@ -94,14 +98,14 @@ func readPlanes(b, scales []byte, d *Descriptor) (*fabric.Matrix, [sha256.Size]b
 	return m, sum, nil
 }
 
-// unpackAt reads trits of a PT-5 stream, from the trit skip of its first byte on. b must hold them all.
+// unpackAt reads len(dst) trits of a PT-5 stream, without the first skip trits of its first byte. b must hold them all.
 func unpackAt(dst []int8, b []byte, skip int) error {
 	i := 0
 	for _, c := range b {
 		if c >= 243 {
-			return fmt.Errorf("%w: byte %d is no code of five trits", errUpload, c)
+			return fmt.Errorf("%w: byte %d is no code of five trits", errMalformed, c)
 		}
-		for _, t := range &digits[c] {
+		for _, t := range &digitsOfCode[c] {
 			if skip > 0 {
 				skip--
 				continue
@@ -116,8 +120,8 @@ func unpackAt(dst []int8, b []byte, skip int) error {
 	return nil
 }
 
-// digits are the trits of each code.
-var digits = func() (d [243][5]int8) {
+// digitsOfCode are the five trits of each code.
+var digitsOfCode = func() (d [243][5]int8) {
 	for c := range d {
 		for v, i := c, 0; i < 5; v, i = v/3, i+1 {
 			d[c][i] = int8(v%3) - 1

@@ -1,6 +1,7 @@
 package device
 
-// This file is the format that doc.go describes: offsets, operations, the descriptor of a job and its completion.
+// This file has the format that doc.go describes: offsets, operations, the descriptor of a job and its
+// completion, and statuses.
 
 import (
 	"encoding/binary"
@@ -20,7 +21,7 @@ const (
 	kindWish   = 4
 
 	helloBytes = 32
-	mostWishes = 1 << 14 // indices of tensors behind a hello
+	maxWishes  = 1 << 14 // most indices of tensors behind a hello
 	pageBytes  = 4096
 
 	// DescriptorBytes and CompletionBytes are the sizes of the rings' entries.
@@ -30,7 +31,7 @@ const (
 	maxEntries = 4096
 )
 
-// The words of the header that both sides use.
+// The offsets of the words of the header that both sides use, and the values of the word asleep.
 const (
 	wordSubmitted = 64
 	wordTaken     = 128
@@ -59,8 +60,14 @@ const (
 	OpRelease           // the handle is not needed any more
 	OpPin               // the planes stay in the pool
 	OpUnpin
-	OpBlocks // upload Rows x Cols weights in WBytes bytes at W, rows of blocks of the ggml type XType as in a GGUF file: Value is a handle. Cols is a multiple of 32
-	OpFind   // the weights that are held of a file: Value is a handle. X is its device number and XStride its inode, as stat(2) has them; W, WBytes, XType, Rows and Cols as of OpBlocks, but W is an offset in the file; Scale is the FNV-1a hash (64 bits) of the first 32 bytes of each quarter
+	// OpBlocks uploads Rows x Cols weights in WBytes bytes at W, rows of blocks of the ggml type XType as in a
+	// GGUF file: Value is a handle. Cols is a multiple of 32.
+	OpBlocks
+	// OpFind finds weights that are held of a file: Value is a handle. X is the file's device number and
+	// XStride its inode, as stat(2) has them. W, WBytes, XType, Rows and Cols are as of OpBlocks, but W is an
+	// offset in the file. Scale is the FNV-1a hash (64 bits) of the first 32 bytes of each quarter of the
+	// matrix.
+	OpFind
 	opEnd
 )
 
@@ -70,7 +77,7 @@ const (
 	FlagTwoBit               // planes are kept with two bits a trit: larger, faster
 	FlagScales               // Scale is given
 	FlagFast                 // OpBlocks: planes may be fitted, within the bound of the profile fast
-	FlagBalanced             // OpBlocks: the same, balanced
+	FlagBalanced             // OpBlocks: the same for the profile balanced
 	flagsEnd
 )
 
@@ -84,8 +91,9 @@ const (
 
 // Descriptor is a job. Offsets count from the start of the arena. What an operation does not use must be 0.
 //
-// Planes (OpPlanes) lie one after the other, lowest digit first, each a PT-5 stream of Rows*Cols trits in ceil(Rows*Cols/5) bytes: rows do not begin at
-// a byte. With FlagScales, Scale has an IEEE half for each block of Block columns of each row.
+// Planes (OpPlanes) lie one after the other, lowest digit first. Each is a PT-5 stream of Rows*Cols trits in
+// ceil(Rows*Cols/5) bytes: rows need not begin at a byte. With FlagScales, Scale has an IEEE half for each
+// block of Block columns of each row.
 type Descriptor struct {
 	Op      Op     //   0
 	Flags   uint32 //   4
@@ -112,13 +120,16 @@ type Descriptor struct {
 
 const descriptorCancel = 120
 
-// decode reads an entry, from a copy. It reports whether what is reserved is 0.
+// decode reads an entry, which must be a copy. It reports false if a reserved field is not 0, or the operation
+// or a flag is not known.
 func (d *Descriptor) decode(b *[DescriptorBytes]byte) bool {
 	u32, u64 := binary.NativeEndian.Uint32, binary.NativeEndian.Uint64
 	*d = Descriptor{
-		Op: Op(u32(b[0:])), Flags: u32(b[4:]), Tag: u64(b[8:]), Handle: u64(b[16:]), W: u64(b[24:]), WBytes: u64(b[32:]),
-		X: u64(b[40:]), XStride: u64(b[48:]), Y: u64(b[56:]), YStride: u64(b[64:]), Scale: u64(b[72:]), Rows: u32(b[80:]), Cols: u32(b[84:]),
-		N: u32(b[88:]), Planes: u32(b[92:]), XType: u32(b[96:]), YType: u32(b[100:]), Block: u32(b[104:]), Layer: u32(b[108:]),
+		Op: Op(u32(b[0:])), Flags: u32(b[4:]), Tag: u64(b[8:]), Handle: u64(b[16:]),
+		W: u64(b[24:]), WBytes: u64(b[32:]), X: u64(b[40:]), XStride: u64(b[48:]),
+		Y: u64(b[56:]), YStride: u64(b[64:]), Scale: u64(b[72:]),
+		Rows: u32(b[80:]), Cols: u32(b[84:]), N: u32(b[88:]), Planes: u32(b[92:]),
+		XType: u32(b[96:]), YType: u32(b[100:]), Block: u32(b[104:]), Layer: u32(b[108:]),
 	}
 	return u64(b[112:]) == 0 && u32(b[124:]) == 0 && d.Op < opEnd && d.Flags < flagsEnd
 }
@@ -171,7 +182,8 @@ func (c *Completion) Encode(b *[CompletionBytes]byte) {
 func (c *Completion) Decode(b *[CompletionBytes]byte) {
 	u32, u64 := binary.NativeEndian.Uint32, binary.NativeEndian.Uint64
 	*c = Completion{
-		Tag: u64(b[0:]), Status: int32(u32(b[8:])), Planes: u32(b[12:]), Value: u64(b[16:]), Nanos: u64(b[24:]), Ops: u64(b[32:]), Zeros: u64(b[40:]),
+		Tag: u64(b[0:]), Status: int32(u32(b[8:])), Planes: u32(b[12:]), Value: u64(b[16:]), Nanos: u64(b[24:]),
+		Ops: u64(b[32:]), Zeros: u64(b[40:]),
 		Lanes: u32(b[48:]), Bytes: u64(b[56:]),
 	}
 }
@@ -186,23 +198,24 @@ const (
 	maxHandles = 1 << 16
 )
 
-// within returns the bytes [off, off+n) of the arena, or nil if they are not all in it. n must not be 0.
-func within(arena []byte, off, n uint64) []byte {
+// arenaBytes returns the bytes [off, off+n) of the arena, or nil if n is 0 or they are not all in it.
+func arenaBytes(arena []byte, off, n uint64) []byte {
 	if n == 0 || off > uint64(len(arena)) || n > uint64(len(arena))-off {
 		return nil
 	}
 	return arena[off : off+n : off+n]
 }
 
-// strided returns the part of the arena with n vectors of size bytes, stride bytes apart (from the first to the last one), or nil.
-func strided(arena []byte, off, n, size, stride uint64) []byte {
+// arenaVectors returns the part of the arena from the first to the last of n vectors of size bytes, which begin
+// stride bytes apart; nil if they are not all in it, or overlap.
+func arenaVectors(arena []byte, off, n, size, stride uint64) []byte {
 	if n == 0 {
 		return nil
 	}
 	if n > 1 && (stride < size || stride > math.MaxInt64/n) {
 		return nil
 	}
-	return within(arena, off, (n-1)*stride+size)
+	return arenaBytes(arena, off, (n-1)*stride+size)
 }
 
 // Statuses that jobs complete with.
@@ -212,10 +225,10 @@ const (
 	statusNoHandle  = -int32(unix.EBADF)
 	statusNoMemory  = -int32(unix.ENOMEM)
 	statusRange     = -int32(unix.ERANGE)     // sums, or the error of fitted planes, are larger than allowed
-	statusNoPlanes  = -int32(unix.EOPNOTSUPP) // weights of this type, or these, have no exact planes
+	statusNoPlanes  = -int32(unix.EOPNOTSUPP) // weights of this type, or these weights, have no exact planes
 	statusCancelled = -int32(unix.ECANCELED)
 	statusNotHeld   = -int32(unix.ENOENT)
-	statusLoading   = -int32(unix.EAGAIN)
-	statusGone      = -int32(unix.ESTALE)  // what was held is held no more
+	statusLoading   = -int32(unix.EAGAIN)  // the weights are not held yet
+	statusGone      = -int32(unix.ESTALE)  // the weights were held, and were let go
 	statusBadFrame  = -int32(unix.EBADMSG) // the upload is malformed
 )

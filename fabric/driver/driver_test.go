@@ -23,14 +23,16 @@ import (
 	"tensorcast/fabric"
 	"tensorcast/fabric/device"
 	"tensorcast/fabric/device/devicetest"
+	"tensorcast/fabric/frametest"
 	"tensorcast/fabric/trit"
 	"tensorcast/internal/cc"
 	"tensorcast/internal/testenv"
 )
 
+// flags are those of the compiler.
 var flags = []string{"-g", "-Wall", "-Wextra", "-Werror", "-I../../include", "-pthread"}
 
-// build compiles a program of the driver and its test together, with a sanitizer or none.
+// build compiles a program of the driver and its tests in C, with a sanitizer or none ("").
 func build(t testing.TB, sanitizer string) string {
 	t.Helper()
 	source := ""
@@ -41,7 +43,7 @@ func build(t testing.TB, sanitizer string) string {
 		}
 		source += "#include \"" + path + "\"\n"
 	}
-	// Both are one source for cc, which reads one.
+	// cc.Compile takes one source, which includes both.
 	path := filepath.Join(t.TempDir(), "test")
 	args := flags
 	if sanitizer != "" {
@@ -55,7 +57,8 @@ func build(t testing.TB, sanitizer string) string {
 		t.Fatal(err)
 	}
 	if sanitizer != "" {
-		// Some kernels lay out memory in ways that a sanitizer of that age does not know: then a program that does nothing fails, too.
+		// Some kernels lay out memory in ways that an old sanitizer does not know. Then a program that does
+		// nothing fails as well.
 		empty := filepath.Join(t.TempDir(), "empty")
 		if err := cc.Compile(t.Context(), empty, "int main(void) { return 0; }", "-fsanitize="+sanitizer); err != nil {
 			t.Fatal(err)
@@ -67,13 +70,14 @@ func build(t testing.TB, sanitizer string) string {
 	return path
 }
 
-// start runs a device in this process and returns its socket and what ends it.
+// start runs a device in this process, until the test ends or until stop. It returns the device's socket.
 func start(t testing.TB) (socket string, stop func()) {
 	t.Helper()
 	r := devicetest.Start(t, device.Options{PoolBytes: 64 << 20})
 	return r.Socket, r.Stop
 }
 
+// run runs a test of the program, which must say nothing on standard error.
 func run(t testing.TB, program, socket string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
@@ -89,7 +93,7 @@ func run(t testing.TB, program, socket string, args ...string) string {
 	return out.String()
 }
 
-// frame writes a frame, a vector and their product, as the kernels of this process compute it.
+// frame writes files with a frame, a vector, and their product as this process computes it.
 func frame(t testing.TB) (paths []string) {
 	t.Helper()
 	const rows, cols = 70, 333
@@ -111,10 +115,7 @@ func frame(t testing.TB) (paths []string) {
 		half[i] = 0x2c00 + uint16(i*37%1024)
 	}
 	m.Terms[0].Scales = fabric.Scales{Block: 64, Half: half}
-	var f bytes.Buffer
-	if err := fabric.WriteFrame(&f, "a tensor", m); err != nil {
-		t.Fatal(err)
-	}
+	f := frametest.Encode(t, "a tensor", m)
 	o, err := fabric.NewOperand(m)
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +137,7 @@ func frame(t testing.TB) (paths []string) {
 		return b
 	}
 	dir := t.TempDir()
-	for name, b := range map[string][]byte{"1 frame": f.Bytes(), "2 x": floats(x), "3 y": floats(y)} {
+	for name, b := range map[string][]byte{"1 frame": f, "2 x": floats(x), "3 y": floats(y)} {
 		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -144,6 +145,7 @@ func frame(t testing.TB) (paths []string) {
 	return []string{filepath.Join(dir, "1 frame"), filepath.Join(dir, "2 x"), filepath.Join(dir, "3 y")}
 }
 
+// TestDriver runs the tests in C, with and without sanitizers.
 func TestDriver(t *testing.T) {
 	for _, sanitizer := range []string{"", "address,undefined", "thread"} {
 		t.Run("sanitizer="+sanitizer, func(t *testing.T) {
@@ -165,8 +167,9 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// begin starts the program as a client of the device, and waits until it says that it is connected.
-func begin(t *testing.T, program, socket string, args, env []string) (cmd *exec.Cmd, in io.WriteCloser, errs *bytes.Buffer) {
+// begin starts a test of the program, and waits until the program says that it is connected.
+func begin(t *testing.T, program, socket string, args, env []string) (cmd *exec.Cmd, in io.WriteCloser,
+	errs *bytes.Buffer) {
 	t.Helper()
 	cmd, errs = exec.Command(program, args...), &bytes.Buffer{}
 	cmd.Env = append(append(os.Environ(), "TFMBS_SOCKET="+socket, "TFMBS_DEVICE=/nowhere"), env...)
@@ -191,7 +194,7 @@ func begin(t *testing.T, program, socket string, args, env []string) (cmd *exec.
 	return cmd, in, errs
 }
 
-// gone ends the device while the program is connected.
+// gone runs the test in which the device ends while the program is connected.
 func gone(t *testing.T, program, socket string, stop func()) {
 	cmd, in, errs := begin(t, program, socket, []string{"gone"}, nil)
 	stop()
@@ -201,7 +204,7 @@ func gone(t *testing.T, program, socket string, stop func()) {
 	}
 }
 
-// The manual page has each function of the header, with its parameters, and nothing else.
+// TestManual: the manual page has each function of the header, with its parameters, and no others.
 func TestManual(t *testing.T) {
 	header, err := os.ReadFile("../../include/tfmbs_host.h")
 	if err != nil {
@@ -212,15 +215,17 @@ func TestManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	declared := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^[a-z].*?\b(\w+)\(([^;{}]*)\);`).FindAllStringSubmatch(strings.ReplaceAll(string(header), ",\n", ","), -1) {
-		declared[m[1]] = strings.Join(strings.FieldsFunc(strings.TrimSpace(m[2]), func(r rune) bool { return r == ',' }), "|")
+	prototype := regexp.MustCompile(`(?m)^[a-z].*?\b(\w+)\(([^;{}]*)\);`)
+	for _, m := range prototype.FindAllStringSubmatch(strings.ReplaceAll(string(header), ",\n", ","), -1) {
+		declared[m[1]] = strings.Join(strings.FieldsFunc(strings.TrimSpace(m[2]),
+			func(r rune) bool { return r == ',' }), "|")
 	}
 	shown := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^\.Ft .*\n\.Fn (\w+) (.*)$`).FindAllStringSubmatch(string(page), -1) {
 		shown[m[1]] = strings.Trim(strings.ReplaceAll(m[2], `" "`, "|"), `"`)
 	}
 	if len(declared) < 20 {
-		t.Fatalf("the header declares %v", declared)
+		t.Fatalf("the header declares %v, want at least 20 functions", declared)
 	}
 	spaces := regexp.MustCompile(`\s+`)
 	for name, want := range declared {
@@ -230,20 +235,21 @@ func TestManual(t *testing.T) {
 	}
 	for name := range shown {
 		if _, ok := declared[name]; !ok {
-			t.Errorf("the header has no %s", name)
+			t.Errorf("the page has %s, which the header does not have", name)
 		}
 	}
 	if _, err := exec.LookPath("groff"); err != nil {
 		t.Skip("groff is not installed: the page is not formatted")
 	}
-	if out, err := exec.Command("groff", "-mdoc", "-ww", "-Tutf8", "-z", "tfmbs_host.3").CombinedOutput(); err != nil || len(out) > 0 {
+	if out, err := exec.Command("groff", "-mdoc", "-ww", "-Tutf8", "-z",
+		"tfmbs_host.3").CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
 var kills = flag.Int("kills", 30, "programs that TestKilled kills")
 
-// Programs that are killed at any time leave nothing in the device, and another one is not harmed.
+// TestKilled: programs that are killed at any time leave nothing behind in the device, and do not harm another program.
 func TestKilled(t *testing.T) {
 	program := build(t, "")
 	r := devicetest.Start(t, device.Options{PoolBytes: 256 << 20})
@@ -279,29 +285,31 @@ func TestKilled(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%d files, %d maps and %d goroutines, before %d, %d and %d", f, m, n, files, maps, routines)
+			t.Fatalf("%d open files, %d maps and %d goroutines, want %d, %d and %d", f, m, n, files, maps, routines)
 		}
 	}
 	_ = in.Close()
 	if err := survivor.Wait(); err != nil || errs.Len() > 0 {
-		t.Errorf("the one that lives: %v: %s", err, errs.Bytes())
+		t.Errorf("the program that was not killed: %v: %s", err, errs.Bytes())
 	}
 	testenv.WaitFor(t, "the last one to be gone", func() bool { return r.Device.Status().Clients == 0 })
 	s := r.Device.Status()
-	if s.ClientsEver != uint64(*kills)+1 || s.Weights != 0 || s.PoolUsed != 0 || s.HostBytes != 0 || s.PoolExtents != 1 {
-		t.Errorf("left behind: %+v", s)
+	if s.ClientsEver != uint64(*kills)+1 || s.Weights != 0 || s.PoolUsed != 0 || s.HostBytes != 0 ||
+		s.PoolExtents != 1 {
+		t.Errorf("left behind: %+v, want %d clients ever, and nothing else", s, *kills+1)
 	}
 }
 
-// If no device runs, the driver starts one, which ends when nobody needs it.
+// TestStartsDevice: if no device runs, the driver starts one, which ends when it has no client any more.
 func TestStartsDevice(t *testing.T) {
 	program := build(t, "")
 	dir := devicetest.Dir(t)
 	prefetchd := filepath.Join(dir, "prefetchd")
-	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", prefetchd, "../../cmd/prefetchd").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", prefetchd,
+		"../../cmd/prefetchd").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	// The driver's 60 s are too long for a test.
+	// This device ends after a shorter time than the 60 s that the driver asks for.
 	starter := filepath.Join(dir, "starter")
 	script := "#!/bin/sh\nshift 3\nexec " + strconv.Quote(prefetchd) + " fabric --idle 300ms --pool 64MiB \"$@\"\n"
 	if err := os.WriteFile(starter, []byte(script), 0o700); err != nil {
@@ -319,7 +327,7 @@ func TestStartsDevice(t *testing.T) {
 	})
 }
 
-// BenchmarkEmpty is the round trip of an empty job from a program in C, the device asleep before it.
+// BenchmarkEmpty is the round trip of an empty job from a program in C. The device sleeps before each.
 func BenchmarkEmpty(b *testing.B) {
 	program := build(b, "")
 	socket, _ := start(b)

@@ -4,55 +4,60 @@ package handover
 
 import "time"
 
-// Balance decides how much memory a device takes, by how much is left for the rest of the model. It is for one goroutine.
+// Balance decides how much memory a device takes, by how much is left for the rest of the model. It is for
+// one goroutine.
 type Balance struct {
-	plan Plan
-	now  int64
-	room int64     // for the model, as it began
-	calm time.Time // since when more is left than was planned
+	plan      Plan
+	bytes     int64     // that the device may take now
+	room      int64     // bytes for the model in the beginning
+	calmSince time.Time // since when there is room to take memory again; zero: there is none
 }
 
-// The device gives way when less than tight is left, until slack is. It takes memory again when slack and regain more were left for calmTime: a neighbour that comes and goes would have it
-// read and fit weights again and again, each time for seconds.
+// The device gives way when less than minLeft is left, until aimedLeft is left. It takes memory again when
+// aimedLeft and regainStep more have been left for calmTime. Without that wait, a neighbour that comes and
+// goes would have it read and fit weights again and again, each time for seconds.
 //
-// With third planes there is a bound before that: what is not held is to stay in memory, and fits beside some bytes (edge). When it does not any more, planes that are not needed go until it does,
-// beside more (brim). Tensors never go for that: they leave more to be read than they take.
+// With third planes there is a bound before that: what is not held is to stay in memory, and restMargin
+// beside it. If that does not fit any more, planes that are not needed go until restAim is left beside it.
+// Tensors never go for that: then more would have to be read than their planes take.
 const (
-	calmTime = 20 * time.Second
-	edge     = 36 << 20 // of which prefetchd streams through 18 MiB and leaves 12 free
-	brim     = 56 << 20
+	calmTime   = 20 * time.Second
+	restMargin = 36 << 20 // prefetchd streams through 18 MiB of it, and leaves 12 free
+	restAim    = 56 << 20
 )
 
-func (b *Balance) tight() int64  { return min(40<<20, b.room/14) }
-func (b *Balance) slack() int64  { return min(96<<20, b.room/6) }
-func (b *Balance) regain() int64 { return min(64<<20, b.room/9) }
+func (b *Balance) minLeft() int64    { return min(40<<20, b.room/14) }
+func (b *Balance) aimedLeft() int64  { return min(96<<20, b.room/6) }
+func (b *Balance) regainStep() int64 { return min(64<<20, b.room/9) }
 
-// NewBalance begins with what the device was started with, and the room that there was for the model then.
+// NewBalance returns a balance for a device that was started with a plan, when there were room bytes for the model.
 func NewBalance(plan Plan, room int64) *Balance {
-	return &Balance{plan: plan, now: plan.Bytes, room: room}
+	return &Balance{plan: plan, bytes: plan.Bytes, room: room}
 }
 
-// Next is what the device may take from now on, while left bytes are left for pages of the model, of which a token reads rest, as far as is known.
+// Next returns how many bytes the device may take from now on. left is what is left for pages of the model,
+// and rest how many bytes of these a token reads, as far as is known.
 func (b *Balance) Next(now time.Time, left, rest int64) int64 {
 	rest = max(rest, b.plan.Rest)
-	most, keep := b.plan.Least, b.slack() // with less than Least, tensors come back first
-	if b.now >= b.plan.Least && b.plan.Finer {
-		most, keep = b.plan.Bytes, rest+brim
+	// Below Least, tensors come back first; then planes that are not needed.
+	most, keep := b.plan.Least, b.aimedLeft()
+	if b.bytes >= b.plan.Least && b.plan.Finer {
+		most, keep = b.plan.Bytes, rest+restAim
 	}
 	switch {
-	case left < b.tight():
-		b.now = max(b.now-(b.slack()-left), 0)
-		b.calm = time.Time{}
-	case b.now > b.plan.Least && left < rest+edge:
-		b.now = max(b.now-(keep-left), b.plan.Least)
-		b.calm = time.Time{}
-	case b.now >= most || left < keep+b.regain():
-		b.calm = time.Time{}
-	case b.calm.IsZero():
-		b.calm = now
-	case now.Sub(b.calm) >= calmTime:
-		b.now = min(most, b.now+left-keep)
-		b.calm = time.Time{}
+	case left < b.minLeft():
+		b.bytes = max(b.bytes-(b.aimedLeft()-left), 0)
+		b.calmSince = time.Time{}
+	case b.bytes > b.plan.Least && left < rest+restMargin:
+		b.bytes = max(b.bytes-(keep-left), b.plan.Least)
+		b.calmSince = time.Time{}
+	case b.bytes >= most || left < keep+b.regainStep():
+		b.calmSince = time.Time{}
+	case b.calmSince.IsZero():
+		b.calmSince = now
+	case now.Sub(b.calmSince) >= calmTime:
+		b.bytes = min(most, b.bytes+left-keep)
+		b.calmSince = time.Time{}
 	}
-	return b.now
+	return b.bytes
 }

@@ -33,7 +33,8 @@ func TestBalance(t *testing.T) {
 	}
 }
 
-// TestBalanceFiner: third planes go as soon as the rest of the model does not fit any more, tensors only when memory is short; first these come back, then those.
+// TestBalanceFiner: third planes go as soon as the rest of the model does not fit any more, tensors only when memory is
+// short. Tensors come back first, then planes.
 func TestBalanceFiner(t *testing.T) {
 	const mib = 1 << 20
 	b := NewBalance(Plan{Bytes: 500 * mib, Least: 350 * mib, Rest: 250 * mib, Finer: true}, 970*mib)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestDecoys: the kernel would take them as soon as a device, they cost little, and they end when they are told to.
+// TestDecoys: the kernel would end decoys as soon as a device, they cost little, and close ends them.
 func TestDecoys(t *testing.T) {
 	d, err := startDecoys(3)
 	if err != nil {
@@ -21,22 +21,22 @@ func TestDecoys(t *testing.T) {
 		dir := "/proc/" + strconv.Itoa(cmd.Process.Pid)
 		score, err := os.ReadFile(dir + "/oom_score_adj")
 		if err != nil || strings.TrimSpace(string(score)) != "1000" {
-			t.Errorf("score %q, %v", score, err)
+			t.Errorf("oom_score_adj %q, error %v; want 1000", score, err)
 		}
-		for begin := time.Now(); ; time.Sleep(time.Millisecond) { // while it is started it is this program, still
+		for begin := time.Now(); ; time.Sleep(time.Millisecond) { // until it has become cat
 			name, err := os.ReadFile(dir + "/comm")
 			if strings.TrimSpace(string(name)) == "cat" {
 				break
 			}
 			if err != nil || time.Since(begin) > 10*time.Second {
-				t.Fatalf("%q, %v", name, err)
+				t.Fatalf("the program is %q, error %v; want cat", name, err)
 			}
 		}
 		if a, err := unix.SchedGetAttr(cmd.Process.Pid, 0); err != nil || a.Policy != unix.SCHED_IDLE {
-			t.Errorf("policy %+v, %v", a, err)
+			t.Errorf("scheduling %+v, error %v; want SCHED_IDLE", a, err)
 		}
 	}
-	// One that the kernel has taken is no error.
+	// That the kernel has ended one of them is no error.
 	_ = cmds[1].Process.Kill()
 	if err := d.close(); err != nil {
 		t.Error(err)

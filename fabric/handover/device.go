@@ -27,13 +27,14 @@ type Options struct {
 	Credential *syscall.Credential // the target's user; nil: this process's
 	Model      string
 	Profile    string
-	Error      string // as of ParseForm
+	Error      string // in decibels, see ParseForm
 	Plan       Plan
 	Stderr     io.Writer
 }
 
-// Device is a process that holds weights for one target. It takes its memory in the cgroup of the process that starts it. Should memory be short all the same, the kernel ends it first
-// (oom_score_adj): the target then computes from the file.
+// Device is a process that holds weights for one target. Its memory is charged to the cgroup of the process
+// that starts it. If memory gets short all the same, the kernel ends it first (oom_score_adj): the target
+// then computes from the file.
 type Device struct {
 	dir    string
 	cmd    *exec.Cmd
@@ -41,7 +42,8 @@ type Device struct {
 	decoys *decoys
 }
 
-// Start starts a device and waits until it can be asked. It goes on to read what the plan says. The caller must call Close.
+// Start starts a device, waits until it serves, and tells it what to hold; the device reads that in the
+// background. The caller must call Close.
 func Start(o Options) (_ *Device, err error) {
 	d := &Device{}
 	if d.dir, err = os.MkdirTemp("", "tensorcast-fabric-"); err != nil {
@@ -55,9 +57,11 @@ func Start(o Options) (_ *Device, err error) {
 	if d.decoys, err = startDecoys(decoyCount); err != nil {
 		return nil, err
 	}
-	// Planes that are exchanged for others are there twice for a moment, and what was made smaller leaves gaps. What is not used takes no memory.
+	// The pool is larger than the plan, as planes that are exchanged for others are there twice for a
+	// moment, and shrunk ones leave gaps. What is not used of it takes no memory.
 	pool := o.Plan.Bytes + o.Plan.Bytes/2 + 64<<20
-	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model, "--profile", o.Profile,
+	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model,
+		"--profile", o.Profile,
 		"--room", strconv.FormatInt(o.Plan.Bytes, 10), "--told", "--pool", strconv.FormatInt(pool, 10))
 	if o.Error != "" {
 		args = append(args, "--error", o.Error)
@@ -72,7 +76,7 @@ func Start(o Options) (_ *Device, err error) {
 			return nil, fmt.Errorf("give the directory of the device's socket to its user: %w", err)
 		}
 	}
-	// With its heap collected early, its memory is the target's.
+	// The heap is collected early, to leave memory to the target.
 	cmd.Env = append(os.Environ(), "GOGC=25")
 	out, err := cmd.StderrPipe()
 	if err != nil {
@@ -97,26 +101,30 @@ func Start(o Options) (_ *Device, err error) {
 	return d, d.Wish(context.Background(), o.Plan.Units)
 }
 
-// Wish says what the device is to hold, by the indices of Units. It goes on to read that.
+// Wish says what the device is to hold, by the indices of units. The device reads that in the background.
 func (d *Device) Wish(ctx context.Context, units []int) error {
 	return device.Wish(ctx, d.Socket(), units)
 }
 
-// Socket is where the device is.
+// Socket is the path of the device's socket.
 func (d *Device) Socket() string { return filepath.Join(d.dir, "fabric.sock") }
 
-// Environ is what a target needs so that it finds the device: libggml-tfmbs.so, at backend, is loaded by ggml.
+// Environ returns what a target needs in its environment to find the device. ggml loads libggml-tfmbs.so,
+// whose path is backend.
 func (d *Device) Environ(backend string) []string {
-	// The shared memory holds vectors only.
-	return []string{"GGML_BACKEND_PATH=" + backend, "TFMBS_HANDOVER=1", "TFMBS_SOCKET=" + d.Socket(), "TFMBS_POOL_BYTES=4096", "TFMBS_STAGING_BYTES=" + strconv.Itoa(160<<20)}
+	// The memory that is shared with the device needs to hold vectors only.
+	return []string{
+		"GGML_BACKEND_PATH=" + backend, "TFMBS_HANDOVER=1", "TFMBS_SOCKET=" + d.Socket(),
+		"TFMBS_POOL_BYTES=4096", "TFMBS_STAGING_BYTES=" + strconv.Itoa(160<<20),
+	}
 }
 
-// Status asks what it holds.
+// Status asks the device what it holds.
 func (d *Device) Status(ctx context.Context) (device.Status, error) {
 	return device.Ask(ctx, d.Socket())
 }
 
-// Close ends it.
+// Close ends the device and removes its socket.
 func (d *Device) Close() error {
 	if d.cmd != nil {
 		_ = d.cmd.Process.Signal(unix.SIGTERM)

@@ -12,22 +12,25 @@ import (
 
 const mib = 1 << 20
 
-// dense is a model of so many matrices of a type, of which each has a million weights for each of rows.
+// dense is a model of n matrices of a type, each of rows million weights.
 func dense(n, rows int, of gguf.Type) (units []Unit, bytes int64) {
 	for i := range n {
-		u := Unit{device.Tensor{Name: fmt.Sprint(i), Matrices: []device.Extent{{Type: of, Rows: rows << 10, Cols: 1024}}}, i, -1, 1}
-		units, bytes = append(units, u), bytes+u.size()
+		matrix := device.Extent{Type: of, Rows: rows << 10, Cols: 1024}
+		u := Unit{device.Tensor{Name: fmt.Sprint(i), Matrices: []device.Extent{matrix}}, i, -1, 1}
+		units, bytes = append(units, u), bytes+u.fileBytes()
 	}
 	return units, bytes
 }
 
-// mixed is a mixture of 4 layers with so many experts, of which each token uses an eighth: 1224 MiB, and trunk of 17.
+// mixed is a mixture with so many experts in each of 4 layers, of which a token uses an eighth: 1224 MiB of
+// experts, and 17 that every token uses.
 func mixed(experts int) (units []Unit, bytes int64) {
 	units, bytes = dense(16, 1, gguf.Q8_0)
 	for layer := range 4 {
 		for e := range experts {
-			u := Unit{device.Tensor{Name: "e", Matrices: []device.Extent{{Type: gguf.Q8_0, Rows: (1 << 16) / experts, Cols: 4608}}}, layer, e, 0.125}
-			units, bytes = append(units, u), bytes+u.size()
+			matrix := device.Extent{Type: gguf.Q8_0, Rows: (1 << 16) / experts, Cols: 4608}
+			u := Unit{device.Tensor{Name: "e", Matrices: []device.Extent{matrix}}, layer, e, 0.125}
+			units, bytes = append(units, u), bytes+u.fileBytes()
 		}
 	}
 	return units, bytes
@@ -63,31 +66,34 @@ func TestMake(t *testing.T) {
 	} {
 		p := Make(units, test.form, Target{Model: bytes, Room: test.room, LeftOver: 140 * mib, Disk: 2.2e9, CPUs: 2})
 		if p.Bytes < test.least || p.Bytes > test.most {
-			t.Errorf("%s: %d MiB, want %d to %d; a token %.3f s, alone %.3f s", test.name, p.Bytes/mib, test.least/mib, test.most/mib, p.Token, p.Alone)
+			t.Errorf("%s: %d MiB, want %d to %d; a token %.3f s, alone %.3f s", test.name, p.Bytes/mib,
+				test.least/mib, test.most/mib, p.Token, p.Alone)
 		}
 	}
 }
 
-// TestMakeMixture: experts that are used alike are held if that pays; many of them only where all fits, or where their use is known: then those that are used most.
+// TestMakeMixture: experts that are used alike are held if that pays; many of them only where all fits, or
+// where their use is known: then those that are used most.
 func TestMakeMixture(t *testing.T) {
 	fast, balanced := form(t, "fast", ""), form(t, "balanced", "")
 	few, bytes := mixed(16)
 	at := Target{Model: bytes, Room: 559 * mib, LeftOver: 144 * mib, Disk: 3e9, CPUs: 2}
-	if p := Make(few, fast, at); p.Bytes == 0 || !slices.ContainsFunc(p.Units, func(i int) bool { return few[i].Expert >= 0 }) {
-		t.Errorf("'fast' is to be handed over: %+v", p)
+	isExpert := func(i int) bool { return few[i].Expert >= 0 }
+	if p := Make(few, fast, at); p.Bytes == 0 || !slices.ContainsFunc(p.Units, isExpert) {
+		t.Errorf("fast: plan %+v, want experts among its units", p)
 	}
 	if p := Make(few, balanced, at); p.Bytes != 0 {
-		t.Errorf("'balanced' is not: %+v", p)
+		t.Errorf("balanced: plan %+v, want none", p)
 	}
 	many, bytes := mixed(128)
 	at.Model = bytes
 	p := Make(many, fast, at)
 	if p.Bytes != 0 {
-		t.Errorf("experts whose use is not known are held: %+v", p)
+		t.Errorf("128 experts, of which not all fit: plan %+v, want none", p)
 	}
 	at.Room = 1000 * mib
 	if p := Make(many, fast, at); p.Bytes == 0 {
-		t.Error("where all fits, it is to be handed over")
+		t.Error("128 experts, all of which fit: no plan, want one")
 	}
 }
 
@@ -107,7 +113,8 @@ func TestMakeTypes(t *testing.T) {
 	}
 }
 
-// TestMakeFiner: where all fits with the planes that the bound needs, third planes are planned as far as there is room for them; and what is planned fits.
+// TestMakeFiner: where all fits with the planes that the bound needs, third planes are planned as far as
+// there is room for them; and what is planned fits.
 func TestMakeFiner(t *testing.T) {
 	units, bytes := dense(64, 16, gguf.Q8_0)
 	fast := form(t, "fast", "")
@@ -121,67 +128,73 @@ func TestMakeFiner(t *testing.T) {
 		room  int64
 		finer bool
 		whole bool // all is held
-	}{{1000 * mib, true, false}, {860 * mib, true, false}, {620 * mib, true, true}, {540 * mib, false, false}, {300 * mib, false, false}} {
+	}{{1000 * mib, true, false}, {860 * mib, true, false}, {620 * mib, true, true}, {540 * mib, false, false},
+		{300 * mib, false, false}} {
 		p := Make(units, fast, Target{Model: bytes, Room: test.room, LeftOver: 140 * mib, Disk: 2e9, CPUs: 2})
 		left := test.room - 140*mib - p.Bytes - p.Rest // beside planes and what is not held
-		if p.Finer != test.finer || (p.Rest == 0) != test.whole || p.Finer && (left < 0 || left > 24*mib) || p.Bytes > test.room-140*mib || p.Least > p.Bytes || p.Finer && p.Least >= p.Bytes {
-			t.Errorf("%d MiB: %+v, %d MiB are left; two planes take %d MiB, three %d", test.room/mib, p, left/mib, two/mib, three/mib)
+		if p.Finer != test.finer || (p.Rest == 0) != test.whole || p.Finer && (left < 0 || left > 24*mib) ||
+			p.Bytes > test.room-140*mib || p.Least > p.Bytes || p.Finer && p.Least >= p.Bytes {
+			t.Errorf("%d MiB: %+v, %d MiB are left; two planes take %d MiB, three %d", test.room/mib, p,
+				left/mib, two/mib, three/mib)
 		}
 	}
 	if p := Make(units, fast, Target{Model: bytes, Room: 1100 * mib, LeftOver: 140 * mib}); p.Bytes != 0 {
-		t.Errorf("of what fits: %+v", p)
+		t.Errorf("a model that fits: plan %+v, want none", p)
 	}
 }
 
-// TestMakeShort: where all fits with planes that the bound needs, some of them may go while memory is short; where it does not, the device decides which go first.
+// TestMakeShort: where all fits with planes that the bound needs, some of them may go while memory is
+// short; where it does not, the device decides which go first.
 func TestMakeShort(t *testing.T) {
 	balanced := form(t, "balanced", "")
 	if balanced.Short != 15 {
-		t.Fatalf("%+v", balanced)
+		t.Fatalf("Short = %v, want 15", balanced.Short)
 	}
 	if !balanced.MayBeCoarser(3) {
-		t.Skip("needs a processor with AVX2, and assembly: only planes that are multiplied as bands come and go one by one")
+		t.Skip("needs AVX2 and assembly: only planes that are multiplied as bands come and go one by one")
 	}
 	if given := form(t, "balanced", "20dB"); given.Short != 0 {
-		t.Errorf("an error that is given is meant: %+v", given)
+		t.Errorf("Short of a given error = %v, want 0", given.Short)
 	}
 	balanced.Finer = true
 	units, bytes := dense(64, 16, gguf.Q8_0)
 	at := Target{Model: bytes, Room: 950 * mib, LeftOver: 140 * mib, Disk: 2e9, CPUs: 2}
 	p := Make(units, balanced, at)
-	if !p.Finer || p.Least <= p.Bytes*6/10 || p.Least >= p.Bytes*3/4 || p.Rest <= 0 || p.Rest > 950*mib-140*mib-p.Bytes+mib {
-		t.Errorf("where it fits: %+v", p)
+	if !p.Finer || p.Least <= p.Bytes*6/10 || p.Least >= p.Bytes*3/4 || p.Rest <= 0 ||
+		p.Rest > 950*mib-140*mib-p.Bytes+mib {
+		t.Errorf("where it fits: %+v, want planes that may go while memory is short", p)
 	}
 	at.Room = 500 * mib
 	if p := Make(units, balanced, at); p.Finer || p.Least != p.Bytes || p.Bytes == 0 {
-		t.Errorf("where it does not: %+v", p)
+		t.Errorf("where it does not fit: %+v, want no such planes", p)
 	}
 }
 
 // TestParseForm: an error in decibels comes before a profile's.
 func TestParseForm(t *testing.T) {
 	if f, err := ParseForm("fast", "20dB"); err != nil || math.Abs(f.Bound-20) > 1e-9 {
-		t.Errorf("%+v, %v", f, err)
+		t.Errorf("form %+v, error %v; want a bound of 20", f, err)
 	}
 	for _, text := range []string{"20", "dB", "-3dB", "0dB", "101dB", "NaNdB"} {
 		if _, err := ParseForm("fast", text); err == nil {
-			t.Errorf("%q is taken", text)
+			t.Errorf("%q is accepted, want an error", text)
 		}
 	}
 	if _, err := ParseForm("best", ""); err == nil {
-		t.Error("a profile that does not exist is taken")
+		t.Error("a profile that does not exist is accepted, want an error")
 	}
 }
 
-// TestSpread: the layers of which the device holds the first few are spread over the model.
+// TestSpread: any number of the first units is spread over the model's layers.
 func TestSpread(t *testing.T) {
 	f := &gguf.File{}
 	for i := range 40 {
-		f.Tensors = append(f.Tensors, gguf.Tensor{Name: "blk." + string(rune('0'+i/10)) + string(rune('0'+i%10)) + ".ffn_up.weight", Type: gguf.Q8_0, Shape: []int64{64, 64}})
+		name := fmt.Sprintf("blk.%02d.ffn_up.weight", i)
+		f.Tensors = append(f.Tensors, gguf.Tensor{Name: name, Type: gguf.Q8_0, Shape: []int64{64, 64}})
 	}
 	all := Units(f)
 	if len(all) != 40 {
-		t.Fatalf("%d tensors", len(all))
+		t.Fatalf("%d units, want 40", len(all))
 	}
 	for _, n := range []int{5, 8, 13, 21} {
 		var held [40]bool
@@ -197,7 +210,7 @@ func TestSpread(t *testing.T) {
 			widest = max(widest, gap)
 		}
 		if widest > 2*40/n {
-			t.Errorf("of %d layers of 40, %d follow each other without one", n, widest)
+			t.Errorf("the first %d units of 40 layers leave a gap of %d layers, want at most %d", n, widest, 2*40/n)
 		}
 	}
 }

@@ -8,8 +8,9 @@ import (
 	"tensorcast/prefetch/plan"
 )
 
-// TestRest: what a device does not hold, prefetchd's own planner shares as the joint plan does: a token reads each byte of it once, so that all sets of as many bytes that are kept save the same time, of one type
-// or of several. prefetchd spreads them, which is better than another set for what it reads ahead.
+// TestRest: prefetchd's own planner keeps as much of what a device does not hold as the joint plan does. A
+// token reads each byte of that once, so all sets of as many bytes save the same time. prefetchd keeps bytes
+// that are spread over the model, which is best for reading ahead.
 func TestRest(t *testing.T) {
 	units, bytes := dense(48, 16, gguf.Q4_K)
 	more, bytes6 := dense(16, 16, gguf.Q6_K)
@@ -24,10 +25,11 @@ func TestRest(t *testing.T) {
 	var rest [][]choice
 	var offset, size, largest int64
 	for i := range units {
-		n := units[i].size()
+		n := units[i].fileBytes()
 		if !held[i] {
-			c.Reads = append(c.Reads, pattern.CycleRead{File: 0, Tensor: units[i].Name, Offset: offset, Length: n, Nanos: -1})
-			rest = append(rest, at.choices(n, 1, false))
+			c.Reads = append(c.Reads, pattern.CycleRead{File: 0, Tensor: units[i].Name, Offset: offset,
+				Length: n, Nanos: -1})
+			rest = append(rest, at.cpuChoices(n, 1, false))
 			size, largest = size+n, max(largest, n)
 		}
 		offset += n
@@ -41,9 +43,10 @@ func TestRest(t *testing.T) {
 		kept += r.Length
 	}
 	// The joint plan for as much memory keeps whole tensors.
-	_, of := share(rest, kept)
+	_, of := shareMemory(rest, kept)
 	joint := int64(of.read * at.Disk)
 	if kept == 0 || f.Missed != size-kept || f.Missed > joint || joint-f.Missed > largest {
-		t.Errorf("of %d MiB prefetchd keeps %d and reads %d for a token, the joint plan keeps %d and reads %d", size/mib, kept/mib, f.Missed/mib, of.memory/mib, joint/mib)
+		t.Errorf("of %d MiB prefetchd keeps %d and reads %d for a token, the joint plan keeps %d and reads %d",
+			size/mib, kept/mib, f.Missed/mib, of.memory/mib, joint/mib)
 	}
 }

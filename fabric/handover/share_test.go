@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestShare: of all ways to share memory, none takes less time than the one that is found, but for what the choices of one thing differ in; and none of what is chosen is too large.
+// TestShare compares shareMemory with all ways to share memory. Its result fits, and takes at most as much longer than
+// the best one as the choices of one item differ in.
 func TestShare(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	found, least := 0.0, 0.0
@@ -21,7 +22,8 @@ func TestShare(t *testing.T) {
 			}
 			most := all[0].compute + all[0].read + all[0].wait
 			for k := range r.IntN(4) {
-				all = append(all, choice{planes: k, memory: 1 + r.Int64N(20), compute: all[0].compute * (0.5 + r.Float64())})
+				compute := all[0].compute * (0.5 + r.Float64())
+				all = append(all, choice{planes: k, memory: 1 + r.Int64N(20), compute: compute})
 				most = max(most, all[len(all)-1].compute)
 			}
 			widest = max(widest, most)
@@ -43,25 +45,26 @@ func TestShare(t *testing.T) {
 			}
 		}
 		try(0, cost{})
-		chosen, of := share(items, memory)
+		chosen, of := shareMemory(items, memory)
 		if got := of.time(); len(chosen) != len(items) || of.memory > memory || got < best-1e-9 || got > best+widest {
-			t.Fatalf("%v of %d: %d bytes, %.3f, the least is %.3f", chosen, memory, of.memory, got, best)
+			t.Fatalf("%v takes %d bytes of %d and %.3f s, want %.3f to %.3f s",
+				chosen, of.memory, memory, got, best, best+widest)
 		}
 		found, least = found+of.time(), least+best
 	}
 	t.Logf("%.3f times the least", found/least)
 	if found > 1.1*least {
-		t.Errorf("%.3f times the least, on average", found/least)
+		t.Errorf("%.3f times the least time on average, want at most 1.1", found/least)
 	}
 }
 
-// TestShareEqual: of what saves as much, the first ones get the memory.
+// TestShareEqual: of items that save as much, the first ones get the memory.
 func TestShareEqual(t *testing.T) {
 	var items [][]choice
 	for i := range 10 {
 		items = append(items, []choice{{read: 1}, {planes: 2, memory: int64(10 + i%2)}})
 	}
-	if got, of := share(items, 45); !slices.Equal(got, []int{1, 1, 1, 1, 0, 0, 0, 0, 0, 0}) || of.memory != 42 {
-		t.Errorf("%v, %d bytes", got, of.memory)
+	if got, of := shareMemory(items, 45); !slices.Equal(got, []int{1, 1, 1, 1, 0, 0, 0, 0, 0, 0}) || of.memory != 42 {
+		t.Errorf("choices %v of %d bytes, want the first four items, 42 bytes", got, of.memory)
 	}
 }

@@ -1,6 +1,6 @@
-// Macros of the AVX2 code.
+// This file has a macro of the AVX2 code.
 
-// CONSTANT fills Y with the 32 bits VALUE; spoils AX.
+// CONSTANT fills the lanes of Y with the 32 bits VALUE. X is the lower half of Y. AX is overwritten.
 #define CONSTANT(VALUE, X, Y) \
 	MOVL         VALUE, AX \
 	VMOVD        AX, X     \

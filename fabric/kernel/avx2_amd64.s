@@ -1,6 +1,7 @@
 //go:build !noasm
 
-// AVX2, with FMA and F16C.
+// This file has the general loops in AVX2, with FMA and F16C: decoding, products of decoded rows,
+// factors and sums.
 
 #include "go_asm.h"
 #include "textflag.h"
@@ -8,11 +9,21 @@
 
 // func decodePT5x256(dst *byte, planes *[]byte, count, n int, t *tables)
 //
-// As decodePT5x512, for 32 bytes. A table by q has 32 bytes: the index of one half is negative, and gives 0, where that of the other is not.
+// Works like decodePT5x512, on 32 bytes. A table by q has 32 bytes, and is looked up in two halves:
+// the index into one half is negative, which gives 0, when that into the other is not.
 //
-// DI dst, SI planes, DX offset in planes, R8 its end, R9 tables of the first plane, BX of the current, AX header of the plane, R10 plane, CX
-// planes left, R11 32 when it is a group's second half.
-// Y15 low bytes of words, Y14 7282, Y13 16 and Y12 0x70 in each byte, Y5-Y9 weights.
+//	DI      dst
+//	SI      planes
+//	DX, R8  offset in planes, and its end
+//	R9, BX  tables of the first plane, and of the current one
+//	AX, R10 header of the plane, and the plane
+//	CX      planes left
+//	R11     32 in the second half of a group, otherwise 0
+//	Y5-Y9   weights
+//	Y15     the low byte of each word
+//	Y14     7282 in each word
+//	Y13     16 in each byte
+//	Y12     0x70 in each byte
 #define BYQ(OFFSET, ACC) \
 	VBROADCASTI128 (OFFSET)(BX), Y10      \
 	VBROADCASTI128 (OFFSET+16)(BX), Y11   \
@@ -88,7 +99,7 @@ plane:
 
 // func decodeTwoBit256(dst *byte, planes *[]byte, count, n int, t *tables)
 //
-// Registers as above; Y15 15 in each byte.
+// Registers as in decodePT5x256, but Y15 has 15 in each byte.
 #define BYHALF(INDEX, LOW, HIGH) \
 	VPSHUFB INDEX, Y2, Y10       \
 	VPSHUFB INDEX, Y3, Y11       \
@@ -142,9 +153,10 @@ plane:
 	VZEROUPPER
 	RET
 
-// DOT32 adds to SUMS the lanes of 32 columns. The product of bytes saturates sums of two beyond 16 bits, which weights up to 127 cannot
-// reach: bit 7 of the weights is multiplied on its own.
-// Y15 127, Y14 1 in each byte; Y13 1, Y12 128 in each word.
+// DOT32 adds the products of 32 columns to the lanes of SUMS. VPMADDUBSW saturates sums of two
+// products at 16 bits. Weights up to 127 do not reach that, so bit 7 of the weights is multiplied
+// separately. Constants: Y15 has 127 and Y14 has 1 in each byte, Y13 has 1 and Y12 has 128 in each
+// word.
 #define DOT32(OFFSET, SUMS) \
 	VMOVDQU    (OFFSET)(SI), Y0       \
 	VMOVDQU    (OFFSET)(DX), Y1       \
@@ -158,7 +170,7 @@ plane:
 	VPADDD     Y0, SUMS, SUMS         \
 	VPADDD     Y2, SUMS, SUMS
 
-// SMALL32 is DOT32 where no weight has bit 7.
+// SMALL32 is DOT32 for weights without bit 7.
 #define SMALL32(OFFSET, SUMS) \
 	VMOVDQU    (OFFSET)(SI), Y0       \
 	VPMADDUBSW (OFFSET)(DX), Y0, Y0   \
@@ -171,7 +183,7 @@ plane:
 	CONSTANT($0x00010001, X13, Y13)   \
 	CONSTANT($0x00800080, X12, Y12)
 
-// SUM8 adds the lanes of Y8 to the float32 at DI.
+// SUM8 adds all lanes of Y8 to the float32 at DI.
 #define SUM8 \
 	VEXTRACTF128 $1, Y8, X2           \
 	VADDPS       X2, X8, X1           \
@@ -182,7 +194,8 @@ plane:
 	VADDSS       (DI), X1, X1         \
 	VMOVSS       X1, (DI)
 
-// DOT multiplies Rows in blocks of whole stripes, by DOT32 or SMALL32. Registers as in dot512.
+// DOT computes the product Rows with blocks of whole stripes. MULTIPLY is DOT32 or SMALL32.
+// Registers as in dot512.
 #define DOT(MULTIPLY) \
 	MOVQ Rows_Dst(AX), DI             \
 	MOVQ Rows_Weights(AX), R8         \
@@ -229,7 +242,7 @@ stripe:                               \
 	VZEROUPPER                        \
 	RET
 
-// DOTPART does that in blocks of 16 or 32: a stripe has four factors, or two.
+// DOTPART does the same for blocks of 16 or 32 columns: a stripe has four factors or two.
 #define DOTPART(MULTIPLY) \
 	MOVQ Rows_Dst(AX), DI             \
 	MOVQ Rows_Weights(AX), R8         \
@@ -306,7 +319,8 @@ TEXT ·dotPartSmall256(SB), NOSPLIT, $0-8
 	MOVQ r+0(FP), AX
 	DOTPART(SMALL32)
 
-// FIELDS has in Y0 the sums of two products each, in 16 bits, of 128 weights with x; spoils Y1-Y3.
+// FIELDS multiplies 128 weights by x. Y0 gets the sums of two products each, in 16 bits. Y1-Y3 are
+// overwritten.
 #define FIELDS(OFFSET) \
 	VMOVDQU    (OFFSET)(SI), Y0          \
 	VPSRLW     $2, Y0, Y1                \
@@ -326,8 +340,18 @@ TEXT ·dotPartSmall256(SB), NOSPLIT, $0-8
 
 // func twoBit256x256(p *Product)
 //
-// One plane, blocks of 256. BX the Product; DI dst; SI plane; R8 x; R12 bias; R11 factors of the row, R10 those to come; CX groups left
-// in the row; R15 rows left. Y15 3 in each byte, Y13 1 in each word.
+// One plane, blocks of 256.
+//
+//	BX       the Product
+//	DI       dst
+//	SI       plane
+//	R8       x
+//	R12      bias
+//	R11, R10 factors of the row, and those to come
+//	CX       groups left in the row
+//	R15      rows left
+//	Y15      3 in each byte
+//	Y13      1 in each word
 TEXT ·twoBit256x256(SB), NOSPLIT, $0-8
 	CONSTANT($0x03030303, X15, Y15)
 	CONSTANT($0x00010001, X13, Y13)
@@ -374,7 +398,13 @@ group:
 
 // func expandHalf256(dst *float32, pitch int, s *Scales)
 //
-// DI dst, DX of the row; R8 pitch in bytes; AX s; SI halfs; R9 with; R10 rows left; CX blocks left.
+//	DI, DX dst, and dst of the row
+//	R8     pitch in bytes
+//	AX     s
+//	SI     halfs
+//	R9     with
+//	R10    rows left
+//	CX     blocks left
 TEXT ·expandHalf256(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), DX
 	MOVQ pitch+8(FP), R8
@@ -425,7 +455,13 @@ next:
 
 // func expandSub256(dst *float32, pitch int, s *Scales)
 //
-// Per is 8 or 16. Registers as above; SI sub; R11 supers, R12 blocks left of the one in Y2, R13 Per; R14 supers of a row that are left.
+// Per is 8 or 16. Registers as in expandHalf256, but:
+//
+//	SI  sub
+//	R11 supers
+//	R12 blocks left of the super in Y2
+//	R13 Per
+//	R14 supers left in the row
 TEXT ·expandSub256(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), DX
 	MOVQ pitch+8(FP), R8
@@ -524,63 +560,5 @@ eight:
 	ADDQ       $32, DI
 	DECQ       CX
 	JNZ        eight
-	VZEROUPPER
-	RET
-
-// func dotFloat256(r *FloatRows)
-//
-// Registers as in dotFloat512; Y15 what is added to weights.
-TEXT ·dotFloat256(SB), NOSPLIT, $0-8
-	MOVQ r+0(FP), AX
-	MOVQ FloatRows_Dst(AX), DI
-	MOVQ FloatRows_Weights(AX), R8
-	MOVQ FloatRows_Factors(AX), R11
-	MOVQ FloatRows_Count(AX), R12
-	MOVQ FloatRows_Block(AX), R9
-	SHRQ $4, R9
-	VPBROADCASTD FloatRows_Add(AX), Y15
-
-row:
-	VXORPS Y8, Y8, Y8
-	MOVQ R8, SI
-	MOVQ R11, R10
-	MOVQ FloatRows_X(AX), DX
-	MOVQ FloatRows_Stripes(AX), CX
-	SHLQ $2, CX
-
-block:
-	MOVQ    R9, R13
-	CMPQ    CX, R13
-	CMOVQLT CX, R13
-	SUBQ    R13, CX
-	VXORPS  Y4, Y4, Y4
-	VXORPS  Y5, Y5, Y5
-
-sixteen:
-	VPMOVZXBD (SI), Y0
-	VPMOVZXBD 8(SI), Y1
-	VPADDD    Y15, Y0, Y0
-	VPADDD    Y15, Y1, Y1
-	VCVTDQ2PS Y0, Y0
-	VCVTDQ2PS Y1, Y1
-	VFMADD231PS (DX), Y0, Y4
-	VFMADD231PS 32(DX), Y1, Y5
-	ADDQ      $16, SI
-	ADDQ      $64, DX
-	DECQ      R13
-	JNZ       sixteen
-	VBROADCASTSS (R10), Y6
-	VADDPS    Y5, Y4, Y4
-	VFMADD231PS Y6, Y4, Y8
-	ADDQ      $4, R10
-	TESTQ     CX, CX
-	JG        block
-	SUM8
-	ADDQ $4, DI
-	ADDQ FloatRows_Pitch(AX), R8
-	MOVQ FloatRows_FactorPitch(AX), CX
-	LEAQ (R11)(CX*4), R11
-	DECQ R12
-	JNZ  row
 	VZEROUPPER
 	RET

@@ -1,7 +1,7 @@
-// Macros of the AVX-512 code.
+// This file has macros of the AVX-512 code.
 
-// QUOTIENT computes Z1 = b/9 and Z2 = b%9 of the bytes b in Z0; it overwrites Z3. Z31 has the low bytes of words, Z30 7282 in each word,
-// Z29 9q by q.
+// QUOTIENT computes b/9 in Z1 and b%9 in Z2 of the bytes b in Z0, as decodePT5x512 explains. Z3 is
+// overwritten. Constants: Z31 the low byte of each word, Z30 7282 in each word, Z29 9q by q.
 #define QUOTIENT \
 	VPANDD      Z31, Z0, Z1        \
 	VPMULHUW    Z30, Z1, Z1        \
@@ -10,7 +10,7 @@
 	VPERMB      Z29, Z1, Z3        \
 	VPSUBB      Z3, Z0, Z2
 
-// SUM adds the lanes of Z20 to the float32 at DI.
+// SUM adds all lanes of Z20 to the float32 at DI.
 #define SUM \
 	VEXTRACTF64X4 $1, Z20, Y1     \
 	VADDPS        Y1, Y20, Y1     \

@@ -1,6 +1,7 @@
 //go:build !noasm
 
-// AVX-512 with VBMI (lookups in 64 bytes), VNNI (sums of products of bytes) and GFNI (bit fields of bytes).
+// This file has the general loops in AVX-512: decoding and products of decoded rows. It uses VBMI
+// for lookups in 64 bytes, VNNI for sums of products of bytes, and GFNI for bit fields of bytes.
 
 #include "go_asm.h"
 #include "textflag.h"
@@ -8,11 +9,22 @@
 
 // func decodePT5x512(dst *byte, planes *[]byte, count, n int, t *tables)
 //
-// q = b/9 of 64 bytes: the high half of a 16-bit product with 7282 = ceil(2^16/9). Of a word's low byte alone it is exact; of the
-// whole word 256h + l its high byte is h/9, as for h%9 = 8 and l up to 253 (2048 + l)/9, with the constant's error of 0.22, stays below 256.
+// To compute q = b/9 of 64 bytes, words of 16 bits are multiplied by 7282 = ceil(2^16/9), and the
+// high half is taken. This is exact for the low byte of a word on its own. For the high byte h it
+// is taken from the whole word 256h + l: the high byte of the result is h/9, because even if h%9 =
+// 8 and l = 253, (2048 + l)/9 and the error of the constant, 0.22, add up to less than 256.
 //
-// DI dst; SI planes; CX planes left; DX offset in planes, R8 its end; R9 tables of the first plane, BX of the current; R10 plane.
-// Z31 low bytes of words, Z30 7282, Z29 9q by q, Z24-Z28 the first plane's tables; Z10-Z14 the weights of five stripes.
+//	DI      dst
+//	SI      planes
+//	CX      planes left
+//	DX, R8  offset in planes, and its end
+//	R9, BX  tables of the first plane, and of the current one
+//	R10     plane
+//	Z31     the low byte of each word
+//	Z30     7282 in each word
+//	Z29     9q by q
+//	Z24-Z28 tables of the first plane
+//	Z10-Z14 weights of five stripes
 TEXT ·decodePT5x512(SB), NOSPLIT, $0-40
 	MOVQ dst+0(FP), DI
 	MOVQ planes+8(FP), SI
@@ -84,10 +96,11 @@ done:
 
 // func decodeTwoBit512(dst *byte, planes *[]byte, count, n int, t *tables)
 //
-// Of one plane, an affine map over bits moves a field of two bits down and drops the others, at once. Of several, half a byte looks up
-// two digits times their power.
+// If there is one plane, an affine map over the bits of a byte moves a field of two bits down and
+// drops the others, in one instruction. If there are several, half a byte looks up two digits times
+// their power.
 //
-// Registers as above; Z31 3 in each byte, Z28-Z30 the maps, Z27 15 in each byte.
+// Registers as in decodePT5x512, but Z31 has 3 and Z27 15 in each byte, and Z28-Z30 have the maps.
 TEXT ·decodeTwoBit512(SB), NOSPLIT, $0-40
 	MOVQ dst+0(FP), DI
 	MOVQ planes+8(FP), SI
@@ -98,7 +111,7 @@ TEXT ·decodeTwoBit512(SB), NOSPLIT, $0-40
 	VPBROADCASTD AX, Z31
 	MOVL $0x0f0f0f0f, AX
 	VPBROADCASTD AX, Z27
-	MOVQ $0x0408000000000000, AX // the highest byte makes bit 0
+	MOVQ $0x0408000000000000, AX // the highest byte determines bit 0
 	VPBROADCASTQ AX, Z30
 	MOVQ $0x1020000000000000, AX
 	VPBROADCASTQ AX, Z29
@@ -156,10 +169,19 @@ done:
 
 // func dot512(r *Rows)
 //
-// Blocks of whole stripes. Loads and stores run beside the arithmetic, of which a block of four stripes has six instructions.
+// Blocks are whole stripes. A block of four stripes has six instructions of arithmetic, and loads
+// and stores run beside them.
 //
-// AX the Rows; DI dst; SI weights, R8 of the row; DX x; BX bias; R10 factors, R11 of the row; R12 rows left;
-// R9 stripes of a block; CX stripes left; R13 stripes left in the block.
+//	AX       the Rows
+//	DI       dst
+//	SI, R8   weights, and those of the row
+//	DX       x
+//	BX       bias
+//	R10, R11 factors, and those of the row
+//	R12      rows left
+//	R9       stripes of a block
+//	CX       stripes left
+//	R13      stripes left in the block
 TEXT ·dot512(SB), NOSPLIT, $0-8
 	MOVQ r+0(FP), AX
 	MOVQ Rows_Dst(AX), DI
@@ -245,8 +267,9 @@ done:
 
 // func dotPart512(r *Rows, spread *[16]int32)
 //
-// Blocks of 16 or 32: a stripe's factors are spread over its lanes. Registers as above; R9 the bytes of a stripe's factors; Z31 spread.
-// Two sums, as an addition takes longer than a stripe.
+// Blocks of 16 or 32 columns: the factors of a stripe are spread over its lanes. There are two
+// sums, as an addition takes longer than everything else for a stripe. Registers as in dot512, but
+// R9 has the bytes of a stripe's factors and Z31 has spread.
 TEXT ·dotPart512(SB), NOSPLIT, $0-16
 	MOVQ r+0(FP), AX
 	MOVQ spread+8(FP), BX
@@ -316,58 +339,5 @@ sum:
 	JNZ  row
 
 done:
-	VZEROUPPER
-	RET
-
-
-// func dotFloat512(r *FloatRows)
-//
-// AX the FloatRows; DI dst; SI weights, R8 of the row; DX x; R10 factors, R11 of the row; R12 rows left; R9 sixteens of a block; CX
-// sixteens left; R13 those left in the block. Z31 is what is added to weights.
-TEXT ·dotFloat512(SB), NOSPLIT, $0-8
-	MOVQ r+0(FP), AX
-	MOVQ FloatRows_Dst(AX), DI
-	MOVQ FloatRows_Weights(AX), R8
-	MOVQ FloatRows_Factors(AX), R11
-	MOVQ FloatRows_Count(AX), R12
-	MOVQ FloatRows_Block(AX), R9
-	SHRQ $4, R9
-	VPBROADCASTD FloatRows_Add(AX), Z31
-
-row:
-	VPXORD Z20, Z20, Z20
-	MOVQ R8, SI
-	MOVQ R11, R10
-	MOVQ FloatRows_X(AX), DX
-	MOVQ FloatRows_Stripes(AX), CX
-	SHLQ $2, CX
-
-block:
-	MOVQ    R9, R13
-	CMPQ    CX, R13
-	CMOVQLT CX, R13
-	SUBQ    R13, CX
-	VPXORD  Z4, Z4, Z4
-
-sixteen:
-	VPMOVZXBD (SI), Z0
-	VPADDD    Z31, Z0, Z0
-	VCVTDQ2PS Z0, Z0
-	VFMADD231PS (DX), Z0, Z4
-	ADDQ      $16, SI
-	ADDQ      $64, DX
-	DECQ      R13
-	JNZ       sixteen
-	VFMADD231PS.BCST (R10), Z4, Z20
-	ADDQ      $4, R10
-	TESTQ     CX, CX
-	JG        block
-	SUM
-	ADDQ $4, DI
-	ADDQ FloatRows_Pitch(AX), R8
-	MOVQ FloatRows_FactorPitch(AX), CX
-	LEAQ (R11)(CX*4), R11
-	DECQ R12
-	JNZ  row
 	VZEROUPPER
 	RET

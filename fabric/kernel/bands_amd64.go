@@ -2,9 +2,10 @@
 
 package kernel
 
-// This file chooses the assembly for bands.
+// This file chooses the assembly for bands. The names say how many planes there are, how many
+// vectors ("Some" is any number), and the bits of the registers.
 
-func (l Level) bandsAssembly(b *Bands) bool {
+func (l Level) multiplyBandsAsm(b *Bands) bool {
 	if !l.HasBands(b.Planes) {
 		return false
 	}

@@ -1,14 +1,16 @@
 //go:build !noasm
 
-// AVX2: products of bands, five rows of planes that share bytes. Eight blocks at a time: half a super.
+// This file multiplies bands in AVX2. A band is five rows whose planes share bytes. The loops
+// process eight blocks at a time, which are half a super.
 
 #include "go_asm.h"
 #include "textflag.h"
 
-// How far ahead of their use bytes are fetched: a super of three planes, whose lines are read twice, a half each time.
+// AHEAD is how many bytes ahead of their use bytes are prefetched: a super of three planes. The
+// lines of a super are read twice, one half at a time.
 #define AHEAD 1536
 
-// EACH is a constant of 32 equal bytes.
+// EACH defines a constant of 32 equal bytes.
 #define EACH(NAME, EIGHT) \
 DATA NAME<>+0(SB)/8, $EIGHT    \
 DATA NAME<>+8(SB)/8, $EIGHT    \
@@ -25,7 +27,7 @@ EACH(bandNine, 0x0d0d0d0d0d0d0d0d)
 EACH(bandTwice, 0x1616161616161616)
 EACH(bandOnes, 0x0001000100010001)
 
-// TABLE is a constant of 16 bytes, twice.
+// TABLE defines a constant of 16 bytes, which are stored twice.
 #define TABLE(NAME, LOW, HIGH) \
 DATA NAME<>+0(SB)/8, $LOW      \
 DATA NAME<>+8(SB)/8, $HIGH     \
@@ -33,20 +35,35 @@ DATA NAME<>+16(SB)/8, $LOW     \
 DATA NAME<>+24(SB)/8, $HIGH    \
 GLOBL NAME<>(SB), RODATA, $32
 
-// The digit that a byte's r has of another row's weight, times its power: of three planes the highest one, and what is added to q anyway.
+// Three planes: r of a byte has digits of other weights. These tables give the highest digit of one
+// of them times its power, plus the 5 that q is increased by, too.
 TABLE(bandFirst, 0x0e05170e05170e05, 0x17)
 TABLE(bandSecond, 0x17170e0e0e050505, 0x17)
 
-// Of two planes, by -(q/9) & 15: what makes q%9 of q + 5, q/9, and 3(q/9).
+// Two planes: tables by -(q/9) & 15. They give what turns q + 5 into q%9, then q/9, and 3(q/9).
 TABLE(bandRest, 0xfb, 0xf2e9000000000000)
 TABLE(bandDigit, 0, 0x0102000000000000)
 TABLE(bandHigh, 0, 0x0306000000000000)
 
 // Registers of these products:
 //
-// AX float sums, five rows of each vector; SI bytes of the half super, R10 of the stripe; R9 bytes from a byte of a stripe to the next: 64, or 32 of half a super; BX factors; R8 x, R12 bias and
-// R13 scale; R11 halves left of the super; CX blocks left of the row; DX stripes left; DI dst; R15 what is fetched.
-// Y3-Y7 integers of the rows in 32 bits, Y8-Y12 in 16; Y15 8 in each byte; Y0-Y2, Y13 and Y14 are spoiled by most of what follows.
+//	AX       float sums: five rows of each vector
+//	SI, R10  bytes of the half super, and those of the stripe
+//	R9       distance from one byte of a column to its next: 64, or 32 if a super has only one half
+//	BX       factors
+//	R8       x
+//	R12      bias
+//	R13      scale
+//	R11      halves left of the super
+//	CX       blocks left of the row
+//	DX       stripes left
+//	DI       dst
+//	R15      what is prefetched
+//	Y3-Y7    integers of the rows in 32 bits
+//	Y8-Y12   integers of the rows in 16 bits
+//	Y15      8 in each byte
+//
+// Most of the following macros overwrite Y0-Y2, Y13 and Y14.
 #define BEGIN(SUMS) \
 	LEAQ 63(SP), AX                \
 	ANDQ $-64, AX                  \
@@ -78,7 +95,7 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	VMOVUPS Y0, (160*N+96)(AX)     \
 	VMOVUPS Y0, (160*N+128)(AX)
 
-// SUPER begins a super of 16 blocks, or of the last 8.
+// SUPER begins a super of 16 blocks, or the 8 blocks at the end of a row.
 #define SUPER(WHOLE) \
 	MOVL $64, R9                   \
 	MOVL $2, R11                   \
@@ -87,7 +104,7 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	MOVL $32, R9                   \
 	MOVL $1, R11
 
-// NEXTHALF sets the flags of how many halves are left of the super.
+// NEXTHALF goes to the next half of a super, and sets the flags by the number of halves left.
 #define NEXTHALF \
 	ADDQ $32, SI                   \
 	ADDQ $32, R8                   \
@@ -96,7 +113,8 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	ADDQ $16, BX                   \
 	DECQ R11
 
-// NEXTSUPER sets the flags of how many blocks are left; it is for whole supers, and what follows half a one is not read.
+// NEXTSUPER goes to the next super, and sets the flags by the number of blocks left. It assumes
+// that the super was whole: behind half a super nothing is read.
 #define NEXTSUPER(PLANES) \
 	ADDQ $(512*PLANES-64), SI      \
 	ADDQ $448, R8                  \
@@ -110,7 +128,7 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	VPXOR Y11, Y11, Y11            \
 	VPXOR Y12, Y12, Y12
 
-// FIRST makes integers of 32 bits, with the bias, of those of 16; MORE adds the others.
+// FIRST turns integers of 16 bits into integers of 32 bits, with the bias. MORE adds further ones.
 #define FIRST(BIAS) \
 	VMOVDQU BIAS, Y0               \
 	VMOVDQU bandOnes<>(SB), Y1     \
@@ -137,7 +155,7 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	VPADDD Y11, Y6, Y6             \
 	VPADDD Y12, Y7, Y7
 
-// SCALED adds a row's integers to its float sums.
+// SCALED adds the integer of a row, times its factors, to the float sums of the row.
 #define SCALED(FACTORS, SUMS, OFFSET) \
 	VCVTPH2PS FACTORS, Y1          \
 	VMULPS    Y0, Y1, Y1           \
@@ -146,7 +164,7 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	VFMADD231PS Y1, SUMS, Y2       \
 	VMOVUPS   Y2, OFFSET(AX)
 
-// ROWS does so with all rows. DX is bytes of a row's factors, R14 of three rows'.
+// ROWS does so for all rows. DX is the number of bytes of a row's factors, R14 that of three rows.
 #define ROWS(SCALE, N) \
 	VMOVUPS SCALE, Y0              \
 	SCALED((BX), Y3, (160*N+0))    \
@@ -160,7 +178,7 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	SHRQ $1, DX                    \
 	LEAQ (DX)(DX*2), R14
 
-// TOTAL writes the sum of eight floats to TO.
+// TOTAL adds up eight floats and writes the sum to TO.
 #define TOTAL(OFFSET, TO) \
 	VMOVUPS       OFFSET(AX), Y0   \
 	VEXTRACTF128  $1, Y0, X1       \
@@ -178,14 +196,14 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	TOTAL((160*N+96), (32*N+12)(DI)) \
 	TOTAL((160*N+128), (32*N+16)(DI))
 
-// NEXTBAND sets the flags of how many bands are left.
+// NEXTBAND goes to the next band, and sets the flags by the number of bands left.
 #define NEXTBAND(SUMS) \
 	MOVQ b+0(FP), DX               \
 	MOVQ Bands_Pitch(DX), DX       \
 	ADDQ DX, (SUMS+64)(SP)         \
 	DECQ (SUMS+72)(SP)
 
-// SPLIT has the q + 5 of bytes in Q, their r in R. Spoils Y1 and Y2.
+// SPLIT splits bytes: Q gets q + 5, R gets r. Y1 and Y2 are overwritten.
 #define SPLIT(FROM, Q, R) \
 	VMOVDQU   FROM, Q              \
 	VPSRLW    $3, Q, Y1            \
@@ -195,7 +213,8 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	VPBLENDVB Y2, Y1, Q, Q         \
 	VPBLENDVB Y2, R, Y15, R
 
-// PAIR makes q%9 of Q, the q + 5 of bytes of two planes, and has in INDEX where the tables have q/9. Spoils Y1.
+// PAIR turns Q, the q + 5 of bytes of two planes, into q%9. INDEX gets the index of q/9 in the
+// tables. Y1 is overwritten.
 #define PAIR(Q, INDEX) \
 	VPCMPGTB bandNine<>(SB), Q, INDEX \
 	VPCMPGTB bandTwice<>(SB), Q, Y1 \
@@ -205,14 +224,16 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	VPSHUFB  INDEX, Y1, Y1         \
 	VPADDB   Y1, Q, Q
 
-// DOT adds products of weights and the vector's values to integers; PUT keeps the weights. Spoils Y1.
+// DOT adds products of weights and values of the vector to integers. PUT stores the weights. Y1 is
+// overwritten.
 #define DOT(W, SUMS, OFFSET) \
 	VPMADDUBSW (R8)(DX*1), W, Y1   \
 	VPADDW     Y1, SUMS, SUMS
 #define PUT(W, SUMS, OFFSET) \
 	VMOVDQU W, (OFFSET+640)(AX)(R14*1)
 
-// STRIPE3 takes apart four columns of eight blocks, of five rows of three planes.
+// STRIPE3 splits the bytes of four columns of eight blocks into the weights of five rows, for three
+// planes.
 #define STRIPE3(DO) \
 	PREFETCHT0 (R15)               \
 	PREFETCHT0 64(R15)             \
@@ -234,7 +255,7 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	ADDQ   R9, R10                 \
 	LEAQ   (R10)(R9*2), R10
 
-// STRIPE2 does so with two planes.
+// STRIPE2 does so for two planes.
 #define STRIPE2(DO) \
 	PREFETCHT0 (R15)               \
 	ADDQ $64, R15                  \
@@ -254,9 +275,10 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	DO(Y2, Y12, 128)               \
 	LEAQ   (R10)(R9*2), R10
 
-// Of several vectors, weights are taken apart once for eight stripes, and lie behind the sums, 640(AX), five rows of 32 bytes for each stripe.
+// For several vectors, the weights of eight stripes are computed once and stored behind the sums,
+// at 640(AX): for each stripe five rows of 32 bytes.
 
-// TIMES multiplies a row's weights by the values in Y0.
+// TIMES multiplies the weights of a row by the values in Y0.
 #define TIMES(N, SUMS, ROW) \
 	VMOVDQU    (640+160*N+32*ROW)(AX), Y1 \
 	VPMADDUBSW Y0, Y1, Y1          \
@@ -281,7 +303,8 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	STRIPES(X, 6)                  \
 	STRIPES(X, 7)
 
-// VECTOR3 multiplies one vector by what was taken apart, of three planes, whose integers need 32 bits after four stripes.
+// VECTOR3 multiplies a vector by the stored weights of three planes. Their integers need 32 bits
+// after four stripes.
 #define VECTOR3(N) \
 	NARROW                         \
 	LOW(R10)                       \
@@ -297,7 +320,9 @@ TABLE(bandHigh, 0, 0x0306000000000000)
 	FIRST((R15))                   \
 	ROWS((CX), N)
 
-// VECTORS begins those of half a super: their x, bias and scale in R10, R15 and CX. NEXTVECTOR goes on; the bytes of a vector's x are at 2072(SP), of its bias and scale at 2080(SP).
+// VECTORS begins the vectors of half a super: R10 gets their x, R15 their bias and CX their scale.
+// NEXTVECTOR goes on to the next one. The number of bytes of a vector's x is at 2072(SP), that of
+// its bias and of its scale at 2080(SP).
 #define VECTORS \
 	PITCHES                        \
 	MOVQ CX, 2064(SP)              \

@@ -1,14 +1,17 @@
 //go:build !noasm
 
-// AVX-512: products of bands, five rows of planes that share bytes, by one, two or four vectors.
+// This file multiplies bands in AVX-512, by one, two or four vectors. A band is five rows whose
+// planes share bytes.
 
 #include "go_asm.h"
 #include "textflag.h"
 
-// How far ahead of their use bytes are fetched: the processor's own prefetching ends at each page.
+// AHEAD is how many bytes ahead of their use bytes are prefetched. The processor's own prefetching
+// ends at each page.
 #define AHEAD 320
 
-// The digit that a byte's r has of another row's weight, times its power: of three planes the highest one, and what is added to q anyway.
+// Three planes: r of a byte has digits of other weights. These tables give the highest digit of one
+// of them times its power, plus the 5 that q is increased by, too.
 DATA bandHighs<>+0(SB)/8, $0x0e05170e05170e05
 DATA bandHighs<>+8(SB)/8, $0x17
 DATA bandHighs<>+16(SB)/8, $0
@@ -17,7 +20,7 @@ DATA bandHighs<>+32(SB)/8, $0
 DATA bandHighs<>+40(SB)/8, $0
 DATA bandHighs<>+48(SB)/8, $0
 DATA bandHighs<>+56(SB)/8, $0
-// the second one
+// The table of the second weight.
 DATA bandHighs<>+64(SB)/8, $0x17170e0e0e050505
 DATA bandHighs<>+72(SB)/8, $0x17
 DATA bandHighs<>+80(SB)/8, $0
@@ -28,7 +31,7 @@ DATA bandHighs<>+112(SB)/8, $0
 DATA bandHighs<>+120(SB)/8, $0
 GLOBL bandHighs<>(SB), RODATA, $128
 
-// Of two planes, by q + 5: q%9, q/9 and 3(q/9).
+// Two planes: tables by q + 5. They give q%9, q/9 and 3(q/9).
 DATA bandPairs<>+0(SB)/8, $0x0201000000000000
 DATA bandPairs<>+8(SB)/8, $0x0100080706050403
 DATA bandPairs<>+16(SB)/8, $0x0008070605040302
@@ -57,9 +60,22 @@ GLOBL bandPairs<>(SB), RODATA, $192
 
 // Registers of these products:
 //
-// AX float sums, five rows of each vector; SI bytes of the super; R9 bytes of a stripe's byte: 64, or 32 of half a super; BX factors; R8 x of the first vector; R10
-// bytes of a vector, R11 of three; R12 bias and R13 scale of the first vector; R14 bytes of a vector's, R15 of three; CX blocks left of the row; DX stripes left of the super; DI dst.
-// Z31 40 in each byte, Z30 8, Z29 the map of a byte's upper five bits, Z28 of its lower three; K2 the lanes of the super. Z8-Z27 integers, of row r and vector v in Z(8+4r+v).
+//	AX       float sums: five rows of each vector
+//	SI       bytes of the super
+//	R9       distance from one byte of a column to its next: 64, or 32 in half a super
+//	BX       factors
+//	R8       x of the first vector
+//	R10, R11 bytes of one vector, and of three
+//	R12, R13 bias and scale of the first vector
+//	R14, R15 bytes of the bias of one vector, and of three
+//	CX       blocks left of the row
+//	DX       stripes left of the super
+//	DI       dst
+//	Z31      40 in each byte
+//	Z30      8 in each byte
+//	Z29, Z28 the maps of a byte's upper five bits, and of its lower three
+//	K2       the lanes of the super
+//	Z8-Z27   integers: Z(8+4r+v) has those of row r and vector v
 #define BEGIN \
 	LEAQ 63(SP), AX                \
 	ANDQ $-64, AX                  \
@@ -80,12 +96,12 @@ GLOBL bandPairs<>(SB), RODATA, $192
 	VPBROADCASTD CX, Z31           \
 	MOVL $0x08080808, CX           \
 	VPBROADCASTD CX, Z30           \
-	MOVQ $0x0810204080000000, CX   \ // the highest byte makes bit 0
+	MOVQ $0x0810204080000000, CX   \ // the highest byte determines bit 0
 	VPBROADCASTQ CX, Z29           \
 	MOVQ $0x0102040000000000, CX   \
 	VPBROADCASTQ CX, Z28
 
-// BAND begins a band: R9 is bytes of its columns here.
+// BAND begins a band. R9 has the bytes of its columns meanwhile.
 #define BAND(PLANES) \
 	MOVQ b+0(FP), DX               \
 	MOVQ 1344(SP), SI              \
@@ -104,7 +120,7 @@ GLOBL bandPairs<>(SB), RODATA, $192
 	VMOVUPS Z0, (320*N+192)(AX)    \
 	VMOVUPS Z0, (320*N+256)(AX)
 
-// SUPER begins a super of 16 blocks, or of the last 8.
+// SUPER begins a super of 16 blocks, or the 8 blocks at the end of a row.
 #define SUPER(WHOLE) \
 	MOVL $64, R9                   \
 	MOVL $0xffff, DX               \
@@ -141,7 +157,7 @@ GLOBL bandPairs<>(SB), RODATA, $192
 	VPDPBUSD Z6, W, C              \
 	VPDPBUSD Z7, W, D
 
-// SPLIT has the q + 5 of bytes in Q, their r in R. Spoils Z0 and K1.
+// SPLIT splits bytes: Q gets q + 5, R gets r. Z0 and K1 are overwritten.
 #define SPLIT(FROM, Q, R) \
 	VMOVDQU64 FROM, Z0             \
 	VPCMPUB   $5, Z31, Z0, K1      \
@@ -150,7 +166,7 @@ GLOBL bandPairs<>(SB), RODATA, $192
 	VGF2P8AFFINEQB $0, Z29, Z0, K1, Q \
 	VGF2P8AFFINEQB $0, Z28, Z0, K1, R
 
-// STRIPE3 multiplies four columns of each block, of five rows of three planes.
+// STRIPE3 multiplies four columns of each block, for the five rows of three planes.
 #define STRIPE3(DOT, VECTORS, FIRST, SECOND) \
 	VECTORS                        \
 	PREFETCHT0 AHEAD(SI)           \
@@ -171,7 +187,7 @@ GLOBL bandPairs<>(SB), RODATA, $192
 	ADDQ   R9, SI                  \
 	LEAQ   (SI)(R9*2), SI
 
-// STRIPE2 does so with two planes.
+// STRIPE2 does so for two planes.
 #define STRIPE2(DOT, VECTORS) \
 	VECTORS                        \
 	PREFETCHT0 AHEAD(SI)           \
@@ -190,12 +206,12 @@ GLOBL bandPairs<>(SB), RODATA, $192
 	DOT(Z3, Z24, Z25, Z26, Z27)    \
 	LEAQ   (SI)(R9*2), SI
 
-// FACTORS reads those of a row.
+// FACTORS reads the factors of a row.
 #define FACTORS \
 	VCVTPH2PS.Z (BX), K2, Z0       \
 	ADDQ DX, BX
 
-// SCALED adds a row's integers to its float sums.
+// SCALED adds the integer of a row, times its factors, to the float sums of the row.
 #define SCALED(SCALE, SUMS, OFFSET) \
 	VMULPS    SCALE, Z0, Z1        \
 	VCVTDQ2PS SUMS, SUMS           \
@@ -203,7 +219,7 @@ GLOBL bandPairs<>(SB), RODATA, $192
 	VFMADD231PS Z1, SUMS, Z2       \
 	VMOVUPS   Z2, OFFSET(AX)
 
-// TOTAL writes the sum of sixteen floats to TO.
+// TOTAL adds up sixteen floats and writes the sum to TO.
 #define TOTAL(OFFSET, TO) \
 	VMOVUPS       OFFSET(AX), Z0   \
 	VEXTRACTF64X4 $1, Z0, Y1       \
@@ -223,7 +239,7 @@ GLOBL bandPairs<>(SB), RODATA, $192
 	TOTAL((320*N+192), (32*N+12)(DI)) \
 	TOTAL((320*N+256), (32*N+16)(DI))
 
-// NEXTBAND sets the flags of how many bands are left.
+// NEXTBAND goes to the next band, and sets the flags by the number of bands left.
 #define NEXTBAND(VECTORS) \
 	ADDQ $(32*VECTORS), DI         \
 	MOVQ b+0(FP), DX               \

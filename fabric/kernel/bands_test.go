@@ -1,6 +1,7 @@
 package kernel
 
-// This file tests the products of bands: that rows come back out of them, that products are those of the weights, at all levels.
+// This file tests that rows are the same after packing to a band and unpacking, and that products
+// of bands are those of their weights, at all levels.
 
 import (
 	"math/rand/v2"
@@ -16,7 +17,8 @@ type band struct {
 	halfs   [BandRows][]uint16
 }
 
-// randomBand makes rows whose factors are small powers of two, so that float32 sums of their products are exact in any order.
+// randomBand makes rows whose factors are small powers of two, so that float32 sums of their
+// products are exact in any order.
 func randomBand(rng *rand.Rand, cols, planes int) (b band) {
 	levels := 9
 	if planes == 3 {
@@ -51,25 +53,27 @@ func TestPackBand(t *testing.T) {
 			for r := range got.weights {
 				got.weights[r], factors[r] = make([]byte, cols), make([]float32, blocks)
 			}
-			UnpackBand(&got.weights, &factors, packed, blocks, planes)
+			unpackBand(&got.weights, &factors, packed, blocks, planes)
 			for r := range got.weights {
 				if !slices.Equal(got.weights[r], b.weights[r]) {
-					t.Fatalf("%d blocks, %d planes, row %d: %d, want %d", blocks, planes, r, got.weights[r], b.weights[r])
+					t.Fatalf("%d blocks, %d planes, row %d: weights %d, want %d",
+						blocks, planes, r, got.weights[r], b.weights[r])
 				}
 				for k, f := range factors[r] {
 					if want := half.Float32(b.halfs[r][k]); f != want {
-						t.Fatalf("%d blocks, row %d, block %d: %v, want %v", blocks, r, k, f, want)
+						t.Fatalf("%d blocks, row %d, block %d: factor %v, want %v", blocks, r, k, f, want)
 					}
 				}
 			}
 			if packed[len(packed)-1] != 7 {
-				t.Fatalf("%d blocks, %d planes: more is written than a band has", blocks, planes)
+				t.Fatalf("%d blocks, %d planes: PackBand wrote behind the band", blocks, planes)
 			}
 		}
 	}
 }
 
-// TestCoarsenBand: what is written over a band has its weights without their lowest trit, and nothing behind it is touched.
+// TestCoarsenBand writes coarse bands over or near their source. They must have the same weights
+// without their lowest trit.
 func TestCoarsenBand(t *testing.T) {
 	rng := rand.New(rand.NewPCG(57, 58))
 	for blocks := 8; blocks < 50; blocks += 8 {
@@ -78,7 +82,7 @@ func TestCoarsenBand(t *testing.T) {
 			b := randomBand(rng, cols, 3)
 			for r := range b.halfs {
 				for k := range b.halfs[r] {
-					b.halfs[r][k] = []uint16{0x3c00, 0, 0x0001, 0x1234, MostCoarse}[rng.IntN(5)]
+					b.halfs[r][k] = []uint16{0x3c00, 0, 0x0001, 0x1234, MaxCoarsenFactor}[rng.IntN(5)]
 				}
 			}
 			size := BandBytes(cols, 2)
@@ -97,16 +101,17 @@ func TestCoarsenBand(t *testing.T) {
 			packed := make([]byte, size)
 			PackBand(packed, &b.weights, &want, blocks, 2)
 			if !slices.Equal(memory[:size], packed) {
-				t.Fatalf("%d blocks, written %d bytes before: not the band that it should be", blocks, before)
+				t.Fatalf("%d blocks, written %d bytes before the source: got band % x, want % x",
+					blocks, before, memory[:size], packed)
 			}
 			if h := half.Float32(want[0][0]); h > 65504 {
-				t.Fatalf("a factor of %v", h)
+				t.Fatalf("largest factor is %v, want at most 65504", h)
 			}
 		}
 	}
 }
 
-// BenchmarkCoarsenBand has the bytes of three planes in a second.
+// BenchmarkCoarsenBand reports the bytes of three planes that are converted in a second.
 func BenchmarkCoarsenBand(b *testing.B) {
 	const cols = 2048
 	rng := rand.New(rand.NewPCG(59, 60))
@@ -120,26 +125,31 @@ func BenchmarkCoarsenBand(b *testing.B) {
 	}
 }
 
-// TestBandBytes: all bytes that there can be are different, and take as much as trits do.
+// TestBandBytes checks that every pair of q and r has a byte of its own, and that a band is as
+// large as its trits and factors.
 func TestBandBytes(t *testing.T) {
 	seen := map[byte]bool{}
 	for q := range byte(27) {
 		for r := range byte(9) {
 			b := bandByte(q, r)
 			if p, s := splitBand(b); p != q || s != r || seen[b] {
-				t.Errorf("%d, %d: byte %d, which is %d, %d", q, r, b, p, s)
+				t.Errorf("bandByte(%d, %d) = %d (taken: %v), which splitBand makes %d, %d", q, r, b, seen[b], p, s)
 			}
 			seen[b] = true
 		}
 	}
 	if n := BandBytes(4096, 3); n != 4096*3+128*10 {
-		t.Errorf("five rows of 4096 columns take %d bytes", n)
+		t.Errorf("BandBytes(4096, 3) = %d, want %d", n, 4096*3+128*10)
 	}
 }
 
-// randomBands makes a product, whose weights are in all.
+// randomBands makes a product. It also returns the weights and factors of each band, and the
+// vectors in the order of columns.
 func randomBands(rng *rand.Rand, cols, planes, count, vectors int) (p *Bands, all []band, x [][]int8) {
-	p = &Bands{Planes: planes, Blocks: BandBlocks(cols), Count: count, Pitch: BandBytes(cols, planes), Vectors: vectors, Dst: make([]float32, count*vectors*8)}
+	p = &Bands{
+		Planes: planes, Blocks: BandBlocks(cols), Count: count, Pitch: BandBytes(cols, planes),
+		Vectors: vectors, Dst: make([]float32, count*vectors*8),
+	}
 	for range count {
 		b := randomBand(rng, p.Blocks*BandBlock, planes)
 		bytes := make([]byte, p.Pitch)
@@ -157,7 +167,8 @@ func randomBands(rng *rand.Rand, cols, planes, count, vectors int) (p *Bands, al
 		}
 		arranged := make([]int8, supers*SuperCols)
 		ArrangeBlocks(arranged, v)
-		p.X, p.Bias, p.Scale, x = append(p.X, arranged...), append(p.Bias, bias...), append(p.Scale, scale...), append(x, v)
+		p.X, x = append(p.X, arranged...), append(x, v)
+		p.Bias, p.Scale = append(p.Bias, bias...), append(p.Scale, scale...)
 	}
 	return p, all, x
 }
@@ -173,7 +184,8 @@ func TestMultiplyBands(t *testing.T) {
 					for v := range x {
 						for r := range b.weights {
 							for c, w := range b.weights[r][:cols] {
-								want[(n*vectors+v)*8+r] += half.Float32(b.halfs[r][c/BandBlock]) * p.Scale[v*BandSupers(p.Blocks)*SuperBlocks+c/BandBlock] *
+								scale := p.Scale[v*BandSupers(p.Blocks)*SuperBlocks+c/BandBlock]
+								want[(n*vectors+v)*8+r] += half.Float32(b.halfs[r][c/BandBlock]) * scale *
 									float32((int32(w)-Offset(planes))*int32(x[v][c]))
 							}
 						}
@@ -183,7 +195,8 @@ func TestMultiplyBands(t *testing.T) {
 					clear(p.Dst)
 					level.MultiplyBands(p)
 					if !sameFloats(p.Dst, want) {
-						t.Fatalf("%v, %d columns, %d planes, %d vectors: %v, want %v", level, cols, planes, vectors, p.Dst, want)
+						t.Fatalf("%v, %d columns, %d planes, %d vectors: %v, want %v",
+							level, cols, planes, vectors, p.Dst, want)
 					}
 				}
 			}
@@ -191,7 +204,8 @@ func TestMultiplyBands(t *testing.T) {
 	}
 }
 
-// TestBandsExtremes: integers of 16 bits hold the largest sums that weights and values can have.
+// TestBandsExtremes checks that the assembly's integers of 16 bits do not overflow with the largest
+// weights and values.
 func TestBandsExtremes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(61, 62))
 	for planes := 2; planes <= 3; planes++ {
@@ -215,7 +229,8 @@ func TestBandsExtremes(t *testing.T) {
 				for _, level := range Levels() {
 					level.MultiplyBands(p)
 					if !sameFloats(p.Dst, want) {
-						t.Fatalf("%v, %d planes, %d vectors, values of %d: %v, want %v", level, planes, vectors, value, p.Dst, want)
+						t.Fatalf("%v, %d planes, %d vectors, values of %d: %v, want %v",
+							level, planes, vectors, value, p.Dst, want)
 					}
 				}
 			}
@@ -223,7 +238,8 @@ func TestBandsExtremes(t *testing.T) {
 	}
 }
 
-// TestBandsApart: an infinite factor of one row makes no other row's result anything but what it is, whole super or not.
+// TestBandsApart checks that an infinite factor in one row changes the result of no other row, with
+// whole supers and without.
 func TestBandsApart(t *testing.T) {
 	rng := rand.New(rand.NewPCG(55, 56))
 	for _, cols := range []int{256, 512, 768} {
@@ -239,7 +255,8 @@ func TestBandsApart(t *testing.T) {
 				level.MultiplyBands(p)
 				p.Dst[bad] = want[bad]
 				if !sameFloats(p.Dst[:BandRows], want) {
-					t.Fatalf("%v, %d columns, row %d is infinite: %v, want %v", level, cols, bad, p.Dst[:BandRows], want)
+					t.Fatalf("%v, %d columns, row %d is infinite: %v, want %v",
+						level, cols, bad, p.Dst[:BandRows], want)
 				}
 			}
 		}
@@ -257,7 +274,8 @@ func FuzzBands(f *testing.F) {
 		if three {
 			planes = 3
 		}
-		p, _, _ := randomBands(rng, int(eights%11+1)*256-32*rng.IntN(8), planes, int(count%5)+1, []int{1, 2, 4}[vectors%3])
+		p, _, _ := randomBands(rng, int(eights%11+1)*256-32*rng.IntN(8), planes, int(count%5)+1,
+			[]int{1, 2, 4}[vectors%3])
 		for i := range p.Bias {
 			p.Bias[i] += int32(rng.IntN(1<<10) - 1<<9)
 		}

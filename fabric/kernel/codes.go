@@ -1,15 +1,20 @@
 package kernel
 
-// This file multiplies ggml's Q2_0 blocks as they lie in a file: raw codes of two bits. The code 3 (a weight of +2) needs nothing of its own,
-// as all codes are multiplied as numbers from 0 to 3, and the 1 that each is too much is taken off with the activations' sums.
+// This file multiplies ggml's Q2_0 blocks in the form in which they are in a file: as raw codes of
+// two bits. A weight is its code less 1. All codes are multiplied as numbers from 0 to 3, and the 1
+// that each is too large by is subtracted with the sums of the activations. So the code 3, a weight
+// of +2, is no special case.
 //
-// A byte of a block holds four neighbouring weights. Taking the same two bits of each byte thus gives every fourth weight, and the vector
-// is arranged to match ([Level.Arrange]). Then a lane of the sums has 16 neighbouring columns, and four blocks fill a quad of 16 lanes.
+// A byte of a block holds four neighbouring weights. The same two bits of all bytes are thus every
+// fourth weight, and the vector is arranged to match (see [Level.Arrange]). Then a lane of the sums
+// has 16 neighbouring columns, and four blocks fill a quad of 16 lanes.
 //
-// Floats are summed in the order of ggml's ggml_vec_dot_q2_0_q8_0, as its builds for processors with fused multiply-adds have it: a block's integers of
-// 32 columns each, times their scales, are added; that times the block's half is added to the row's sum in one rounding, block after block. An integer
-// (14 bits with sign) times a scale that is a half (11 bits) is exact in float32, so that it may be taken in two lanes of 16 columns, and added
-// in any order: rows are vectors' lanes, and results ggml's bit for bit.
+// Floats are summed in the order of ggml_vec_dot_q2_0_q8_0 in builds of ggml for processors with
+// fused multiply-adds. The integers of a block, one for each 32 columns, are multiplied by their
+// scales and added. This sum times the block's half is added to the row's sum in one rounding,
+// block after block. An integer (14 bits with sign) times a scale that is a half (11 bits) is exact
+// in float32. It may therefore be computed in two lanes of 16 columns and added in any order. Here
+// the lanes are the rows, and the results are those of ggml bit for bit.
 
 import (
 	"encoding/binary"
@@ -21,34 +26,38 @@ import (
 
 const (
 	CodeBlock = 18  // bytes of a Q2_0 block: a half, then 64 codes of two bits, in order from the low bits
-	CodeCols  = 64  // its weights
-	Quad      = 256 // columns of four blocks, in which arranged vectors are counted
-	QuadLanes = 16  // lanes of their sums
+	CodeCols  = 64  // weights of a Q2_0 block
+	Quad      = 256 // columns of a quad, i.e. of four blocks; arranged vectors have whole quads
+	QuadLanes = 16  // lanes of the sums of a quad
 )
 
-// Codes is a product of rows of Q2_0 blocks by one vector. A weight is its block's half times (code - 1).
+// Codes is a product of rows of Q2_0 blocks by one vector. A weight is its code less 1, times the
+// half of its block.
 type Codes struct {
 	Blocks []byte // Count rows of Width blocks each, without gaps
 	Width  int
 	Count  int
-	// The vector, in whole quads; beyond the last column X and Bias are 0 and Scale is finite.
-	X     []int8    // arranged
-	Bias  []int32   // a lane's activations summed, negated
-	Scale []float32 // what a lane's integer is multiplied by, besides the block's half
-	// A row's result is written to Dst: the sum over blocks of half * (the sum over the block's lanes of Scale * (codes * x + Bias), whose integers are exact).
+	// The vector, in whole quads. Beyond the last column X and Bias are 0 and Scale is finite.
+	X     []int8    // in the order of Arrange
+	Bias  []int32   // for each lane the sum of its activations, negated
+	Scale []float32 // for each lane what its integer is multiplied by, besides the block's half
+	// Dst gets the result of each row: the sum over blocks of half * s, where s is the sum over the
+	// block's lanes of Scale * (codes * x + Bias). The integers codes * x + Bias are exact.
 	Dst []float32
 }
 
-// MultiplyCodes computes the product, in ggml's order. If each two lanes share a scale of at most 11 bits, as Q8_0's are, the result is the same at all levels.
+// MultiplyCodes computes the product, in ggml's order. The result is the same at all levels if each
+// two lanes share a scale, and scales have at most 11 bits, as those of Q8_0 do.
 func (l Level) MultiplyCodes(c *Codes) {
-	if c.Count > 0 && c.Width > 0 && !l.codesAssembly(c) {
+	if c.Count > 0 && c.Width > 0 && !l.multiplyCodesAsm(c) {
 		multiplyCodes(c)
 	}
 }
 
-// Arrange writes whole quads of src to dst, in the order of a block's bytes: byte 16b+i of stripe f of a quad is column 64b + 4i + f of it.
+// Arrange writes whole quads of src to dst, in the order of the codes in blocks. Byte 16b + i of
+// stripe f of a quad is its column 64b + 4i + f.
 func (l Level) Arrange(dst, src []int8) {
-	if len(src) > 0 && !l.arrangeAssembly(dst, src) {
+	if len(src) > 0 && !l.arrangeAsm(dst, src) {
 		arrange(dst, src)
 	}
 }
@@ -66,8 +75,9 @@ func arrange(dst, src []int8) {
 	}
 }
 
-// multiplyCodes takes eight bytes of codes at a time, which have 32 neighbouring columns. Activations are increased by 128, so that their bytes
-// can be masked by a code's bits and added up in fields of 16 bits.
+// multiplyCodes processes eight bytes of codes at a time, which have 32 neighbouring columns.
+// Activations are increased by 128, so that their bytes can be masked by the bits of a code and
+// added up in fields of 16 bits.
 func multiplyCodes(c *Codes) {
 	for r := range c.Count {
 		row := c.Blocks[r*c.Width*CodeBlock:][:c.Width*CodeBlock]
@@ -80,7 +90,7 @@ func multiplyCodes(c *Codes) {
 				lane := 4*b + 2*part
 				x := c.X[b/4*Quad+b%4*16+8*part:]
 				w := binary.LittleEndian.Uint64(block[2+8*part:])
-				s := dotCodes(w, load8(x), load8(x[64:]), load8(x[128:]), load8(x[192:]))
+				s := dotCodes(w, loadRaised(x), loadRaised(x[64:]), loadRaised(x[128:]), loadRaised(x[192:]))
 				scaled[part] = c.Scale[lane] * float32(s+c.Bias[lane]+c.Bias[lane+1])
 			}
 			sum = fma(d, scaled[0]+scaled[1], sum)
@@ -89,8 +99,9 @@ func multiplyCodes(c *Codes) {
 	}
 }
 
-// fma is x*y + z, rounded once: the product of two float32 is exact in float64. The sum is rounded there to an odd last bit if it is not exact, so that it
-// does not come to lie in the middle of two float32.
+// fma returns x*y + z, rounded once. The product of two float32 is exact in float64. A sum that is
+// not exact in float64 is rounded there to an odd last bit, so that it cannot become a value right
+// in the middle between two float32.
 func fma(x, y, z float32) float32 {
 	p, c := float64(x)*float64(y), float64(z)
 	s := p + c
@@ -113,39 +124,44 @@ const (
 	evenBytes  = 0x00ff00ff00ff00ff
 )
 
-// load8 reads eight activations, each increased by 128.
-func load8(x []int8) uint64 {
+// loadRaised reads eight activations, each increased by 128.
+func loadRaised(x []int8) uint64 {
 	x = x[:8]
-	return bytesOf128 ^ (uint64(uint8(x[0])) | uint64(uint8(x[1]))<<8 | uint64(uint8(x[2]))<<16 | uint64(uint8(x[3]))<<24 |
-		uint64(uint8(x[4]))<<32 | uint64(uint8(x[5]))<<40 | uint64(uint8(x[6]))<<48 | uint64(uint8(x[7]))<<56)
+	return bytesOf128 ^ (uint64(uint8(x[0])) | uint64(uint8(x[1]))<<8 |
+		uint64(uint8(x[2]))<<16 | uint64(uint8(x[3]))<<24 | uint64(uint8(x[4]))<<32 |
+		uint64(uint8(x[5]))<<40 | uint64(uint8(x[6]))<<48 | uint64(uint8(x[7]))<<56)
 }
 
-// dotCodes is the sum of products of the codes in w, the fields of eight bytes, with four times eight activations.
+// dotCodes returns the sum of the products of the codes in w, which has eight bytes of four codes,
+// with the activations: x0 for the lowest code of each byte, x1 for the next and so on.
 func dotCodes(w, x0, x1, x2, x3 uint64) int32 {
-	low := masked(w, x0) + masked(w>>2, x1) + masked(w>>4, x2) + masked(w>>6, x3)
-	high := masked(w>>1, x0) + masked(w>>3, x1) + masked(w>>5, x2) + masked(w>>7, x3)
+	low := sumMasked(w, x0) + sumMasked(w>>2, x1) + sumMasked(w>>4, x2) + sumMasked(w>>6, x3)
+	high := sumMasked(w>>1, x0) + sumMasked(w>>3, x1) + sumMasked(w>>5, x2) + sumMasked(w>>7, x3)
 	sum := (low + 2*high) * 0x0001000100010001 >> 48 // below 32 * 3 * 255
 	count := bits.OnesCount64(w&0x5555555555555555) + 2*bits.OnesCount64(w&0xaaaaaaaaaaaaaaaa)
 	return int32(sum) - 128*int32(count)
 }
 
-// masked adds up in fields of 16 bits the bytes of x whose byte of w has bit 0 set.
-func masked(w, x uint64) uint64 {
+// sumMasked adds up the bytes of x for which the byte of w has bit 0 set. The result has four
+// partial sums, in fields of 16 bits.
+func sumMasked(w, x uint64) uint64 {
 	m := w & bytesOf1
 	x &= m<<8 - m
 	return x&evenBytes + x>>8&evenBytes
 }
 
-// TilesCodes tells whether MultiplyCodesTile is worth while.
-func (l Level) TilesCodes() bool { return l == AVX512 }
+// HasCodeTiles reports whether MultiplyCodesTile is faster than MultiplyCodes for several vectors.
+func (l Level) HasCodeTiles() bool { return l == AVX512 }
 
-// DecodeCodes writes the codes of up to TileRows rows of width Q2_0 blocks to weights, a byte each, in whole quads in the order of Arrange, and the halfs
-// of their blocks to factors: 16 for each quad, lane 4b + r that of row r's block b. Behind the last column both are 0.
+// DecodeCodes decodes up to TileRows rows of width Q2_0 blocks. It writes the codes to weights, a
+// byte each, in whole quads in the order of Arrange. It writes the halfs of the blocks to factors,
+// 16 for each quad: lane 4b + r has the one of row r's block b. Behind the last column both are 0.
 func (l Level) DecodeCodes(weights []byte, factors []float32, blocks []byte, width, rows int) {
 	quads := (width + 3) / 4
 	for r := range rows {
-		w, f, b := weights[r*quads*Quad:][:quads*Quad], factors[:quads*QuadLanes], blocks[r*width*CodeBlock:][:width*CodeBlock]
-		if !l.decodeCodesAssembly(w, f, b, r) {
+		w, f := weights[r*quads*Quad:][:quads*Quad], factors[:quads*QuadLanes]
+		b := blocks[r*width*CodeBlock:][:width*CodeBlock]
+		if !l.decodeCodesAsm(w, f, b, r) {
 			decodeCodes(w, f, b, r)
 		}
 	}
@@ -169,9 +185,10 @@ func decodeCodes(weights []byte, factors []float32, blocks []byte, row int) {
 	}
 }
 
-// MultiplyCodesTile computes the product of decoded codes, Factors as DecodeCodes has them for each TileRows rows, in the order of MultiplyCodes.
+// MultiplyCodesTile computes the product of decoded codes, in the order of MultiplyCodes. For each
+// TileRows rows, t.Weights and t.Factors are as DecodeCodes writes them.
 func (l Level) MultiplyCodesTile(t *Tile) {
-	if t.Rows > 0 && t.Quads > 0 && t.Vectors > 0 && !l.codesTileAssembly(t) {
+	if t.Rows > 0 && t.Quads > 0 && t.Vectors > 0 && !l.multiplyCodesTileAsm(t) {
 		multiplyCodesTile(t)
 	}
 }

@@ -4,7 +4,7 @@ package kernel
 
 // This file chooses the assembly for Q2_0 blocks.
 
-func (l Level) codesAssembly(c *Codes) bool {
+func (l Level) multiplyCodesAsm(c *Codes) bool {
 	switch l {
 	case AVX512:
 		codes512(c)
@@ -16,7 +16,8 @@ func (l Level) codesAssembly(c *Codes) bool {
 	return true
 }
 
-// codes512 has the assembly compute four rows at a time. The last four may overlap with those before; fewer than four are computed four times each.
+// codes512 calls the assembly, which computes four rows at a time. The last four rows may overlap
+// with those before. If there are fewer than four rows in all, each is computed four times.
 func codes512(c *Codes) {
 	pitch := c.Width * CodeBlock
 	if fours := c.Count &^ 3; fours > 0 {
@@ -35,7 +36,7 @@ func codes512(c *Codes) {
 	}
 }
 
-func (l Level) arrangeAssembly(dst, src []int8) bool {
+func (l Level) arrangeAsm(dst, src []int8) bool {
 	if l == Go {
 		return false
 	}
@@ -43,7 +44,7 @@ func (l Level) arrangeAssembly(dst, src []int8) bool {
 	return true
 }
 
-func (l Level) decodeCodesAssembly(weights []byte, factors []float32, blocks []byte, row int) bool {
+func (l Level) decodeCodesAsm(weights []byte, factors []float32, blocks []byte, row int) bool {
 	if l != AVX512 {
 		return false
 	}
@@ -51,7 +52,7 @@ func (l Level) decodeCodesAssembly(weights []byte, factors []float32, blocks []b
 	return true
 }
 
-func (l Level) codesTileAssembly(t *Tile) bool {
+func (l Level) multiplyCodesTileAsm(t *Tile) bool {
 	if l != AVX512 {
 		return false
 	}

@@ -1,24 +1,26 @@
 //go:build !noasm
 
-// AVX2: products of Q2_0 blocks.
+// This file multiplies Q2_0 blocks in AVX2.
 
 #include "go_asm.h"
 #include "textflag.h"
 #include "avx2_amd64.h"
 
-// halfsOfTwo moves the halfs of two blocks, in 32 bytes from the first on, to the low half of each 16 bytes, four times.
+// halfsOfTwo moves the halfs of two blocks, in 32 bytes from the first block on, to the low half of
+// each 16 bytes, four copies each.
 DATA halfsOfTwo<>+0(SB)/8, $0x0100010001000100
 DATA halfsOfTwo<>+8(SB)/8, $0x8080808080808080
 DATA halfsOfTwo<>+16(SB)/8, $0x0302030203020302
 DATA halfsOfTwo<>+24(SB)/8, $0x8080808080808080
 GLOBL halfsOfTwo<>(SB), RODATA, $32
 
-// everyFourth collects every fourth of 16 bytes, for each remainder.
+// everyFourth reorders 16 bytes: first those whose index has the remainder 0 when divided by four,
+// then those with 1, 2 and 3.
 DATA everyFourth<>+0(SB)/8, $0x0d0905010c080400
 DATA everyFourth<>+8(SB)/8, $0x0f0b07030e0a0602
 GLOBL everyFourth<>(SB), RODATA, $16
 
-// TWOBLOCKS loads two blocks: their codes' bytes in Y0, their halfs by lanes in Y6.
+// TWOBLOCKS loads two blocks. Y0 gets the bytes of their codes, Y6 their halfs by lanes.
 #define TWOBLOCKS \
 	VMOVDQU     2(SI), X0                 \
 	VMOVDQU     (SI), Y6                  \
@@ -27,16 +29,17 @@ GLOBL everyFourth<>(SB), RODATA, $16
 	VPERMQ      $8, Y6, Y6                \
 	VCVTPH2PS   X6, Y6
 
-// LASTBLOCK loads one; the other's lanes are 0.
+// LASTBLOCK loads one block. The lanes of the other are 0.
 #define LASTBLOCK \
 	VMOVDQU      2(SI), X0                \
 	VPBROADCASTW (SI), X6                 \
 	VMOVQ        X6, X6                   \
 	VCVTPH2PS    X6, Y6
 
-// CODESUM adds to X8 the products of Y0 with the vector, the first block's before the second's. Codes of the second and fourth field are four times as large at first, which saves
-// shifts: their sums of 16 bits, up to 4 * 3 * 128 * 4 in magnitude, are divided at the end.
-// Y15 3, Y14 12 in each byte; Y13 1 in each word.
+// CODESUM adds the products of Y0 with the vector to X8, the first block's before the second's. To
+// save shifts, codes of the second and fourth field are left four times as large. Their sums of 16
+// bits, up to 4 * 3 * 128 * 4 in magnitude, are divided at the end. Constants: Y15 has 3 and Y14
+// has 12 in each byte, Y13 has 1 in each word.
 #define CODESUM \
 	VPSRLW      $4, Y0, Y1                \
 	VPAND       Y15, Y0, Y2               \
@@ -64,7 +67,7 @@ GLOBL everyFourth<>(SB), RODATA, $16
 	VEXTRACTF128 $1, Y2, X2               \
 	VFMADD231SS X6, X2, X8
 
-// NEXTTWO goes to the next half of a quad: R11 is 32 and 224 in turn.
+// NEXTTWO goes to the next half of a quad. R11 is 32 and 224 in turn.
 #define NEXTTWO \
 	ADDQ R11, R8     \
 	XORQ $192, R11   \
@@ -73,7 +76,14 @@ GLOBL everyFourth<>(SB), RODATA, $16
 
 // func codes256(c *Codes)
 //
-// BX the Codes; DI dst; SI blocks; R8 x; R12 bias; R10 scale; CX blocks left in the row; R15 rows left.
+//	BX  the Codes
+//	DI  dst
+//	SI  blocks
+//	R8  x
+//	R12 bias
+//	R10 scale
+//	CX  blocks left in the row
+//	R15 rows left
 TEXT ·codes256(SB), NOSPLIT, $0-8
 	CONSTANT($0x03030303, X15, Y15)
 	CONSTANT($0x0c0c0c0c, X14, Y14)
@@ -120,7 +130,7 @@ end:
 
 // func arrange256(dst, src *int8, quads int)
 //
-// Sixteen bytes become four of each remainder; four times that is transposed.
+// Sixteen bytes are reordered to four bytes of each remainder. Four such vectors are transposed.
 TEXT ·arrange256(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), DI
 	MOVQ src+8(FP), SI

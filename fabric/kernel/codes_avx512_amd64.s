@@ -1,15 +1,17 @@
 //go:build !noasm
 
-// AVX-512: products of Q2_0 blocks.
+// This file multiplies Q2_0 blocks in AVX-512.
 
 #include "go_asm.h"
 #include "textflag.h"
 #include "avx512_amd64.h"
 
-// Memory is prefetched in the order of addresses, not of rows: AHEAD bytes beyond the first row.
+// AHEAD is how many bytes beyond the first row memory is prefetched. It is prefetched in the order
+// of addresses, not row by row.
 #define AHEAD 8192
 
-// codeBytes are the places of the codes in 64 bytes from a quad's beginning, except for the last eight; codeHalfs those of its halfs.
+// codeBytes has the offsets of the codes of a quad in the 64 bytes from its beginning. The last
+// eight codes are further behind. codeHalfs has the offsets of its halfs.
 DATA codeBytes<>+0(SB)/8, $0x0908070605040302
 DATA codeBytes<>+8(SB)/8, $0x11100f0e0d0c0b0a
 DATA codeBytes<>+16(SB)/8, $0x1b1a191817161514
@@ -25,8 +27,13 @@ DATA codeHalfs<>+16(SB)/8, $0x0012001200120012
 DATA codeHalfs<>+24(SB)/8, $0x001b001b001b001b
 GLOBL codeHalfs<>(SB), RODATA, $32
 
-// CODECONSTANTS: Z31 3 in each byte, Z28-Z30 the maps of the other fields (see twoBitFour256x512), Z27 codeBytes, Z26 codeHalfs, K1 the last
-// eight bytes of 64; spoils BX.
+// CODECONSTANTS sets the constants. BX is overwritten.
+//
+//	Z31     3 in each byte
+//	Z28-Z30 the maps of the other fields (see twoBitFour256x512)
+//	Z27     codeBytes
+//	Z26     codeHalfs
+//	K1      the last eight bytes of 64
 #define CODECONSTANTS \
 	MOVQ $0x0408000000000000, BX   \
 	VPBROADCASTQ BX, Z30           \
@@ -41,7 +48,7 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	MOVL $0x80, BX                 \
 	KMOVW BX, K1
 
-// CODETAIL sets K2 to the bytes of CX blocks, fewer than four; spoils BX and DX.
+// CODETAIL sets K2 to the bytes of CX blocks, fewer than four. BX and DX are overwritten.
 #define CODETAIL \
 	LEAQ  (CX)(CX*8), DX           \
 	ADDQ  DX, DX                   \
@@ -49,7 +56,8 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	BZHIQ DX, BX, BX               \
 	KMOVQ BX, K2
 
-// ROWMASKS: K3-K6 the lanes of four rows where a lane is 4 * block + row; spoils BX.
+// ROWMASKS sets K3-K6 to the lanes of each of four rows, if a lane is 4 * block + row. BX is
+// overwritten.
 #define ROWMASKS \
 	MOVL  $0x1111, BX              \
 	KMOVW BX, K3                   \
@@ -57,7 +65,8 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	KSHIFTLW $2, K3, K5            \
 	KSHIFTLW $3, K3, K6
 
-// QUADOF loads four blocks: W has their codes' bytes, F all of them. FEWOF loads those of K2.
+// QUADOF loads four blocks: W gets the bytes of their codes, F gets all bytes. FEWOF loads the
+// bytes of K2.
 #define QUADOF(FROM, LAST, W, F) \
 	VMOVDQU64    FROM, F              \
 	VPERMB       F, Z27, W            \
@@ -67,7 +76,8 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	VMOVDQU8.Z   FROM, K2, F          \
 	VPERMB       F, Z27, W
 
-// HALFS puts the halfs of four rows' blocks Z4-Z7 into Z18, as floats: lane 4b + r has that of row r's block b.
+// HALFS converts the halfs of the blocks of four rows, in Z4-Z7, to floats in Z18: lane 4b + r has
+// that of row r's block b.
 #define HALFS \
 	VPERMW.Z     Z4, Z26, K3, Z18     \
 	VPERMW       Z5, Z26, K4, Z18     \
@@ -75,7 +85,7 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	VPERMW       Z7, Z26, K6, Z18     \
 	VCVTPH2PS    Y18, Z18
 
-// MAPPED adds to the sums Z8-Z11 of four rows those of a field of their bytes Z0-Z3.
+// MAPPED multiplies a field of the bytes Z0-Z3 of four rows, and adds to their sums Z8-Z11.
 #define MAPPED(MAP, OFFSET) \
 	VMOVDQU64 (OFFSET)(R8), Z12            \
 	VGF2P8AFFINEQB $0, MAP, Z0, Z13        \
@@ -87,8 +97,9 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	VPDPBUSD  Z12, Z15, Z10                \
 	VPDPBUSD  Z12, Z16, Z11
 
-// BYBLOCK scales the integers of four rows, a lane of 16 columns each, by SCALE, and adds up those of a block: lane 4b + r of S0 is row r's block b.
-// Spoils the others.
+// BYBLOCK multiplies the integers of four rows, a lane of 16 columns each, by SCALE, and adds up
+// those of a block: lane 4b + r of S0 gets the sum of row r's block b. The other registers are
+// overwritten.
 #define BYBLOCK(SCALE, S0, S1, S2, S3, T0, T1) \
 	VCVTDQ2PS S0, S0                       \
 	VCVTDQ2PS S1, S1                       \
@@ -108,7 +119,8 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	VSHUFPS   $0xdd, S2, S0, T1            \
 	VADDPS    T1, T0, S0
 
-// FOURROWS multiplies a quad of four rows, codes' bytes in Z0-Z3 and halfs in Z18, and adds it to the four sums in X20, one block after the other.
+// FOURROWS multiplies a quad of four rows, whose codes are in Z0-Z3 and whose halfs are in Z18. It
+// adds the result to the four sums in X20, one block after the other.
 #define FOURROWS \
 	VMOVDQU32 (R12), Z8                    \
 	VMOVUPS   (R10), Z17                   \
@@ -141,10 +153,20 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 
 // func codesFour512(c *Codes, dst *float32, blocks *byte, pitch, count int)
 //
-// Four rows at a time, pitch bytes apart; count is a multiple of 4.
+// Four rows at a time, pitch bytes apart. count is a multiple of 4.
 //
-// AX the Codes; DI dst; SI blocks of the first row; R9 pitch, R13 three; R8 x; R12 bias; R10 scale; CX blocks left; R14 what is prefetched;
-// R15 rows left; R11 the next rows; BX, DX temporary.
+//	AX      the Codes
+//	DI      dst
+//	SI      blocks of the first row
+//	R9, R13 pitch, and three times the pitch
+//	R8      x
+//	R12     bias
+//	R10     scale
+//	CX      blocks left
+//	R14     what is prefetched
+//	R15     rows left
+//	R11     the next rows
+//	BX, DX  temporary
 TEXT ·codesFour512(SB), NOSPLIT, $0-40
 	CODECONSTANTS
 	ROWMASKS
@@ -224,7 +246,11 @@ end:
 
 // func decodeCodes512(weights *byte, factors *float32, blocks *byte, count int, lanes uint32)
 //
-// DI weights; R8 factors; SI blocks; CX blocks left; K3 lanes.
+//	DI weights
+//	R8 factors
+//	SI blocks
+//	CX blocks left
+//	K3 lanes
 TEXT ·decodeCodes512(SB), NOSPLIT, $0-36
 	CODECONSTANTS
 	MOVL lanes+32(FP), BX
@@ -273,7 +299,7 @@ end:
 	VPDPBUSD  Z17, Z2, Z14                 \
 	VPDPBUSD  Z17, Z3, Z15
 
-// INORDER adds the four blocks of four rows, BY, to the rows' sums TO, each times its factor.
+// INORDER adds the four blocks BY of four rows to the sums TO of the rows, each times its factor.
 #define INORDER(ZBY, XBY, TO) \
 	VEXTRACTF32X4 $1, ZBY, X0              \
 	VEXTRACTF32X4 $2, ZBY, X1              \
@@ -285,7 +311,8 @@ end:
 
 // func codesTile512(t *Tile, dst *float32, weights *byte, factors *float32)
 //
-// Four rows, and pairs of vectors. Registers as in tile512, but that there is one row of factors: X20 results of the first vector, X24 of the second.
+// Four rows, and pairs of vectors. Registers as in tile512, but there is only one row of factors.
+// X20 has the results of the first vector, X24 those of the second.
 TEXT ·codesTile512(SB), NOSPLIT, $0-32
 	MOVQ t+0(FP), AX
 	MOVQ dst+8(FP), DI

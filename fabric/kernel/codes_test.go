@@ -1,6 +1,7 @@
 package kernel
 
-// This file compares the products of Q2_0 blocks with arithmetic on the format's own terms: integers of each block, and rows.
+// This file compares products of Q2_0 blocks with sums that follow the definition of the format,
+// for single blocks and for whole rows.
 
 import (
 	"bytes"
@@ -13,13 +14,15 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// randomCodes makes rows of blocks with halfs that are small powers of two, and a vector with such factors in blocks of 32, so that float32 sums
-// are exact in any order. It returns the vector in order of columns, too.
+// randomCodes makes rows of blocks and a vector. Halfs and the factors of the vector, one for 32
+// columns, are small powers of two, so that float32 sums are exact in any order. It also returns
+// the vector in the order of columns.
 func randomCodes(rng *rand.Rand, width, count int) (*Codes, []int8) {
 	quads := (width + 3) / 4
 	c := &Codes{
 		Blocks: make([]byte, count*width*CodeBlock), Width: width, Count: count,
-		X: make([]int8, quads*Quad), Bias: make([]int32, quads*QuadLanes), Scale: make([]float32, quads*QuadLanes), Dst: make([]float32, count),
+		X: make([]int8, quads*Quad), Bias: make([]int32, quads*QuadLanes), Scale: make([]float32, quads*QuadLanes),
+		Dst: make([]float32, count),
 	}
 	for i := range c.Blocks {
 		c.Blocks[i] = byte(rng.Uint32())
@@ -42,7 +45,7 @@ func randomCodes(rng *rand.Rand, width, count int) (*Codes, []int8) {
 	return c, x
 }
 
-// codeAt is the weight without its scale: -1, 0, 1 or 2.
+// codeAt returns a weight without its scale: -1, 0, 1 or 2.
 func codeAt(c *Codes, row, col int) int {
 	block := c.Blocks[(row*c.Width+col/CodeCols)*CodeBlock:][:CodeBlock]
 	return int(block[2+col%CodeCols/4]>>(2*(col%4))&3) - 1
@@ -68,7 +71,8 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// TestBlockIntegers reads the integer of each block of 32 columns, where the activations share a factor, by making all other factors 0.
+// TestBlockIntegers checks the integer of every 32 columns that share a factor of the vector. All
+// other factors are 0, so that it is the result.
 func TestBlockIntegers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(23, 24))
 	for _, width := range []int{1, 2, 3, 4, 5, 6, 7, 8, 64} {
@@ -87,7 +91,8 @@ func TestBlockIntegers(t *testing.T) {
 						want += codeAt(c, r, col) * int(x[col])
 					}
 					if got != float32(want) {
-						t.Fatalf("%v, %d blocks, row %d, columns %d to %d: %v, want %d", level, width, r, 32*part, 32*part+31, got, want)
+						t.Fatalf("%v, %d blocks, row %d, columns %d to %d: %v, want %d",
+							level, width, r, 32*part, 32*part+31, got, want)
 					}
 				}
 			}
@@ -118,7 +123,8 @@ func TestMultiplyCodes(t *testing.T) {
 	}
 }
 
-// codesInOrder is the product in ggml's order, from its terms: one rounding for each sum.
+// codesInOrder returns a row's result in ggml's order, computed term by term in exact arithmetic,
+// with one rounding for each sum.
 func codesInOrder(c *Codes, x []int8, row int) (sum float32) {
 	exact := func(v float32) *big.Float { return new(big.Float).SetPrec(200).SetFloat64(float64(v)) }
 	round := func(v *big.Float) float32 {
@@ -142,29 +148,30 @@ func codesInOrder(c *Codes, x []int8, row int) (sum float32) {
 	return sum
 }
 
-// manyScales replaces halfs and scales by any that are finite.
-func manyScales(rng *rand.Rand, c *Codes) {
-	some := func() uint16 {
+// randomizeScales replaces halfs and scales by random finite ones.
+func randomizeScales(rng *rand.Rand, c *Codes) {
+	randomHalf := func() uint16 {
 		if rng.IntN(8) == 0 {
-			return uint16(rng.Uint32()) &^ 0x4000 // small ones and denormal ones
+			return uint16(rng.Uint32()) &^ 0x4000 // small, or even denormal
 		}
 		return 0x2000 + uint16(rng.IntN(0x2000)) | uint16(rng.IntN(2))<<15
 	}
 	for i := 0; i < len(c.Blocks); i += CodeBlock {
-		binary.LittleEndian.PutUint16(c.Blocks[i:], some())
+		binary.LittleEndian.PutUint16(c.Blocks[i:], randomHalf())
 	}
 	for i := 0; i < len(c.Scale); i += 2 {
-		c.Scale[i] = half.Float32(some())
+		c.Scale[i] = half.Float32(randomHalf())
 		c.Scale[i+1] = c.Scale[i]
 	}
 }
 
-// Each level's sums are in ggml's order, bit for bit, of single vectors and in tiles.
+// TestCodesInOrder checks that each level's sums are in ggml's order, bit for bit, for single
+// vectors and in tiles.
 func TestCodesInOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(29, 30))
 	for n := range 60 {
 		c, x := randomCodes(rng, n%23+1, 1+rng.IntN(6))
-		manyScales(rng, c)
+		randomizeScales(rng, c)
 		want := make([]float32, c.Count)
 		for r := range want {
 			want[r] = codesInOrder(c, x, r)
@@ -175,20 +182,23 @@ func TestCodesInOrder(t *testing.T) {
 			if !slices.Equal(c.Dst, want) {
 				t.Fatalf("%v, %d blocks: %v, want %v", level, c.Width, c.Dst, want)
 			}
-			if got := tileOf(level, c, 4); !slices.Equal(got, want) {
+			if got := multiplyAsTile(level, c, 4); !slices.Equal(got, want) {
 				t.Fatalf("%v, %d blocks, in a tile: %v, want %v", level, c.Width, got, want)
 			}
 		}
 	}
 }
 
-// tileOf computes the product as the last of so many vectors of tiles.
-func tileOf(level Level, c *Codes, vectors int) (dst []float32) {
+// multiplyAsTile computes the product with MultiplyCodesTile. The vector is the last one of the
+// given number of vectors.
+func multiplyAsTile(level Level, c *Codes, vectors int) (dst []float32) {
 	quads := (c.Width + 3) / 4
 	padded := (c.Count + TileRows - 1) / TileRows * TileRows
 	tile := &Tile{
-		Weights: make([]byte, padded*quads*Quad), Factors: make([]float32, padded/TileRows*quads*QuadLanes), Rows: c.Count, Quads: quads,
-		X: make([]int8, vectors*quads*Quad), Bias: make([]int32, vectors*quads*QuadLanes), Scale: make([]float32, vectors*quads*QuadLanes),
+		Weights: make([]byte, padded*quads*Quad), Factors: make([]float32, padded/TileRows*quads*QuadLanes),
+		Rows: c.Count, Quads: quads,
+		X: make([]int8, vectors*quads*Quad), Bias: make([]int32, vectors*quads*QuadLanes),
+		Scale:   make([]float32, vectors*quads*QuadLanes),
 		Vectors: vectors, Dst: make([]float32, padded*vectors),
 	}
 	last := vectors - 1
@@ -198,7 +208,8 @@ func tileOf(level Level, c *Codes, vectors int) (dst []float32) {
 	row := c.Width * CodeBlock
 	for r := 0; r < c.Count; r += TileRows {
 		n := min(TileRows, c.Count-r)
-		level.DecodeCodes(tile.Weights[r*quads*Quad:], tile.Factors[r/TileRows*quads*QuadLanes:], c.Blocks[r*row:(r+n)*row], c.Width, n)
+		level.DecodeCodes(tile.Weights[r*quads*Quad:], tile.Factors[r/TileRows*quads*QuadLanes:],
+			c.Blocks[r*row:(r+n)*row], c.Width, n)
 	}
 	level.MultiplyCodesTile(tile)
 	for r := range c.Count {
@@ -220,17 +231,19 @@ func TestDecodeCodes(t *testing.T) {
 			}
 			level.DecodeCodes(weights, factors, c.Blocks, width, rows)
 			if weights[rows*pitch] != 9 || factors[len(c.Bias)] != 9 || factors[3] != 9 {
-				t.Fatalf("%v wrote beyond the end", level)
+				t.Fatalf("%v, %d blocks: wrote beyond the %d rows", level, width, rows)
 			}
 			for r := range rows {
 				for col := range pitch {
 					at := col/Quad*Quad + col%4*64 + col%Quad/64*16 + col%64/4
 					code, d := byte(0), float32(0)
 					if col < width*CodeCols {
-						code, d = byte(codeAt(c, r, col)+1), half.Float32(binary.LittleEndian.Uint16(c.Blocks[(r*width+col/CodeCols)*CodeBlock:]))
+						block := c.Blocks[(r*width+col/CodeCols)*CodeBlock:]
+						code, d = byte(codeAt(c, r, col)+1), half.Float32(binary.LittleEndian.Uint16(block))
 					}
 					if f := factors[col/CodeCols*4+r]; weights[r*pitch+at] != code || f != d {
-						t.Fatalf("%v, %d blocks, row %d, column %d: %d times %v, want %d times %v", level, width, r, col, weights[r*pitch+at], f, code, d)
+						t.Fatalf("%v, %d blocks, row %d, column %d: %d times %v, want %d times %v",
+							level, width, r, col, weights[r*pitch+at], f, code, d)
 					}
 				}
 			}
@@ -238,15 +251,16 @@ func TestDecodeCodes(t *testing.T) {
 	}
 }
 
-// FuzzCodes compares the levels, bit for bit, on memory that begins and ends anywhere, with any codes and scales.
+// FuzzCodes compares the levels bit for bit, on memory at any address, with any codes and scales.
 func FuzzCodes(f *testing.F) {
 	f.Add(uint64(1), uint8(0), uint8(1), uint8(0))
 	f.Add(uint64(2), uint8(6), uint8(4), uint8(3))
 	f.Fuzz(func(t *testing.T, seed uint64, width, rows, shift uint8) {
 		rng := rand.New(rand.NewPCG(seed, 4))
 		c, x := randomCodes(rng, int(width%70)+1, int(rows%9)+1)
-		manyScales(rng, c)
-		c.Blocks, c.X, c.Bias, c.Scale = slices.Clip(at(shift, c.Blocks)), at(shift+1, c.X), at(shift+2, c.Bias), at(shift+3, c.Scale)
+		randomizeScales(rng, c)
+		c.Blocks, c.X = slices.Clip(at(shift, c.Blocks)), at(shift+1, c.X)
+		c.Bias, c.Scale = at(shift+2, c.Bias), at(shift+3, c.Scale)
 		want := make([]float32, c.Count)
 		c.Dst = want
 		Go.MultiplyCodes(c)
@@ -261,7 +275,7 @@ func FuzzCodes(f *testing.F) {
 			if !slices.Equal(c.Dst, want) || !slices.Equal(arranged, c.X) {
 				t.Fatalf("%v: %v, want %v", level, c.Dst, want)
 			}
-			if got := tileOf(level, c, 2); !slices.Equal(got, want) {
+			if got := multiplyAsTile(level, c, 2); !slices.Equal(got, want) {
 				t.Fatalf("%v, in a tile: %v, want %v", level, got, want)
 			}
 		}

@@ -2,7 +2,8 @@
 
 package kernel
 
-// This file declares the assembly functions, and chooses those that the processor supports.
+// This file declares the assembly functions, and chooses among them by level. The methods with
+// names in "Asm" report whether there is assembly for the case and, if so, do the work.
 
 import (
 	"math/bits"
@@ -14,11 +15,12 @@ import (
 
 var (
 	hasAVX2   = cpu.X86.HasAVX2 && cpu.X86.HasFMA && cpu.X86.HasF16C
-	hasAVX512 = hasAVX2 && cpu.X86.HasBMI1 && cpu.X86.HasBMI2 && cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512DQ &&
-		cpu.X86.HasAVX512VL && cpu.X86.HasAVX512VBMI && cpu.X86.HasAVX512VNNI && cpu.X86.HasAVX512GFNI
+	hasAVX512 = hasAVX2 && cpu.X86.HasBMI1 && cpu.X86.HasBMI2 &&
+		cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL &&
+		cpu.X86.HasAVX512VBMI && cpu.X86.HasAVX512VNNI && cpu.X86.HasAVX512GFNI
 )
 
-func (l Level) decodeAssembly(layout trit.Layout, dst []byte, planes [][]byte, n int) bool {
+func (l Level) decodeAsm(layout trit.Layout, dst []byte, planes [][]byte, n int) bool {
 	two := layout == trit.TwoBit
 	switch {
 	case l == AVX512 && two:
@@ -35,7 +37,7 @@ func (l Level) decodeAssembly(layout trit.Layout, dst []byte, planes [][]byte, n
 	return true
 }
 
-func (l Level) dotAssembly(r *Rows) bool {
+func (l Level) dotAsm(r *Rows) bool {
 	switch {
 	case l == AVX512 && r.Block < Stripe:
 		dotPart512(r, &spread[r.Block/32])
@@ -55,7 +57,8 @@ func (l Level) dotAssembly(r *Rows) bool {
 	return true
 }
 
-func (l Level) hasProduct(planes, block int) bool {
+// hasSinglePassAsm reports whether multiplyAsm supports this number of planes and this block.
+func (l Level) hasSinglePassAsm(planes, block int) bool {
 	switch l {
 	case AVX512:
 		return block < Stripe || block == 256 && planes == 1
@@ -65,8 +68,8 @@ func (l Level) hasProduct(planes, block int) bool {
 	return false
 }
 
-// productAssembly must only be called if hasProduct is true.
-func (l Level) productAssembly(p *Product) {
+// multiplyAsm decodes and multiplies in one pass. It must only be called if hasSinglePassAsm is true.
+func (l Level) multiplyAsm(p *Product) {
 	two := p.Layout == trit.TwoBit
 	switch {
 	case p.Block < Stripe && two:
@@ -74,23 +77,24 @@ func (l Level) productAssembly(p *Product) {
 	case p.Block < Stripe:
 		pt5Partx512(p, lookup, &spread[p.Block/32])
 	default:
-		l.productRows(p)
+		l.multiplyOnePlane(p)
 	}
 }
 
-// productRows multiplies one plane in blocks of 256: as many rows at a time as the assembly supports, and the remaining ones one by one.
-func (l Level) productRows(p *Product) {
+// multiplyOnePlane multiplies one plane in blocks of 256. It takes as many rows at a time as the
+// assembly supports, and the remaining rows one by one.
+func (l Level) multiplyOnePlane(p *Product) {
 	two := p.Layout == trit.TwoBit
 	if !two && l == AVX2 {
 		pt5x256x256(p, lookup)
 		return
 	}
-	together := 2
+	rowsAtOnce := 2
 	if two && l == AVX512 {
-		together = 4
+		rowsAtOnce = 4
 	}
 	q := *p
-	if q.Count -= q.Count % together; q.Count > 0 {
+	if q.Count -= q.Count % rowsAtOnce; q.Count > 0 {
 		switch {
 		case l == AVX2:
 			twoBitPair256x256(&q)
@@ -104,7 +108,8 @@ func (l Level) productRows(p *Product) {
 		return
 	}
 	rest := [1][]byte{p.Planes[0][q.Count*p.Groups*64:]}
-	q.Planes, q.Factors, q.Dst, q.Count = rest[:], p.Factors[q.Count*p.FactorPitch:], p.Dst[q.Count:], p.Count-q.Count
+	q.Planes = rest[:]
+	q.Factors, q.Dst, q.Count = p.Factors[q.Count*p.FactorPitch:], p.Dst[q.Count:], p.Count-q.Count
 	switch {
 	case l == AVX2:
 		twoBit256x256(&q)
@@ -115,19 +120,7 @@ func (l Level) productRows(p *Product) {
 	}
 }
 
-func (l Level) floatAssembly(r *FloatRows) bool {
-	switch l {
-	case AVX512:
-		dotFloat512(r)
-	case AVX2:
-		dotFloat256(r)
-	default:
-		return false
-	}
-	return true
-}
-
-func (l Level) sparseAssembly(r *SparseRows) bool {
+func (l Level) dotSparseAsm(r *SparseRows) bool {
 	if l != AVX512 || len(r.Entries) == 0 {
 		return false
 	}
@@ -135,7 +128,7 @@ func (l Level) sparseAssembly(r *SparseRows) bool {
 	return true
 }
 
-func (l Level) expandAssembly(dst []float32, pitch int, s *Scales) bool {
+func (l Level) expandAsm(dst []float32, pitch int, s *Scales) bool {
 	switch {
 	case l == AVX512 && s.Half != nil:
 		expandHalf512(&dst[0], pitch, s)
@@ -151,7 +144,7 @@ func (l Level) expandAssembly(dst []float32, pitch int, s *Scales) bool {
 	return true
 }
 
-func (l Level) subtractAssembly(dst, v []float32, pitch, n int) bool {
+func (l Level) subtractAsm(dst, v []float32, pitch, n int) bool {
 	switch {
 	case l == AVX512:
 		subtract512(&dst[0], len(dst), &v[0], pitch, n)
@@ -172,7 +165,7 @@ func (l Level) subtractAssembly(dst, v []float32, pitch, n int) bool {
 	return true
 }
 
-func (l Level) quantizeAssembly(q []int8, scale, x []float32, block int) bool {
+func (l Level) quantizeAsm(q []int8, scale, x []float32, block int) bool {
 	switch {
 	case l == AVX512 && block == 32:
 		quantize32x512(&q[0], &scale[0], &x[0], len(x)/32)
@@ -188,7 +181,7 @@ func (l Level) quantizeAssembly(q []int8, scale, x []float32, block int) bool {
 	return true
 }
 
-func (l Level) sumAssembly(dst []int32, q []int8) bool {
+func (l Level) sumFoursAsm(dst []int32, q []int8) bool {
 	switch l {
 	case AVX512:
 		sumFours512(&dst[0], &q[0], len(q)/Stripe)
@@ -200,13 +193,14 @@ func (l Level) sumAssembly(dst []int32, q []int8) bool {
 	return true
 }
 
-// spread holds, for blocks of 16 and of 32, the index of the factor for each lane of a stripe.
+// spread holds for each lane of a stripe the index of its factor among those of the stripe: for
+// blocks of 16 columns and for blocks of 32.
 var spread = [2][16]int32{
 	{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3},
 	{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
 }
 
-// superLanes holds, for Per of 1, 2, 4, 8 and 16, the lanes argument of expandSub512.
+// superLanes holds the lanes argument of expandSub512 for Scales.Per of 1, 2, 4, 8 and 16.
 var superLanes = func() (all [5][2][16]int32) {
 	for i := range all {
 		for lane := range 16 {
@@ -228,9 +222,6 @@ func dot512(r *Rows)
 
 //go:noescape
 func dotPart512(r *Rows, spread *[16]int32)
-
-//go:noescape
-func dotFloat512(r *FloatRows)
 
 //go:noescape
 func twoBit256x512(p *Product)
@@ -300,9 +291,6 @@ func dotSmall256(r *Rows)
 
 //go:noescape
 func dotPartSmall256(r *Rows)
-
-//go:noescape
-func dotFloat256(r *FloatRows)
 
 //go:noescape
 func expandHalf256(dst *float32, pitch int, s *Scales)

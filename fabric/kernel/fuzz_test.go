@@ -1,6 +1,7 @@
 package kernel
 
-// This file fuzzes the assembly against the equivalent Go: all lengths, tails, and start addresses.
+// This file compares the assembly with the equivalent Go by fuzzing, with any lengths, tails, and
+// start addresses.
 
 import (
 	"bytes"
@@ -13,7 +14,8 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-// at copies v to memory that begins n elements beyond an aligned address, and has as much capacity as v.
+// at copies v to memory that begins n elements beyond an aligned address, with at least the
+// capacity of v.
 func at[T any](n uint8, v []T) []T {
 	return append(make([]T, n, int(n)+cap(v)+64), v...)[n:]
 }
@@ -25,8 +27,8 @@ func layoutOf(two bool) trit.Layout {
 	return trit.PT5Striped
 }
 
-// valid makes bytes of trits of any.
-func valid(layout trit.Layout, b []byte) {
+// makeValid turns any bytes into valid codes of trits.
+func makeValid(layout trit.Layout, b []byte) {
 	for i, v := range b {
 		if layout == trit.PT5Striped {
 			b[i] = v % 243
@@ -43,7 +45,7 @@ func FuzzDecode(f *testing.F) {
 		layout, k := layoutOf(two), int(count)%MaxPlanes+1
 		n := len(data) / k / 64 * 64
 		data = bytes.Clone(data)
-		valid(layout, data)
+		makeValid(layout, data)
 		planes := make([][]byte, k)
 		for p := range planes {
 			planes[p] = at(shift+uint8(p), data[p*n:(p+1)*n])
@@ -55,7 +57,8 @@ func FuzzDecode(f *testing.F) {
 			clear(got[:len(want)])
 			level.Decode(layout, got, planes, n)
 			if !bytes.Equal(got[:len(want)], want) || got[len(want)] != 7 {
-				t.Fatalf("%v, %v, %d planes of %d bytes: differs", level, layout, k, n)
+				t.Fatalf("%v, %v, %d planes of %d bytes: got % x, want % x and a 7 behind it",
+					level, layout, k, n, got, want)
 			}
 		}
 	})
@@ -67,7 +70,8 @@ func FuzzMultiply(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, seed uint64, two bool, count, block, rows, groups, shift uint8) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		p := randomProduct(rng, layoutOf(two), int(count)%MaxPlanes+1, []int{16, 32, 64, 128, 192, 256, 512}[block%7], int(rows%10)+1, int(groups%40)+1)
+		p := randomProduct(rng, layoutOf(two), int(count)%MaxPlanes+1,
+			[]int{16, 32, 64, 128, 192, 256, 512}[block%7], int(rows%10)+1, int(groups%40)+1)
 		for i := range p.Planes {
 			p.Planes[i] = at(shift+uint8(i), p.Planes[i])
 		}
@@ -76,8 +80,9 @@ func FuzzMultiply(f *testing.F) {
 		weights := make([]byte, p.Count*p.Groups*trits)
 		Go.Decode(p.Layout, weights, p.Planes, p.Count*p.Groups*64)
 		r := &Rows{
-			Small: len(p.Planes) <= SmallPlanes, Weights: at(shift, weights), Pitch: p.Groups * trits, Count: p.Count, Stripes: p.Groups * trits / Stripe,
-			X: p.X, Block: p.Block, Bias: p.Bias, Factors: p.Factors, FactorPitch: p.FactorPitch,
+			Small: len(p.Planes) <= SmallPlanes, Weights: at(shift, weights), Pitch: p.Groups * trits, Count: p.Count,
+			Stripes: p.Groups * trits / Stripe,
+			X:       p.X, Block: p.Block, Bias: p.Bias, Factors: p.Factors, FactorPitch: p.FactorPitch,
 		}
 		begin := p.Dst
 		p.Dst = slices.Clone(begin)
@@ -94,33 +99,25 @@ func FuzzMultiply(f *testing.F) {
 	})
 }
 
-// FuzzRows has weights of any byte, other than planes give.
+// FuzzRows has weights of any byte, also those that planes do not give.
 func FuzzRows(f *testing.F) {
 	f.Add(uint64(1), uint8(0), uint8(1), uint8(1), uint8(0))
 	f.Add(uint64(2), uint8(5), uint8(9), uint8(3), uint8(5))
 	f.Fuzz(func(t *testing.T, seed uint64, block, stripes, rows, shift uint8) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		r := randomRows(rng, []int{16, 32, 64, 128, 192, 256, 512}[block%7], int(rows%5)+1, int(stripes%60)+1, []int{127, 255}[seed%2])
-		r.Weights, r.X, r.Bias, r.Factors = at(shift, r.Weights), at(shift+1, r.X), at(shift+2, r.Bias), at(shift+3, r.Factors)
-		fl := &FloatRows{
-			Weights: r.Weights, Pitch: r.Pitch, Count: r.Count, Stripes: r.Stripes, Add: int32(rng.IntN(300) - 200), Block: 16 * (int(block) + 1),
-			X: make([]float32, len(r.X)), Factors: r.Factors, FactorPitch: 0,
-		}
-		fl.Factors = at(shift, append(slices.Clone(fl.Factors), make([]float32, 4*r.Stripes)...))
-		for i := range fl.X {
-			fl.X[i] = float32(r.X[i] / 16)
-		}
+		r := randomRows(rng, []int{16, 32, 64, 128, 192, 256, 512}[block%7], int(rows%5)+1, int(stripes%60)+1,
+			[]int{127, 255}[seed%2])
+		r.Weights, r.X, r.Bias = at(shift, r.Weights), at(shift+1, r.X), at(shift+2, r.Bias)
+		r.Factors = at(shift+3, r.Factors)
 		begin := r.Dst
-		r.Dst, fl.Dst = slices.Clone(begin), slices.Clone(begin)
+		r.Dst = slices.Clone(begin)
 		Go.Dot(r)
-		Go.DotFloat(fl)
-		want, wantFloat := r.Dst, fl.Dst
+		want := r.Dst
 		for _, level := range Levels() {
-			r.Dst, fl.Dst = at(shift, begin), at(shift, begin)
+			r.Dst = at(shift, begin)
 			level.Dot(r)
-			level.DotFloat(fl)
-			if !sameFloats(r.Dst, want) || !sameFloats(fl.Dst, wantFloat) {
-				t.Fatalf("%v: %v, want %v; in float32 %v, want %v", level, r.Dst, want, fl.Dst, wantFloat)
+			if !sameFloats(r.Dst, want) {
+				t.Fatalf("%v: %v, want %v", level, r.Dst, want)
 			}
 		}
 	})
@@ -145,7 +142,7 @@ func FuzzSparse(f *testing.F) {
 	})
 }
 
-// FuzzExpand takes scales of any bits.
+// FuzzExpand takes scales of any bits. It also compares SubtractSums.
 func FuzzExpand(f *testing.F) {
 	f.Add([]byte("some scales, and some more of them, to be multiplied"), uint8(3), uint8(2), uint8(1), uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, per, rows, shift, pad uint8) {
@@ -180,7 +177,8 @@ func FuzzExpand(f *testing.F) {
 			got := at(shift, make([]float32, len(want)))
 			level.Expand(got, pitch, s)
 			if !sameFloats(got, want) {
-				t.Fatalf("%v, %d rows of %d, %d: %v, want %v", level, s.Rows, s.Blocks, s.Per, got, want)
+				t.Fatalf("%v, %d rows of %d blocks, %d of a super-block: %v, want %v",
+					level, s.Rows, s.Blocks, s.Per, got, want)
 			}
 		}
 		small := make([]float32, s.Rows*pitch)
@@ -222,11 +220,13 @@ func FuzzQuantize(f *testing.F) {
 		Go.Quantize(want, wantScale, x, block)
 		Go.SumFours(wantSums, want)
 		for _, level := range Levels() {
-			q, scale, sums := at(shift, make([]int8, n)), at(shift, make([]float32, len(wantScale))), at(shift, make([]int32, n/4))
+			q, scale := at(shift, make([]int8, n)), at(shift, make([]float32, len(wantScale)))
+			sums := at(shift, make([]int32, n/4))
 			level.Quantize(q, scale, at(shift, x), block)
 			level.SumFours(sums, q)
 			if !slices.Equal(q, want) || !sameFloats(scale, wantScale) || !slices.Equal(sums, wantSums) {
-				t.Fatalf("%v, blocks of %d: %v %v, want %v %v", level, block, q, scale, want, wantScale)
+				t.Fatalf("%v, blocks of %d: values %v, factors %v, sums %v, want %v, %v, %v",
+					level, block, q, scale, sums, want, wantScale, wantSums)
 			}
 		}
 	})

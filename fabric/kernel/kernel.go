@@ -1,16 +1,22 @@
-// Package kernel has the inner loops of package fabric: it multiplies planes of trits by int8 activations, in assembly and in equivalent Go
-// that gives the same integers.
+// Package kernel has the inner loops of package fabric. It multiplies planes of trits by int8
+// activations, in assembly and in equivalent Go that gives the same integers.
 //
-// A product has two steps. [Level.Decode] computes the weights of some rows from all their planes at once, in registers, and stores them as
-// bytes, which stay in the first-level cache; [Level.Dot] multiplies these rows by a vector. If there are several vectors, they share the
-// bytes. For a single vector, [Level.Multiply] has loops that do both without storing weights, or, without assembly, looks up what bytes of a plane
-// add to a sum. Blocks of Q2_0 ([Level.MultiplyCodes]) and bands ([Level.MultiplyBands]), in which planes share bytes, have loops of their own.
+// A product has two steps. [Level.Decode] computes the weights of some rows from all their planes
+// at once, in registers. It stores them as bytes, which stay in the first-level cache. [Level.Dot]
+// multiplies these rows by a vector. Several vectors share the decoded bytes.
 //
-// The functions check nothing: inconsistent arguments lead to reads and writes out of bounds. Package fabric does the checking. The
-// functions do not allocate and may be called concurrently.
+// For a single vector, [Level.Multiply] has loops that do both steps in one pass and do not store
+// weights. Without assembly, some of these look up in a table what a byte of a plane adds to a sum.
+// Two formats have loops of their own: blocks of Q2_0 ([Level.MultiplyCodes]), and bands, in which
+// planes share bytes ([Level.MultiplyBands]).
+//
+// The functions do not check their arguments: inconsistent ones lead to reads and writes out of
+// bounds. Package fabric does the checking. The functions may be called concurrently. They do not
+// allocate, except for MultiplyBands without assembly.
 package kernel
 
-// This file defines what all implementations share: the levels and the form of decoded weights.
+// This file defines what all implementations share: the levels and the form of decoded weights. It
+// also has the general products Dot and Multiply.
 
 import "tensorcast/fabric/trit"
 
@@ -55,11 +61,13 @@ const MaxPlanes = 6
 // SmallPlanes is the largest number of planes for which decoded weights are below 128.
 const SmallPlanes = 4
 
-// Stripe is the number of columns that the loops process at a time. Rows of decoded weights, activations and sums consist of whole stripes.
+// Stripe is the number of columns that the loops process at a time. Rows of decoded weights,
+// activations and sums consist of whole stripes.
 const Stripe = 64
 
-// Offset is what Decode adds to a weight of the given number of planes so that its byte is not negative: (3^planes - 1) / 2 for up to 5
-// planes (each digit plus 1), and 128 for 6 planes, whose weights must be in -128..127.
+// Offset is what Decode adds to a weight of the given number of planes so that its byte is not
+// negative. It is (3^planes - 1) / 2 for up to 5 planes, i.e. each digit plus 1. It is 128 for 6
+// planes, whose weights must be in -128..127.
 func Offset(planes int) int32 {
 	if planes == MaxPlanes {
 		return 128
@@ -71,14 +79,16 @@ func Offset(planes int) int32 {
 	return (n - 1) / 2
 }
 
-// tables are the lookup tables of Decode's assembly, by plane (digit 3^p): what a byte of the plane contributes to the weights of its
-// trits.
+// tables are the lookup tables of the assembly of Decode. They say, for each plane (digit 3^p),
+// what a byte of the plane contributes to the weights of its trits.
 type tables struct {
-	// For a PT-5 byte b with q = b/9 and r = b%9: trits 0 and 1 by r, trits 2, 3 and 4 by q.
+	// For a PT-5 byte b with q = b/9 and r = b%9: trits 0 and 1 by r, and trits 2, 3 and 4 by q.
 	pt5 [MaxPlanes][5][64]byte
-	// For half of a two-bit byte: its lower and its upper trit; four copies, for lookups in 16 bytes.
+	// For half of a two-bit byte: its lower and its upper trit. There are four copies, as some
+	// lookups are in 16 bytes.
 	twoBit [MaxPlanes][2][64]byte
-	nine   [64]byte // 9q by q
+	// 9q by q
+	nine [64]byte
 }
 
 var lookup = newTables()
@@ -104,15 +114,17 @@ func newTables() *tables {
 	return t
 }
 
-// The digits of six planes, from 0 to 2 each, add up to weight + 364; with this constant the byte is weight + 128 (mod 256).
+// sixthBase is added for the sixth plane. The digits of six planes, from 0 to 2 each, add up to
+// weight + 364. With this constant the byte is weight + 128, modulo 256.
 const sixthBase = 128 - 364 + 256
 
-// Decode writes the weights of whole groups to dst: planes[p][0:n], of layout PT5Striped or TwoBit, holds the digit 3^p. Each weight is one
-// byte, increased by Offset(len(planes)), in the order of columns. There are 1 to MaxPlanes planes. dst has room for n/64 groups of trits.
+// Decode writes the weights of whole groups to dst. planes[p][0:n] holds the digits of 3^p, in
+// layout PT5Striped or TwoBit. There are 1 to MaxPlanes planes. Weights are in the order of
+// columns, one byte each, increased by Offset(len(planes)). dst has room for n/64 groups of trits.
 //
-// Bytes that are no valid codes give meaningless weights, also for neighbouring bytes.
+// Bytes that are not valid codes give meaningless weights, also for neighbouring bytes.
 func (l Level) Decode(layout trit.Layout, dst []byte, planes [][]byte, n int) {
-	if n > 0 && !l.decodeAssembly(layout, dst, planes, n) {
+	if n > 0 && !l.decodeAsm(layout, dst, planes, n) {
 		decode(layout, dst, planes, n)
 	}
 }
@@ -168,18 +180,21 @@ type Rows struct {
 	Block int
 	// Bias is added to the integers: 16 lanes per stripe, or if Block is above 64, per block.
 	Bias []int32
-	// Factors has one factor per block of a row (the last block may be short); the next row's factors are FactorPitch later. The assembly
-	// reads up to 15 elements beyond the last one, but does not use them.
+	// Factors has one factor for each block of a row; the last block may be short. The factors of
+	// the next row are FactorPitch elements later. The assembly reads up to 15 elements beyond the
+	// last one, but does not use them.
 	Factors     []float32
 	FactorPitch int
-	// A row's result is added to Dst: the sum over blocks of factor * (bias + weights * x).
+	// Each row's result is added to its element of Dst: the sum over blocks of factor * (bias +
+	// weights * x).
 	Dst []float32
 }
 
-// Dot computes the product. The integer of a block is exact; it is summed in 32 bits, which suffices for Block up to 65,536. The products
-// of factor and integer are summed in float32, in an order that depends on the level.
+// Dot computes the product. The integer of a block is exact. It is summed in 32 bits, which
+// suffices for Block up to 65,536. The products of factor and integer are summed in float32, in an
+// order that depends on the level.
 func (l Level) Dot(r *Rows) {
-	if r.Count > 0 && r.Stripes > 0 && !l.dotAssembly(r) {
+	if r.Count > 0 && r.Stripes > 0 && !l.dotAsm(r) {
 		dot(r)
 	}
 }
@@ -217,11 +232,12 @@ type Product struct {
 	Planes [][]byte
 	Groups int
 	Count  int
-	// Skip, if not nil, has a byte per group, Groups per row. If it is not 0, the group's products add up to 0 together with Bias, so the
-	// group need not be read.
+	// Skip, if not nil, has a byte per group, Groups per row. A byte other than 0 says that the
+	// group's products and its Bias add up to 0, so that the group need not be read.
 	Skip []byte
-	// X, Block, Bias, Factors and Dst are as in Rows. X, Bias and a row's factors cover all columns of its groups, and the rest of a block.
-	// Beyond the last column, X is 0 and the others are finite.
+	// X, Block, Bias, Factors and Dst are as in Rows. X, Bias and a row's factors cover all columns
+	// of the groups and the rest of the last block. Beyond the last column, X is 0 and the others
+	// are finite.
 	X           []int8
 	Block       int
 	Bias        []int32
@@ -232,22 +248,23 @@ type Product struct {
 	Weights []byte
 }
 
-// OneLoop reports whether Multiply has a single-pass loop for this number of planes and this block.
-func (l Level) OneLoop(planes, block int) bool {
-	return l.hasProduct(planes, block) || l == Go && tabled(planes, block)
+// HasSinglePass reports whether Multiply has a loop that decodes and multiplies in one pass, for
+// this number of planes and this block.
+func (l Level) HasSinglePass(planes, block int) bool {
+	return l.hasSinglePassAsm(planes, block) || l == Go && hasTableLoop(planes, block)
 }
 
-// Multiply does Decode and Dot, in one pass if there is a loop for the case.
+// Multiply computes what Decode and Dot do together, in one pass if there is a loop for the case.
 func (l Level) Multiply(p *Product) {
 	if p.Count == 0 || p.Groups == 0 {
 		return
 	}
-	if l.hasProduct(len(p.Planes), p.Block) {
-		l.productAssembly(p)
+	if l.hasSinglePassAsm(len(p.Planes), p.Block) {
+		l.multiplyAsm(p)
 		return
 	}
-	if l == Go && tabled(len(p.Planes), p.Block) && p.Count >= fewRows {
-		multiplyTables(p)
+	if l == Go && hasTableLoop(len(p.Planes), p.Block) && p.Count >= minTableRows {
+		multiplyByTables(p)
 		return
 	}
 	trits := groupTrits(p.Layout)

@@ -1,5 +1,7 @@
 package kernel
 
+// This file tests Decode, Dot and Multiply at all levels.
+
 import (
 	"bytes"
 	"fmt"
@@ -9,7 +11,7 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-// planes makes n bytes of each plane, of valid codes, from rng.
+// randomPlanes makes planes of n bytes each, which are valid codes.
 func randomPlanes(rng *rand.Rand, l trit.Layout, count, n int) [][]byte {
 	all := make([][]byte, count)
 	for p := range all {
@@ -54,7 +56,8 @@ func TestDecode(t *testing.T) {
 					got := make([]byte, trits+1)
 					level.Decode(layout, got, planes, n)
 					if !bytes.Equal(got[:trits], want) || got[trits] != 0 {
-						t.Errorf("%v, %v, %d planes of %d groups: differs from Unpack", level, layout, count, groups)
+						t.Errorf("%v, %v, %d planes of %d groups: got % x, want % x and a 0 behind it",
+							level, layout, count, groups, got, want)
 					}
 				}
 			}
@@ -62,7 +65,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// pairs is all pairs of valid bytes that lie in one word.
+// TestDecodePairs decodes all pairs of valid bytes in one word of 16 bits, as the assembly divides
+// such words.
 func TestDecodePairs(t *testing.T) {
 	var plane []byte
 	for low := range 243 {
@@ -79,12 +83,13 @@ func TestDecodePairs(t *testing.T) {
 		got := make([]byte, len(want))
 		level.Decode(trit.PT5Striped, got, [][]byte{plane}, len(plane))
 		if !bytes.Equal(got, want) {
-			t.Errorf("%v differs", level)
+			t.Errorf("%v: weights differ from those of %v", level, Go)
 		}
 	}
 }
 
-// randomRows makes a product whose float32 sums are exact in any order, so that results must be equal, not near.
+// randomRows makes a product whose float32 sums are exact in any order, so that results must be
+// equal and not only close.
 func randomRows(rng *rand.Rand, block, count, stripes int, maxWeight int) *Rows {
 	cols := stripes * Stripe
 	blocks := (cols + block - 1) / block
@@ -130,7 +135,8 @@ func TestDot(t *testing.T) {
 					r.Dst = append([]float32(nil), begin...)
 					level.Dot(r)
 					if fmt.Sprint(r.Dst) != fmt.Sprint(want) {
-						t.Errorf("%v, blocks of %d, %d stripes, weights to %d: %v, want %v", level, block, stripes, maxWeight, r.Dst, want)
+						t.Errorf("%v, blocks of %d, %d stripes, weights to %d: %v, want %v",
+							level, block, stripes, maxWeight, r.Dst, want)
 					}
 				}
 			}
@@ -138,6 +144,7 @@ func TestDot(t *testing.T) {
 	}
 }
 
+// randomProduct makes a product of planes whose float32 sums are exact in any order.
 func randomProduct(rng *rand.Rand, layout trit.Layout, planes, block, count, groups int) *Product {
 	trits := groupTrits(layout)
 	stripes := groups * trits / Stripe
@@ -146,7 +153,7 @@ func randomProduct(rng *rand.Rand, layout trit.Layout, planes, block, count, gro
 	r := randomRows(rng, block, count, whole, 1)
 	clear(r.X[stripes*Stripe:])
 	if block > Stripe {
-		// Padding has no bias in the products that skip it.
+		// The padding has no bias, as some products skip it.
 		clear(r.Bias[16*blocks:])
 	}
 	p := &Product{
@@ -155,7 +162,7 @@ func randomProduct(rng *rand.Rand, layout trit.Layout, planes, block, count, gro
 		Weights: make([]byte, groups*trits*(1+rng.IntN(3))),
 	}
 	if block <= Stripe && rng.IntN(2) == 0 {
-		// Zeros, which the bias makes add up to 0, in some groups.
+		// Some groups have only zeros, and so their products and their bias add up to 0.
 		Go.SumFours(p.Bias, p.X)
 		for i := range p.Bias {
 			p.Bias[i] *= -Offset(planes)
@@ -172,7 +179,7 @@ func randomProduct(rng *rand.Rand, layout trit.Layout, planes, block, count, gro
 	return p
 }
 
-// TestMultiply compares every level, with and without a loop of its own for the case, with the Go code.
+// TestMultiply compares every level with the Go code, in cases with a single-pass loop and in others.
 func TestMultiply(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for _, layout := range []trit.Layout{trit.PT5Striped, trit.TwoBit} {
@@ -187,33 +194,10 @@ func TestMultiply(t *testing.T) {
 						p.Dst = append([]float32(nil), begin...)
 						level.Multiply(p)
 						if fmt.Sprint(p.Dst) != fmt.Sprint(want) {
-							t.Errorf("%v, %v, %d planes, blocks of %d, %d groups: %v, want %v", level, layout, planes, block, groups, p.Dst, want)
+							t.Errorf("%v, %v, %d planes, blocks of %d, %d groups: %v, want %v",
+								level, layout, planes, block, groups, p.Dst, want)
 						}
 					}
-				}
-			}
-		}
-	}
-}
-
-func TestDotFloat(t *testing.T) {
-	rng := rand.New(rand.NewPCG(13, 14))
-	for _, block := range []int{16, 32, 48, 64, 256, 320, 4096} {
-		for stripes := 1; stripes < 12; stripes++ {
-			r := randomRows(rng, block, 1+rng.IntN(3), stripes, 255)
-			f := &FloatRows{Weights: r.Weights, Pitch: r.Pitch, Count: r.Count, Stripes: stripes, Add: int32(rng.IntN(300) - 200), Block: block,
-				X: make([]float32, stripes*Stripe), Factors: r.Factors, FactorPitch: r.FactorPitch}
-			for i := range f.X {
-				f.X[i] = float32(rng.IntN(21) - 10)
-			}
-			f.Dst = append([]float32(nil), r.Dst...)
-			Go.DotFloat(f)
-			want := f.Dst
-			for _, level := range Levels() {
-				f.Dst = append([]float32(nil), r.Dst...)
-				level.DotFloat(f)
-				if !sameFloats(f.Dst, want) {
-					t.Errorf("%v, blocks of %d, %d stripes: %v, want %v", level, block, stripes, f.Dst, want)
 				}
 			}
 		}

@@ -4,7 +4,7 @@ package kernel
 
 // This file chooses the assembly for products in ggml's order.
 
-func (l Level) orderedAssembly(o *Ordered) bool {
+func (l Level) multiplyOrderedAsm(o *Ordered) bool {
 	switch l {
 	case AVX512:
 		ordered512(o)
@@ -16,7 +16,7 @@ func (l Level) orderedAssembly(o *Ordered) bool {
 	return true
 }
 
-func (l Level) orderedSuperAssembly(o *OrderedSuper) bool {
+func (l Level) multiplyOrderedSuperAsm(o *OrderedSuper) bool {
 	switch {
 	case l == AVX512 && o.Sixteen:
 		orderedSixteen512(o, &scaleLanes[1])
@@ -32,7 +32,8 @@ func (l Level) orderedSuperAssembly(o *OrderedSuper) bool {
 	return true
 }
 
-// scaleLanes holds, for eight and for sixteen scales, which of them each lane of each 32 columns has; the upper eight bytes are not used.
+// scaleLanes holds, for eight and for sixteen scales, the index of the scale that each of the eight
+// lanes has, for each 32 columns of a block. The upper eight bytes are not used.
 var scaleLanes = func() (all [2][8][16]byte) {
 	for part := range 8 {
 		for lane := range 8 {

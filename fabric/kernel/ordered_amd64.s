@@ -1,11 +1,21 @@
 //go:build !noasm
 
-// Products in ggml's order, in AVX2; and with VNNI, which sums the products of four bytes at once.
+// This file multiplies in ggml's order, in AVX2 and with VNNI, which sums the products of four
+// bytes at once.
 
 #include "go_asm.h"
 #include "textflag.h"
 
-// Registers: BX the product; DI dst; SI a row; R15 rows left; within a row DX weights, R8 x, R12 bias, R11 factors, CX blocks left. Y8 eight sums.
+//	BX  the product
+//	DI  dst
+//	SI  a row
+//	R15 rows left
+//	DX  weights of the row
+//	R8  x
+//	R12 bias
+//	R11 factors
+//	CX  blocks left
+//	Y8  eight sums
 
 #define BEGIN \
 	MOVQ o+0(FP), BX             \
@@ -21,7 +31,7 @@
 	MOVQ   Ordered_Bias(BX), R12 \
 	MOVQ   Ordered_Blocks(BX), CX
 
-// PAIRS adds the sums in Y8 to X0.
+// PAIRS adds the sums in Y8 in pairs, and writes the result to X0.
 #define PAIRS \
 	VEXTRACTF128 $1, Y8, X0   \
 	VADDPS       X8, X0, X0   \
@@ -37,20 +47,21 @@
 	ADDQ   Ordered_Pitch(BX), SI \
 	DECQ   R15
 
-// LANES512 and LANES256 are the integers of 32 columns, in Y0.
+// LANES512 and LANES256 compute the integers of 32 columns, in Y0.
 #define LANES512(AT) \
 	VMOVDQU  AT(R12), Y0 \
 	VMOVDQU  AT(DX), Y1  \
 	VPDPBUSD AT(R8), Y1, Y0
 
-// Weights up to 127: sums of two are at most 2 * 127 * 128. Y15 1 in each word.
+// Weights are up to 127, so that the sum of two products is at most 2 * 127 * 128 in magnitude. Y15
+// has 1 in each word.
 #define LANES256(AT) \
 	VMOVDQU    AT(DX), Y0      \
 	VPMADDUBSW AT(R8), Y0, Y0  \
 	VPMADDWD   Y15, Y0, Y0     \
 	VPADDD     AT(R12), Y0, Y0
 
-// ADDBLOCK adds the integers in Y0 and goes to the next 32 columns.
+// ADDBLOCK adds the integers in Y0, times the factor of the block, and goes to the next 32 columns.
 #define ADDBLOCK \
 	VCVTDQ2PS    Y0, Y0     \
 	VBROADCASTSS (R11), Y2  \
@@ -80,7 +91,8 @@ block:
 
 // func ordered256(o *Ordered)
 //
-// Weights may be above 127: their lowest bits are multiplied apart. Y15 1 and Y14 2 in each word, Y13 127 and Y12 1 in each byte.
+// Weights may be above 127: their lowest bits are multiplied separately. Y15 has 1 and Y14 has 2 in
+// each word, Y13 has 127 and Y12 has 1 in each byte.
 TEXT ·ordered256(SB), NOSPLIT, $0-8
 	BEGIN
 	VPCMPEQB Y0, Y0, Y0
@@ -113,7 +125,16 @@ block:
 	VZEROUPPER
 	RET
 
-// Blocks of 256: R13 their scales, AX the sums of x; with minima R14 these, R10 their factors, X9 their four sums. R9 the lanes of scales, X6 scales, Y7 the block's integers.
+// Further registers for blocks of 256:
+//
+//	R13 scales
+//	AX  the sums of x
+//	R14 minima, if there are any
+//	R10 factors of the minima
+//	X9  four sums of the minima
+//	R9  the lanes of scales
+//	X6  scales
+//	Y7  the integer of the block
 
 #define SCALE(PART) \
 	VPSHUFB   16*PART(R9), X6, X2 \
@@ -121,7 +142,7 @@ block:
 	VPMULLD   Y2, Y0, Y0          \
 	VPADDD    Y0, Y7, Y7
 
-// SUPER is the integer of a block of 256, of which LANES gives those of 32 columns.
+// SUPER computes the integer of a block of 256. LANES computes the integers of 32 columns.
 #define SUPER(LANES) \
 	VPXOR Y7, Y7, Y7 \
 	LANES(0)   \
@@ -141,7 +162,7 @@ block:
 	LANES(224) \
 	SCALE(7)
 
-// LESS takes the 32 off that sixteen scales' weights are too much.
+// LESS subtracts the 32 that weights with sixteen scales are too large by.
 #define LESS \
 	VPMOVSXBW X6, Y2       \
 	VPMADDWD  (AX), Y2, Y2 \
@@ -150,7 +171,7 @@ block:
 	ADDQ      $32, AX      \
 	ADDQ      $16, R13
 
-// MINIMA adds those of eight scales.
+// MINIMA adds the minima of eight scales.
 #define MINIMA \
 	VPMOVSXBW    (R14), X2      \
 	VPMADDWD     (AX), X2, X2   \
@@ -172,7 +193,7 @@ block:
 	ADDQ $4, R11            \
 	DECQ CX
 
-// PAIRSOFFOUR adds the sums of minima in X9 to X0.
+// PAIRSOFFOUR adds the sums of the minima, in X9, to X0.
 #define PAIRSOFFOUR \
 	VMOVHLPS  X9, X9, X1 \
 	VADDPS    X1, X9, X2 \

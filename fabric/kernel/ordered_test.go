@@ -1,6 +1,7 @@
 package kernel
 
-// This file compares products in ggml's order with their terms, added one by one in exact arithmetic that is rounded where ggml rounds.
+// This file compares products in ggml's order with sums that are computed term by term in exact
+// arithmetic, and rounded where ggml rounds.
 
 import (
 	"math"
@@ -10,7 +11,7 @@ import (
 	"testing"
 )
 
-// fused is x*y + z in one rounding.
+// fused returns x*y + z in one rounding.
 func fused(x, y, z float32) float32 {
 	exact := func(v float32) *big.Float { return new(big.Float).SetPrec(400).SetFloat64(float64(v)) }
 	p := new(big.Float).SetPrec(400).Mul(exact(x), exact(y))
@@ -18,20 +19,20 @@ func fused(x, y, z float32) float32 {
 	return f
 }
 
-// someFloat is finite, of any sign and many sizes.
-func someFloat(rng *rand.Rand) float32 {
+// randomFloat returns a finite number of any sign, whose magnitude is within some 60 binary orders.
+func randomFloat(rng *rand.Rand) float32 {
 	return math.Float32frombits(rng.Uint32()&0x807fffff | uint32(90+rng.IntN(60))<<23)
 }
 
-// randomOrdered makes a product with weights up to most.
-func randomOrdered(rng *rand.Rand, blocks, count, cols, most int) Ordered {
+// randomOrdered makes a product with weights up to maxWeight.
+func randomOrdered(rng *rand.Rand, blocks, count, cols, maxWeight int) Ordered {
 	pitch := blocks*cols + 64*rng.IntN(3)
 	o := Ordered{
 		Weights: make([]byte, pitch*count), Pitch: pitch, Count: count, Blocks: blocks, X: make([]int8, blocks*cols),
 		Bias: make([]int32, blocks*cols/4), Factors: make([]float32, blocks*count),
 	}
 	for i := range o.Weights {
-		o.Weights[i] = byte([]int{rng.IntN(most + 1), most}[rng.IntN(8)/7])
+		o.Weights[i] = byte([]int{rng.IntN(maxWeight + 1), maxWeight}[rng.IntN(8)/7])
 	}
 	for i := range o.X {
 		o.X[i] = int8([]int{rng.IntN(256) - 128, -128, 127}[max(0, rng.IntN(10)-7)])
@@ -40,7 +41,7 @@ func randomOrdered(rng *rand.Rand, blocks, count, cols, most int) Ordered {
 		o.Bias[i] = int32(rng.IntN(1<<17) - 1<<16)
 	}
 	for i := range o.Factors {
-		o.Factors[i] = someFloat(rng)
+		o.Factors[i] = randomFloat(rng)
 	}
 	return o
 }
@@ -64,13 +65,13 @@ func randomSuper(rng *rand.Rand, blocks, count int, sixteen bool) *OrderedSuper 
 			o.Min[i] = int8(rng.Uint32())
 		}
 		for i := range o.MinFactors {
-			o.MinFactors[i] = someFloat(rng)
+			o.MinFactors[i] = randomFloat(rng)
 		}
 	}
 	return o
 }
 
-// orderedRow is row r's result from its terms.
+// orderedRow computes the result of row r term by term.
 func orderedRow(o *Ordered, r int) float32 {
 	var s [8]float32
 	for b := range o.Blocks {
@@ -93,6 +94,7 @@ func sumOfEight(s [8]float32) float32 {
 	return (four[0] + four[2]) + (four[1] + four[3])
 }
 
+// orderedSuperRow computes the result of row r term by term.
 func orderedSuperRow(o *OrderedSuper, r int) float32 {
 	var s [8]float32
 	var m [4]float32
@@ -116,7 +118,8 @@ func orderedSuperRow(o *OrderedSuper, r int) float32 {
 		for j := range m {
 			if !o.Sixteen {
 				at := r*o.Blocks + b
-				m[j] = fused(o.MinFactors[at], float32(int(o.Min[8*at+2*j])*int(x[2*j])+int(o.Min[8*at+2*j+1])*int(x[2*j+1])), m[j])
+				n := int(o.Min[8*at+2*j])*int(x[2*j]) + int(o.Min[8*at+2*j+1])*int(x[2*j+1])
+				m[j] = fused(o.MinFactors[at], float32(n), m[j])
 			}
 		}
 	}
@@ -127,7 +130,7 @@ func orderedSuperRow(o *OrderedSuper, r int) float32 {
 	return sum
 }
 
-// FuzzOrdered compares all levels with the terms, bit for bit, on memory that begins and ends anywhere.
+// FuzzOrdered compares all levels bit for bit with sums term by term, on memory at any address.
 func FuzzOrdered(f *testing.F) {
 	f.Add(uint64(1), uint8(0), uint8(1), uint8(0))
 	f.Add(uint64(2), uint8(6), uint8(4), uint8(3))
@@ -137,10 +140,11 @@ func FuzzOrdered(f *testing.F) {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		n, count := int(blocks%40)+1, int(rows%5)+1
 		o := randomOrdered(rng, n, count, OrderCols, 255)
-		place := func(o *Ordered) {
-			o.Weights, o.X, o.Bias, o.Factors = slices.Clip(at(shift, o.Weights)), at(shift+1, o.X), at(shift+2, o.Bias), at(shift+3, o.Factors)
+		move := func(o *Ordered) {
+			o.Weights, o.X = slices.Clip(at(shift, o.Weights)), at(shift+1, o.X)
+			o.Bias, o.Factors = at(shift+2, o.Bias), at(shift+3, o.Factors)
 		}
-		place(&o)
+		move(&o)
 		compare := func(what string, dst *[]float32, want func(r int) float32, multiply func(Level)) {
 			for _, level := range Levels() {
 				*dst = at(shift, make([]float32, count))
@@ -152,13 +156,16 @@ func FuzzOrdered(f *testing.F) {
 				}
 			}
 		}
-		compare("32 columns", &o.Dst, func(r int) float32 { return orderedRow(&o, r) }, func(l Level) { l.MultiplyOrdered(&o) })
+		compare("32 columns", &o.Dst, func(r int) float32 { return orderedRow(&o, r) },
+			func(l Level) { l.MultiplyOrdered(&o) })
 		n = n%10 + 1
 		for what, sixteen := range map[string]bool{"eight scales": false, "sixteen scales": true} {
 			s := randomSuper(rng, n, count, sixteen)
-			place(&s.Ordered)
-			s.Sub, s.Sums, s.Min, s.MinFactors = slices.Clip(at(shift, s.Sub)), at(shift+4, s.Sums), slices.Clip(at(shift, s.Min)), at(shift+5, s.MinFactors)
-			compare(what, &s.Dst, func(r int) float32 { return orderedSuperRow(s, r) }, func(l Level) { l.MultiplyOrderedSuper(s) })
+			move(&s.Ordered)
+			s.Sub, s.Sums = slices.Clip(at(shift, s.Sub)), at(shift+4, s.Sums)
+			s.Min, s.MinFactors = slices.Clip(at(shift, s.Min)), at(shift+5, s.MinFactors)
+			compare(what, &s.Dst, func(r int) float32 { return orderedSuperRow(s, r) },
+				func(l Level) { l.MultiplyOrderedSuper(s) })
 		}
 	})
 }

@@ -1,6 +1,6 @@
 //go:build !noasm
 
-// AVX-512: products by one vector, with decoding and multiplying in one loop.
+// This file multiplies by one vector in AVX-512, with decoding and multiplying in one loop.
 
 #include "go_asm.h"
 #include "textflag.h"
@@ -8,8 +8,16 @@
 
 // Decoding and multiplying are in one loop so that memory is read evenly. Registers of these products:
 //
-// AX the Product, or a plane's header; DI dst; SI planes; DX offset in planes; R8 x; R12 bias; R11 factors of the row, R10 those
-// to come; CX groups left in the row; R15 rows left; BX, R13 temporary.
+//	AX       the Product, or the header of a plane
+//	DI       dst
+//	SI       planes
+//	DX       offset in planes
+//	R8       x
+//	R12      bias
+//	R11, R10 factors of the row, and those to come
+//	CX       groups left in the row
+//	R15      rows left
+//	BX, R13  temporary
 #define BEGIN \
 	MOVQ p+0(FP), AX               \
 	MOVQ Product_Dst(AX), DI       \
@@ -36,7 +44,8 @@
 	LEAQ   (R11)(CX*4), R11        \
 	DECQ   R15
 
-// How far ahead of its use a plane is fetched: the processor's own prefetching ends at each page.
+// AHEAD is how many bytes ahead of its use a plane is prefetched. The processor's own prefetching
+// ends at each page.
 #define AHEAD 8192
 
 #define TWOBIT256(ACC) \
@@ -73,7 +82,7 @@
 	VCVTDQ2PS  SUMS, SUMS           \
 	VFMADD231PS.BCST (4*N)(R10), SUMS, ACC
 
-// SKIP goes to label where the group need not be read; spoils AX, R13, R14.
+// SKIP jumps to label if the group need not be read. AX, R13 and R14 are overwritten.
 #define SKIP(ALL, LABEL) \
 	MOVQ  p+0(FP), AX               \
 	MOVQ  Product_Skip(AX), R14     \
@@ -84,7 +93,7 @@
 	CMPB  (R14)(R13*1), $0          \
 	JNE   LABEL
 
-// A stripe whose weights are W, in blocks of 16 or 32: its factors are spread over the lanes by Z23.
+// A stripe with the weights W, in blocks of 16 or 32: Z23 spreads its factors over the lanes.
 #define STRIPE(N, W, FACTORS, SUMS, ACC) \
 	VMOVDQU32   (64*N)(R12), SUMS     \
 	VPERMPS     FACTORS, Z23, Z9      \
@@ -94,13 +103,14 @@
 
 // func twoBit256x512(p *Product)
 //
-// One plane, blocks of 256: ten instructions of arithmetic a group. Z31 3 in each byte, Z28-Z30 maps.
+// One plane, blocks of 256. A group has ten instructions of arithmetic. Z31 has 3 in each byte,
+// Z28-Z30 have the maps.
 TEXT ·twoBit256x512(SB), NOSPLIT, $0-8
 	BEGIN
 	MOVQ (SI), BX
 	MOVL $0x03030303, AX
 	VPBROADCASTD AX, Z31
-	MOVQ $0x0408000000000000, AX // the highest byte makes bit 0
+	MOVQ $0x0408000000000000, AX // the highest byte determines bit 0
 	VPBROADCASTQ AX, Z30
 	MOVQ $0x1020000000000000, AX
 	VPBROADCASTQ AX, Z29
@@ -131,7 +141,8 @@ end:
 
 // func pt5x256x512(p *Product, t *tables)
 //
-// One plane, blocks of 256: four groups are five blocks, whose sums are Z15-Z19. Constants as in decodePT5x512.
+// One plane, blocks of 256. Four groups are five blocks, whose sums are Z15-Z19. Constants as in
+// decodePT5x512.
 TEXT ·pt5x256x512(SB), NOSPLIT, $0-16
 	BEGIN
 	MOVQ (SI), BX
@@ -217,7 +228,8 @@ end:
 
 // func pt5Partx512(p *Product, t *tables, spread *[16]int32)
 //
-// Any number of planes, blocks of 16 or 32. Constants as in decodePT5x512, R9 the bytes of a stripe's factors.
+// Any number of planes, blocks of 16 or 32. Constants as in decodePT5x512. R9 has the bytes of a
+// stripe's factors.
 TEXT ·pt5Partx512(SB), NOSPLIT, $0-24
 	BEGIN
 	MOVQ t+8(FP), R9
@@ -300,7 +312,7 @@ skip:
 
 // func twoBitPartx512(p *Product, t *tables, spread *[16]int32)
 //
-// The same for two-bit planes; constants as in decodeTwoBit512.
+// The same for two-bit planes. Constants as in decodeTwoBit512.
 TEXT ·twoBitPartx512(SB), NOSPLIT, $0-24
 	BEGIN
 	MOVQ spread+16(FP), BX

@@ -1,6 +1,6 @@
 package kernel
 
-// This file quantises vectors as ggml does, and sums them.
+// This file quantises vectors as ggml does, and adds up their elements in fours.
 
 import (
 	"math"
@@ -8,10 +8,11 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// Quantize writes x as signed bytes to q, and a factor per block of 32 or 256 to scale, as fabric.Activations describes.
+// Quantize writes x as signed bytes to q, and a factor for each block of 32 or 256 values to scale,
+// as fabric.Activations describes.
 func (l Level) Quantize(q []int8, scale []float32, x []float32, block int) {
 	q = q[:len(x)]
-	if whole := len(x) / block * block; whole > 0 && l.quantizeAssembly(q[:whole], scale, x[:whole], block) {
+	if whole := len(x) / block * block; whole > 0 && l.quantizeAsm(q[:whole], scale, x[:whole], block) {
 		q, scale, x = q[whole:], scale[whole/block:], x[whole:]
 	}
 	for b := 0; len(x) > 0; b++ {
@@ -26,13 +27,13 @@ func (l Level) Quantize(q []int8, scale []float32, x []float32, block int) {
 }
 
 func quantize32(q []int8, x []float32) float32 {
-	var most float32
+	var largest float32
 	for _, v := range x {
-		most = max(most, abs(v))
+		largest = max(largest, abs(v))
 	}
 	var inverse float32
-	if most != 0 {
-		inverse = 127 / most
+	if largest != 0 {
+		inverse = 127 / largest
 	}
 	for i, v := range x {
 		r := math.RoundToEven(float64(float32(v * inverse)))
@@ -41,25 +42,25 @@ func quantize32(q []int8, x []float32) float32 {
 			q[i] = 127
 		case r >= -128 && r < 127:
 			q[i] = int8(r)
-		default: // as the processor's conversion does for numbers out of range
+		default: // what the processor's conversion gives for numbers out of range
 			q[i] = -128
 		}
 	}
-	return half.Float32(half.Round(most / 127))
+	return half.Float32(half.Round(largest / 127))
 }
 
 func quantize256(q []int8, x []float32) float32 {
-	var most, first float32
+	var largest, signed float32 // the largest magnitude, and its value with sign
 	for _, v := range x {
-		if a := abs(v); a > most {
-			most, first = a, v
+		if a := abs(v); a > largest {
+			largest, signed = a, v
 		}
 	}
-	if most == 0 {
+	if largest == 0 {
 		clear(q)
 		return 0
 	}
-	inverse := -127 / first
+	inverse := -127 / signed
 	for i, v := range x {
 		// Adding 1.5 * 2^23 leaves the rounded number in the low bits.
 		f := float32(v*inverse) + 12582912
@@ -70,9 +71,9 @@ func quantize256(q []int8, x []float32) float32 {
 
 func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
 
-// SumFours writes the sum of each four elements of q, which has whole stripes, to dst.
+// SumFours writes the sum of each four neighbouring elements of q to dst. q has whole stripes.
 func (l Level) SumFours(dst []int32, q []int8) {
-	if len(q) == 0 || l.sumAssembly(dst, q) {
+	if len(q) == 0 || l.sumFoursAsm(dst, q) {
 		return
 	}
 	for i := range dst[:len(q)/4] {

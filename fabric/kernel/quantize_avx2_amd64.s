@@ -1,11 +1,11 @@
 //go:build !noasm
 
-// AVX2: quantising of vectors.
+// This file quantises vectors in AVX2.
 
 #include "textflag.h"
 #include "avx2_amd64.h"
 
-// MOST has in the lowest lane of X2 the largest lane of Y2; spoils X3.
+// MOST writes the largest lane of Y2 to the lowest lane of X2. X3 is overwritten.
 #define MOST \
 	VEXTRACTF128 $1, Y2, X3    \
 	VMAXPS       X3, X2, X2    \
@@ -14,7 +14,8 @@
 	VMOVSHDUP    X2, X3        \
 	VMAXSS       X3, X2, X2
 
-// inOrder are the lanes of four vectors of eight integers, whose halves were packed to bytes.
+// inOrder puts the lanes of four vectors of eight integers in order after they were packed to bytes
+// half by half.
 DATA inOrder<>+0(SB)/8, $0x0000000400000000
 DATA inOrder<>+8(SB)/8, $0x0000000500000001
 DATA inOrder<>+16(SB)/8, $0x0000000600000002
@@ -23,7 +24,10 @@ GLOBL inOrder<>(SB), RODATA, $32
 
 // func quantize32x256(q *int8, scale *float32, x *float32, blocks int)
 //
-// Y15 has the bits of magnitudes, X14 127, X13 0, Y12 the order of lanes.
+//	Y15 the bits of magnitudes
+//	X14 127
+//	X13 0
+//	Y12 inOrder
 TEXT ·quantize32x256(SB), NOSPLIT, $0-32
 	MOVQ q+0(FP), DI
 	MOVQ scale+8(FP), R8
@@ -49,7 +53,7 @@ block:
 	MOST
 	VDIVSS    X14, X2, X0
 	VDIVSS    X2, X14, X1
-	VCMPSS    $4, X13, X2, X3 // not of a block of zeros
+	VCMPSS    $4, X13, X2, X3 // 0 if all values of the block are 0
 	VANDPS    X3, X1, X1
 	VCVTPS2PH $0, X0, X0
 	VCVTPH2PS X0, X0
@@ -76,7 +80,7 @@ block:
 	VZEROUPPER
 	RET
 
-// ROUND8 has eight values times Y5 as integers of a byte in OUT.
+// ROUND8 multiplies eight values by Y5 and rounds them to integers in the range of a byte, in OUT.
 #define ROUND8(OFFSET, OUT) \
 	VMULPS  (OFFSET)(SI)(DX*4), Y5, OUT  \
 	VADDPS  Y14, OUT, OUT                \
@@ -87,7 +91,15 @@ block:
 
 // func quantize256x256(q *int8, scale *float32, x *float32, blocks int)
 //
-// DX counts bytes of the block's x, then of its q. Y15 has the bits of magnitudes, Y14 1.5 * 2^23, Y13 its low bits, Y11 2^22, Y10 127, Y9 255, Y12 the order of lanes; X8 0.
+//	DX  offset in the block's x in bytes, then in its q
+//	Y15 the bits of magnitudes
+//	Y14 1.5 * 2^23
+//	Y13 the low bits of Y14
+//	Y11 2^22
+//	Y10 127
+//	Y9  255
+//	Y12 inOrder
+//	X8  0
 TEXT ·quantize256x256(SB), NOSPLIT, $0-32
 	MOVQ q+0(FP), DI
 	MOVQ scale+8(FP), R8
@@ -121,7 +133,7 @@ most:
 first:
 	ADDQ      $32, DX
 	CMPQ      DX, $1024
-	JGE       zeros // not a number is somewhere
+	JGE       zeros // some value is not a number
 	VANDPS    (SI)(DX*1), Y15, Y3
 	VPCMPEQD  Y3, Y2, Y3
 	VMOVMSKPS Y3, AX

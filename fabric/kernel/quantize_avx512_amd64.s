@@ -1,6 +1,6 @@
 //go:build !noasm
 
-// AVX-512: quantising of vectors.
+// This file quantises vectors in AVX-512.
 
 #include "textflag.h"
 
@@ -34,7 +34,7 @@ block:
 	VMAXSS    X3, X2, X2
 	VDIVSS    X14, X2, X4
 	VDIVSS    X2, X14, X5
-	VCMPSS    $4, X15, X2, X6       // not of a block of zeros
+	VCMPSS    $4, X15, X2, X6 // 0 if all values of the block are 0
 	VANDPS    X6, X5, X5
 	VCVTPS2PH $0, X4, X4
 	VCVTPH2PS X4, X4
@@ -58,7 +58,15 @@ block:
 
 // func quantize256x512(q *int8, scale *float32, x *float32, blocks int)
 //
-// DX counts bytes of the block's x. Z31 has the bits of magnitudes, Z30 1.5 * 2^23, Z29 its low bits, Z28 2^22, Z27 127; X13 1, X14 -127, X15 0.
+//	DX  offset in the block's x in bytes
+//	Z31 the bits of magnitudes
+//	Z30 1.5 * 2^23
+//	Z29 the low bits of Z30
+//	Z28 2^22
+//	Z27 127
+//	X13 1
+//	X14 -127
+//	X15 0
 TEXT ·quantize256x512(SB), NOSPLIT, $0-32
 	MOVQ q+0(FP), DI
 	MOVQ scale+8(FP), R8
@@ -106,7 +114,7 @@ most:
 first:
 	ADDQ   $64, DX
 	CMPQ   DX, $1024
-	JGE    zeros // not a number is somewhere
+	JGE    zeros // some value is not a number
 	VPANDD (SI)(DX*1), Z31, Z3
 	VPCMPEQD Z3, Z2, K1
 	KMOVW  K1, AX

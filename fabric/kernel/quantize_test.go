@@ -1,5 +1,7 @@
 package kernel
 
+// This file compares quantised vectors and sums of fours at all levels.
+
 import (
 	"math"
 	"math/rand/v2"
@@ -18,11 +20,11 @@ func TestQuantizeLevels(t *testing.T) {
 			switch rng.IntN(4) {
 			case 0: // zeros
 				clear(x[rng.IntN(len(x)):])
-			case 1: // ties, of both signs, for the largest magnitude
+			case 1: // several values of the largest magnitude, with both signs
 				for i := range x {
 					x[i] = float32(rng.IntN(7) - 3)
 				}
-			case 2: // magnitudes of all orders
+			case 2: // any magnitudes
 				for i := range x {
 					x[i] = math.Float32frombits(rng.Uint32()&0x807fffff | rng.Uint32N(0xfe)<<23)
 				}
@@ -36,7 +38,8 @@ func TestQuantizeLevels(t *testing.T) {
 				level.Quantize(q, scale, x, block)
 				level.SumFours(sums, q)
 				if !slices.Equal(q, wantQ) || !sameFloats(scale, wantScale) || !slices.Equal(sums, wantSums) {
-					t.Fatalf("%v, %d values in blocks of %d:\n%v %v\n%v %v", level, len(x), block, q, scale, wantQ, wantScale)
+					t.Fatalf("%v, %d values in blocks of %d:\ngot  %v %v %v\nwant %v %v %v",
+						level, len(x), block, q, scale, sums, wantQ, wantScale, wantSums)
 				}
 			}
 		}

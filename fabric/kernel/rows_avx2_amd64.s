@@ -1,12 +1,14 @@
 //go:build !noasm
 
-// AVX2: products of one plane in blocks of 256. Two rows of two-bit trits share what is loaded of the vector.
+// This file multiplies one plane in blocks of 256, in AVX2. Two rows of two-bit trits share what is
+// loaded of the vector.
 
 #include "go_asm.h"
 #include "textflag.h"
 #include "avx2_amd64.h"
 
-// TOTAL adds the lanes of X, the lower half of Y, to the float32 at TO; spoils X0 and X1.
+// TOTAL adds all lanes of X and Y to the float32 at TO. X is the lower half of Y. X0 and X1 are
+// overwritten.
 #define TOTAL(X, Y, TO) \
 	VEXTRACTF128 $1, Y, X0     \
 	VADDPS       X, X0, X0     \
@@ -17,7 +19,8 @@
 	VADDSS       TO, X0, X0    \
 	VMOVSS       X0, TO
 
-// SCALE2 adds the products of the 16-bit sums of two rows, A and B, which it spoils, to Y8 and Y9: with the biases of the block and its factors.
+// SCALE2 ends a block of two rows: it adds their 16-bit sums A and B, with the biases of the block
+// and times its factors, to Y8 and Y9. A and B are overwritten.
 #define SCALE2(BIAS, FACTOR, A, B, TEMP) \
 	VPMADDWD     Y13, A, A                 \
 	VPMADDWD     Y13, B, B                 \
@@ -32,7 +35,8 @@
 	VBROADCASTSS (FACTOR)(R10)(R11*1), TEMP \
 	VFMADD231PS  TEMP, B, Y9
 
-// FIELD2 adds to A and B the products with x of what MASK leaves of two rows' weights in Y0 and Y1, as sums of 16 bits. FIRST2 has these in A and B alone.
+// FIELD2 multiplies by x what MASK leaves of the weights of two rows in Y0 and Y1, and adds the
+// products to the 16-bit sums A and B. FIRST2 sets A and B instead of adding.
 #define FIELD2(MASK, OFFSET, A, B) \
 	VMOVDQU    (OFFSET)(R8), Y2      \
 	VPAND      MASK, Y0, Y3          \
@@ -51,11 +55,26 @@
 
 // func twoBitPair256x256(p *Product)
 //
-// Count is a multiple of 2. Of a byte's fields, the second and fourth are multiplied where they are, four times as large: their sums of 16 bits, up to 8 * 4 * 2 * 128 in magnitude,
-// are divided at the end of a block, which saves shifts.
+// Count is a multiple of 2. To save shifts, the second and fourth field of a byte are multiplied
+// where they are, four times as large. Their sums of 16 bits, up to 8 * 4 * 2 * 128 in magnitude,
+// are divided at the end of a block.
 //
-// BX the Product; DI dst; SI plane, of the first row; R9 bytes of a row; R8 x; R12 bias; R10 factors of the first row, R11 their pitch in bytes; CX groups left; R14 what is prefetched; R15 rows left;
-// DX factors of the next rows. Y15 3, Y14 12 in each byte; Y13 1 in each word; Y8 and Y9 sums of floats, Y4 to Y7 of 16 bits.
+//	BX       the Product
+//	DI       dst
+//	SI       plane, first row
+//	R9       bytes of a row
+//	R8       x
+//	R12      bias
+//	R10, R11 factors of the first row, and their pitch in bytes
+//	CX       groups left
+//	R14      what is prefetched
+//	R15      rows left
+//	DX       factors of the next rows
+//	Y15      3 in each byte
+//	Y14      12 in each byte
+//	Y13      1 in each word
+//	Y8, Y9   sums of floats
+//	Y4-Y7    sums of 16 bits
 TEXT ·twoBitPair256x256(SB), NOSPLIT, $0-8
 	CONSTANT($0x03030303, X15, Y15)
 	CONSTANT($0x0c0c0c0c, X14, Y14)
@@ -121,7 +140,7 @@ group:
 	VZEROUPPER
 	RET
 
-// BYTES fills 32 bytes at NAME with the eight bytes VALUE.
+// BYTES defines a constant of 32 bytes: four times the eight bytes VALUE.
 #define BYTES(NAME, VALUE) \
 	DATA NAME<>+0(SB)/8, VALUE    \
 	DATA NAME<>+8(SB)/8, VALUE    \
@@ -136,14 +155,16 @@ BYTES(belowSixteen, $0x7070707070707070)
 BYTES(sixteens, $0x1010101010101010)
 BYTES(oneWords, $0x0001000100010001)
 
-// TIMES adds to ACC, sums of 16 bits, the products of the trits Y0 with x.
+// TIMES multiplies the trits Y0 by x and adds the products to ACC, sums of 16 bits.
 #define TIMES(OFFSET, ACC) \
 	VPMADDUBSW (OFFSET)(R8), Y0, Y0   \
 	VPADDW     Y0, ACC, ACC
 
-// TRITS32 multiplies the five trits of each of 32 bytes as TIMES does. Quotient and remainder as in decodePT5x512; a table by quotient has 32 bytes: the index of one half is negative, and gives 0, where that
-// of the other is not.
-// Y14 and Y15 tables by remainder; Y8 and Y9, Y10 and Y11, Y12 and Y13 by quotient.
+// TRITS32 multiplies the five trits of each of 32 bytes as TIMES does. Quotient and remainder are
+// computed as in decodePT5x512. A table by quotient has 32 bytes, and is looked up in two halves:
+// the index into one half is negative, which gives 0, when that into the other is not. Y14 and Y15
+// are tables by remainder. Y8 and Y9, Y10 and Y11, Y12 and Y13 are the halves of tables by
+// quotient.
 #define TRITS32(BYTE, OFFSET, ACC0, ACC1, ACC2, ACC3, ACC4) \
 	VMOVDQU    (BYTE)(SI), Y0                   \
 	VPAND      lowBytes<>(SB), Y0, Y1           \
@@ -173,7 +194,7 @@ BYTES(oneWords, $0x0001000100010001)
 	VPOR       Y1, Y0, Y0                       \
 	TIMES(OFFSET+256, ACC4)
 
-// SCALE adds to Y7 a block's product: of the sums SUMS, which it clears.
+// SCALE ends a block: it adds the sums SUMS, scaled, to Y7, and clears them.
 #define SCALE(BIAS, FACTOR, SUMS) \
 	VPMADDWD     oneWords<>(SB), SUMS, Y0   \
 	VPXOR        SUMS, SUMS, SUMS           \
@@ -187,7 +208,14 @@ BYTES(oneWords, $0x0001000100010001)
 //
 // Four groups are five blocks, whose sums are Y5 and Y6 in turn.
 //
-// BX the Product; DI dst; SI plane; R8 x; R12 bias; R11 factors of the row, R10 those to come; CX groups left; R15 rows left.
+//	BX       the Product
+//	DI       dst
+//	SI       plane
+//	R8       x
+//	R12      bias
+//	R11, R10 factors of the row, and those to come
+//	CX       groups left
+//	R15      rows left
 TEXT ·pt5x256x256(SB), NOSPLIT, $0-16
 	MOVQ p+0(FP), BX
 	MOVQ t+8(FP), AX

@@ -1,16 +1,17 @@
 //go:build !noasm
 
-// AVX-512: products of one plane in blocks of 256, for several rows at a time: the sums of one row depend on each other, so those of
-// several rows are interleaved to fill the latency.
+// This file multiplies one plane in blocks of 256, in AVX-512, for several rows at a time. The sums
+// of a row depend on each other, so several rows are interleaved to hide the latency.
 
 #include "go_asm.h"
 #include "textflag.h"
 #include "avx512_amd64.h"
 
-// Memory is prefetched in the order of addresses, not of rows: AHEAD bytes beyond the first row.
+// AHEAD is how many bytes beyond the first row memory is prefetched. It is prefetched in the order
+// of addresses, not row by row.
 #define AHEAD 8192
 
-// TOTAL adds the lanes of ACC to the float32 at TO.
+// TOTAL adds all lanes of ACC to the float32 at TO.
 #define TOTAL(ACC, YACC, TO) \
 	VEXTRACTF64X4 $1, ACC, Y1    \
 	VADDPS        YACC, Y1, Y1   \
@@ -23,7 +24,7 @@
 	VADDSS        TO, X1, X1     \
 	VMOVSS        X1, TO
 
-// FIELD adds to the sums Z8-Z11 of four rows those of a field of their weights Z0-Z3.
+// FIELD multiplies a field of the weights Z0-Z3 of four rows, and adds to their sums Z8-Z11.
 #define FIELD(MAP, OFFSET) \
 	VMOVDQU64 (OFFSET)(R8), Z12                  \
 	VGF2P8AFFINEQB $0, MAP, Z0, Z4               \
@@ -39,12 +40,23 @@
 //
 // Four rows at a time; Count is a multiple of 4.
 //
-// AX the Product; DI dst; SI plane, of the first row; R9 bytes of a row, R13 of three; R8 x; R12 bias; R10 factors of the first row, R11 their
-// pitch in bytes, BX three pitches; CX groups left; R14 what is prefetched; R15 rows left; DX
-// factors of the next rows. Z28-Z30 maps, Z31 3 in each byte.
+//	AX       the Product
+//	DI       dst
+//	SI       plane, first row
+//	R9, R13  bytes of a row, and of three
+//	R8       x
+//	R12      bias
+//	R10      factors of the first row
+//	R11, BX  their pitch in bytes, and three times it
+//	CX       groups left
+//	R14      what is prefetched
+//	R15      rows left
+//	DX       factors of the next rows
+//	Z28-Z30  maps
+//	Z31      3 in each byte
 TEXT ·twoBitFour256x512(SB), NOSPLIT, $0-8
 	MOVQ p+0(FP), AX
-	MOVQ $0x0408000000000000, BX // the highest byte makes bit 0
+	MOVQ $0x0408000000000000, BX // the highest byte determines bit 0
 	VPBROADCASTQ BX, Z30
 	MOVQ $0x1020000000000000, BX
 	VPBROADCASTQ BX, Z29
@@ -127,7 +139,7 @@ group:
 	VZEROUPPER
 	RET
 
-// PAIR has the trits of a group of two rows in Z8-Z12 and in Z13-Z15, Z22, Z23.
+// PAIR decodes a group of two rows. The trits are in Z8-Z12 and in Z13-Z15, Z22, Z23.
 #define PAIR \
 	VMOVDQU64  (SI), Z0               \
 	VMOVDQU64  (SI)(R9*1), Z4         \
@@ -175,8 +187,8 @@ group:
 
 // func pt5Pair256x512(p *Product, t *tables)
 //
-// Two rows at a time; Count is a multiple of 2. Four groups are five blocks, whose sums are Z16, Z17 and Z18, Z19 in turn.
-// Registers as above; constants as in decodePT5x512.
+// Two rows at a time; Count is a multiple of 2. Four groups are five blocks, whose sums are Z16 and
+// Z17, then Z18 and Z19 in turn. Registers as in twoBitFour256x512, constants as in decodePT5x512.
 TEXT ·pt5Pair256x512(SB), NOSPLIT, $0-16
 	MOVQ p+0(FP), AX
 	MOVQ t+8(FP), BX

@@ -1,22 +1,29 @@
 package kernel
 
-// This file computes a Product's factors from scales.
+// This file computes the factors of a Product from the scales of its rows and those of its vector.
 
 import "tensorcast/gguf/half"
 
 // Scales are the scales of some rows, in one of two forms.
 type Scales struct {
-	Rows, Blocks int       // Blocks is the number of blocks per row
-	Half         []uint16  // if not nil, an IEEE 754 half per block;
-	Sub          []int8    // otherwise an integer per block,
-	Super        []uint16  // times a half per super-block of Per blocks
-	Supers, Per  int       // Supers is the number of super-blocks per row; Per is 1, 2, 4, 8 or 16
-	With         []float32 // Blocks numbers; each multiplies its block's scale in every row
+	Rows, Blocks int // Blocks is the number of blocks per row
+
+	// The first form, if not nil: an IEEE 754 half per block.
+	Half []uint16
+
+	// The second form: an integer per block, times a half per super-block. Supers is the number of
+	// super-blocks per row, Per the number of blocks per super-block: 1, 2, 4, 8 or 16.
+	Sub         []int8
+	Super       []uint16
+	Supers, Per int
+
+	// With has Blocks numbers. Each multiplies its block's scale in every row.
+	With []float32
 }
 
-// Expand writes the products of the scales and s.With to dst. Rows are pitch elements apart.
+// Expand writes the products of the scales and s.With to dst. Rows of dst are pitch elements apart.
 func (l Level) Expand(dst []float32, pitch int, s *Scales) {
-	if s.Rows > 0 && s.Blocks > 0 && !l.expandAssembly(dst, pitch, s) {
+	if s.Rows > 0 && s.Blocks > 0 && !l.expandAsm(dst, pitch, s) {
 		expand(dst, pitch, s)
 	}
 }
@@ -42,7 +49,7 @@ func expand(dst []float32, pitch int, s *Scales) {
 
 // SubtractSums subtracts from each dst[i] the sum of the n values v[i*pitch:][:n].
 func (l Level) SubtractSums(dst, v []float32, pitch, n int) {
-	if len(dst) > 0 && n > 0 && !l.subtractAssembly(dst, v, pitch, n) {
+	if len(dst) > 0 && n > 0 && !l.subtractAsm(dst, v, pitch, n) {
 		for i := range dst {
 			var sum float32
 			for _, f := range v[i*pitch:][:n] {

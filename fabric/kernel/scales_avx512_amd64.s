@@ -1,12 +1,12 @@
 //go:build !noasm
 
-// AVX-512: computing factors from scales.
+// This file computes factors from scales, and subtracts sums, in AVX-512.
 
 #include "go_asm.h"
 #include "textflag.h"
 #include "avx512_amd64.h"
 
-// TAIL sets K1 to the lowest CX of 16 bits; spoils BX and R13.
+// TAIL sets K1 to the lowest CX of 16 bits. BX and R13 are overwritten.
 #define TAIL \
 	MOVL    $16, BX     \
 	CMPQ    CX, BX      \
@@ -17,7 +17,13 @@
 
 // func expandHalf512(dst *float32, pitch int, s *Scales)
 //
-// DI dst, DX of the row; R8 pitch in bytes; AX s; SI halfs; R9 with; R10 rows left; CX blocks left.
+//	DI, DX dst, and dst of the row
+//	R8     pitch in bytes
+//	AX     s
+//	SI     halfs
+//	R9     with
+//	R10    rows left
+//	CX     blocks left
 TEXT ·expandHalf512(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), DX
 	MOVQ pitch+8(FP), R8
@@ -63,11 +69,20 @@ next:
 
 // func expandSub512(dst *float32, pitch int, s *Scales, lanes *[2][16]int32)
 //
-// Lane i of 16 blocks takes super i/Per of those that belong to them: lanes has i/Per, and 16/Per, how many supers the next 16
-// blocks are further.
+// Lane i of 16 blocks takes super i/Per of those that belong to them. lanes has i/Per, and 16/Per,
+// which is how many supers further the next 16 blocks begin.
 //
-// Registers as above; SI sub; R11 supers of the row, R12 those to come; R15 those left; BX how often the 16 of Z0
-// are taken; R14 blocks left before that; Z0 16 supers, Z31 lanes, Z30 the step, Z29 lanes now.
+// Registers as in expandHalf512, but:
+//
+//	SI       sub
+//	R11, R12 supers of the row, and those to come
+//	R15      supers left
+//	BX       how often the 16 supers in Z0 are used
+//	R14      blocks left before that
+//	Z0       16 supers
+//	Z31      lanes
+//	Z30      the step
+//	Z29      the current lanes
 TEXT ·expandSub512(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), DX
 	MOVQ pitch+8(FP), R8
@@ -141,7 +156,11 @@ next:
 
 // func subtract512(dst *float32, count int, v *float32, pitch, n int)
 //
-// DI dst; R10 left; SI v of the row, DX v; R8 pitch in bytes; CX values left.
+//	DI     dst
+//	R10    elements of dst left
+//	SI, DX v of the row, and v
+//	R8     pitch in bytes
+//	CX     values left
 TEXT ·subtract512(SB), NOSPLIT, $0-40
 	MOVQ dst+0(FP), DI
 	MOVQ count+8(FP), R10

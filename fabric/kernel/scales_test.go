@@ -1,5 +1,7 @@
 package kernel
 
+// This file compares factors made of scales, and sums that are subtracted, at all levels.
+
 import (
 	"math"
 	"math/rand/v2"
@@ -7,8 +9,11 @@ import (
 	"testing"
 )
 
+// sameFloats reports whether all numbers have the same bits. All NaNs count as the same.
 func sameFloats(a, b []float32) bool {
-	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) || x != x && y != y })
+	return slices.EqualFunc(a, b, func(x, y float32) bool {
+		return math.Float32bits(x) == math.Float32bits(y) || x != x && y != y
+	})
 }
 
 func TestExpand(t *testing.T) {

@@ -1,6 +1,6 @@
 //go:build !noasm
 
-// AVX-512: products of planes with few trits that are not 0.
+// This file multiplies planes with few trits that are not 0, in AVX-512.
 
 #include "go_asm.h"
 #include "textflag.h"
@@ -8,8 +8,17 @@
 
 // func dotSparse512(r *SparseRows)
 //
-// AX the SparseRows; DI dst; SI entries; DX begin; R8 x; R10 factors of the row, R11 their pitch in bytes; R12 rows left; CX entries left in
-// the row; BX, R13 temporary. Z31 the shift; Z30 the weight.
+//	AX       the SparseRows
+//	DI       dst
+//	SI       entries
+//	DX       begin
+//	R8       x
+//	R10, R11 factors of the row, and their pitch in bytes
+//	R12      rows left
+//	CX       entries left in the row
+//	BX, R13  temporary
+//	Z31      the shift
+//	Z30      the weight
 #define SIXTEEN(MASK) \
 	VPMOVZXWD   Y0, Z0              \
 	VPSRLD      $1, Z0, Z1          \

@@ -1,5 +1,7 @@
 package kernel
 
+// This file compares products of sparse planes at all levels.
+
 import (
 	"fmt"
 	"math/rand/v2"
@@ -11,7 +13,8 @@ func randomSparse(rng *rand.Rand, cols, count int, density float64) *SparseRows 
 	shift := uint32(4 + rng.IntN(5))
 	blocks := (cols-1)>>shift + 1
 	r := &SparseRows{
-		Count: count, X: make([]int8, cols, cols+3), Weight: 3, Shift: shift, FactorPitch: blocks + rng.IntN(3), Dst: make([]float32, count),
+		Count: count, X: make([]int8, cols, cols+3), Weight: 3, Shift: shift, FactorPitch: blocks + rng.IntN(3),
+		Dst:   make([]float32, count),
 		Begin: []uint32{0},
 	}
 	r.Factors = make([]float32, count*r.FactorPitch)
@@ -37,7 +40,7 @@ func TestDotSparse(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for range 500 {
 		r := randomSparse(rng, 1+rng.IntN(700), 1+rng.IntN(4), []float64{0, 0.01, 0.1, 1}[rng.IntN(4)])
-		if rng.IntN(2) == 0 { // rows from one on
+		if rng.IntN(2) == 0 { // leave out the first row
 			r.Count--
 			r.Begin = r.Begin[1:]
 		}

@@ -1,5 +1,7 @@
 package kernel
 
+// This file tests products by lookup tables.
+
 import (
 	"math/rand/v2"
 	"slices"
@@ -14,10 +16,14 @@ func TestTables(t *testing.T) {
 	for _, layout := range []trit.Layout{trit.PT5Striped, trit.TwoBit} {
 		n, _ := layout.Group()
 		for _, groups := range []int{1, 2, 3, 4, 5, 9, 13} {
-			for _, count := range []int{1, fewRows, 70, TableRows + 3} {
+			for _, count := range []int{1, minTableRows, 70, TableRows + 3} {
 				cols, pitch := groups*n, (groups*n+255)/256+rng.IntN(3)
-				p := &Product{Layout: layout, Groups: groups, Count: count, Block: 256, X: make([]int8, cols), Bias: make([]int32, 16*pitch), FactorPitch: pitch,
-					Factors: make([]float32, count*pitch), Dst: make([]float32, count), Weights: make([]byte, cols), Planes: [][]byte{make([]byte, count*groups*64)}}
+				p := &Product{
+					Layout: layout, Groups: groups, Count: count, Block: 256,
+					X: make([]int8, cols), Bias: make([]int32, 16*pitch),
+					FactorPitch: pitch, Factors: make([]float32, count*pitch), Dst: make([]float32, count),
+					Weights: make([]byte, cols), Planes: [][]byte{make([]byte, count*groups*64)},
+				}
 				for i := range p.X {
 					p.X[i] = int8(rng.Uint32())
 					if groups == 4 {
@@ -44,15 +50,18 @@ func TestTables(t *testing.T) {
 					p.Dst[i] = float32(rng.NormFloat64())
 				}
 				begun := slices.Clone(p.Dst)
-				multiplyTables(p)
+				multiplyByTables(p)
 				got := p.Dst
 				p.Dst = slices.Clone(begun)
 				for r := range count {
 					Go.Decode(layout, p.Weights, [][]byte{p.Planes[0][r*groups*64:]}, groups*64)
-					Go.Dot(&Rows{Weights: p.Weights, Pitch: cols, Count: 1, Stripes: cols / Stripe, X: p.X, Block: 256, Bias: p.Bias, Factors: p.Factors[r*pitch:], Dst: p.Dst[r:]})
+					Go.Dot(&Rows{
+						Weights: p.Weights, Pitch: cols, Count: 1, Stripes: cols / Stripe, X: p.X, Block: 256,
+						Bias: p.Bias, Factors: p.Factors[r*pitch:], Dst: p.Dst[r:],
+					})
 				}
 				if !sameFloats(got, p.Dst) {
-					t.Fatalf("%v, %d groups, %d rows:\n%v\n%v", layout, groups, count, got, p.Dst)
+					t.Fatalf("%v, %d groups, %d rows:\ngot  %v\nwant %v", layout, groups, count, got, p.Dst)
 				}
 			}
 		}

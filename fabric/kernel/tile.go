@@ -1,29 +1,33 @@
 package kernel
 
-// This file multiplies decoded rows by several vectors at once: a tile of rows and vectors has its sums in registers, so that what is loaded
-// is used more than once.
+// This file multiplies decoded rows by several vectors at once. The sums of a tile, i.e. of some
+// rows and some vectors, are in registers, so that each loaded value is used more than once.
 
-// Tile is a product of decoded rows by several vectors. Columns are counted in quads of 256, in any order that weights and vectors
-// share; lane l of the sums has bytes 4l to 4l+3 of each of a quad's four stripes.
+// Tile is a product of decoded rows by several vectors. Columns are in quads of 256, in any order
+// that weights and vectors share. Lane l of the sums has bytes 4l to 4l+3 of each of the four
+// stripes of a quad.
 type Tile struct {
-	// Rows of weights and their factors, one after the other. The assembly reads whole tiles, up to TileRows-1 rows beyond the last.
+	// Rows of weights and their factors, one after the other. The assembly reads whole tiles, up to
+	// TileRows-1 rows beyond the last.
 	Weights []byte    // Quads*256 per row, from up to MaxTilePlanes planes
 	Factors []float32 // Quads*16 per row: one per lane
 	Rows    int
 	Quads   int
-	// Vectors, one after the other: an even number.
+	// Vectors, one after the other. Their number is even.
 	X       []int8    // Quads*256 per vector
 	Bias    []int32   // Quads*16 per vector: added to the integer of a lane
-	Scale   []float32 // Quads*16 per vector: with the row's factor, what a lane's integer is multiplied by
+	Scale   []float32 // Quads*16 per vector: multiplies the integer of a lane, as the row's factor does
 	Vectors int
-	// The result of row r and vector v is written to Dst[v*TileRows+r%TileRows + r/TileRows*Vectors*TileRows].
+	// The result of row r and vector v is written to Dst[v*TileRows+r%TileRows +
+	// r/TileRows*Vectors*TileRows].
 	Dst []float32
 }
 
-// TileRows is the number of rows of a tile: Dst is made of columns of so many.
+// TileRows is the number of rows of a tile. Dst has one such column of results after the other.
 const TileRows = 4
 
-// MaxTilePlanes is the largest number of planes whose decoded weights Tile multiplies; 0 if the level has no tiles.
+// MaxTilePlanes is the largest number of planes whose decoded weights Tile multiplies. It is 0 if
+// the level has no tiles.
 func (l Level) MaxTilePlanes() int {
 	switch l {
 	case AVX512:
@@ -36,7 +40,7 @@ func (l Level) MaxTilePlanes() int {
 
 // MultiplyTile computes the product. The integer of a lane is exact.
 func (l Level) MultiplyTile(t *Tile) {
-	if t.Rows > 0 && t.Quads > 0 && t.Vectors > 0 && !l.tileAssembly(t) {
+	if t.Rows > 0 && t.Quads > 0 && t.Vectors > 0 && !l.multiplyTileAsm(t) {
 		multiplyTile(t)
 	}
 }

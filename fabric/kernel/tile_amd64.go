@@ -4,7 +4,7 @@ package kernel
 
 // This file chooses the assembly for tiles.
 
-func (l Level) tileAssembly(t *Tile) bool {
+func (l Level) multiplyTileAsm(t *Tile) bool {
 	if l == Go {
 		return false
 	}

@@ -1,11 +1,12 @@
 //go:build !noasm
 
-// AVX2: tiles of two rows and two vectors.
+// This file multiplies tiles of two rows and two vectors in AVX2.
 
 #include "go_asm.h"
 #include "textflag.h"
 
-// FIRST begins the sums Y0-Y3, of 16 bits, with half a stripe of two rows and two vectors; MORE adds to them.
+// FIRST sets the 16-bit sums Y0-Y3 to the products of half a stripe of two rows and two vectors.
+// MORE adds to them.
 #define FIRST \
 	VMOVDQU    (R8), Y4                    \
 	VMOVDQU    (R8)(R10*1), Y5             \
@@ -30,7 +31,8 @@
 	VPADDW     Y14, Y2, Y2                 \
 	VPADDW     Y12, Y3, Y3
 
-// SCALED adds the integers SUMS, with BIAS and times the row's factors and the vector's, to ACC. Y15 1 in each word.
+// SCALED adds the integers SUMS, with BIAS and times the factors of the row and the vector, to ACC.
+// Y15 has 1 in each word.
 #define SCALED(BIAS, FACTORS, SCALES, SUMS, ACC) \
 	VPMADDWD    Y15, SUMS, SUMS            \
 	VMULPS      SCALES, FACTORS, Y12       \
@@ -38,7 +40,7 @@
 	VCVTDQ2PS   SUMS, SUMS                 \
 	VFMADD231PS Y12, SUMS, ACC
 
-// TOTALTO writes the sum of the lanes of ACC to TO.
+// TOTALTO adds up the lanes of ACC and writes the sum to TO.
 #define TOTALTO(ACC, XACC, TO) \
 	VEXTRACTF128 $1, ACC, X2     \
 	VADDPS       X2, XACC, X1    \
@@ -50,8 +52,9 @@
 
 // func tile256(t *Tile, dst *float32, weights *byte, factors *float32)
 //
-// Two rows, and pairs of vectors; results of two vectors are TileRows apart. Registers as in tile512; R9 what is added to SI and R8, 32 and 224
-// in turn; CX half quads left.
+// Two rows, and pairs of vectors. Results of two vectors are TileRows apart. Registers as in
+// tile512, but R9 has what is added to SI and R8, 32 and 224 in turn, and CX has the half quads
+// left.
 TEXT ·tile256(SB), NOSPLIT, $0-32
 	MOVL $0x00010001, AX
 	VMOVD AX, X15

@@ -1,6 +1,6 @@
 //go:build !noasm
 
-// AVX-512: tiles of four rows and two vectors.
+// This file multiplies tiles of four rows and two vectors in AVX-512.
 
 #include "go_asm.h"
 #include "textflag.h"
@@ -22,13 +22,13 @@
 	VPDPBUSD  Z17, Z2, Z14                 \
 	VPDPBUSD  Z17, Z3, Z15
 
-// SCALED adds the integers SUMS, times the row's factors and the vector's, to ACC.
+// SCALED adds the integers SUMS, times the factors of the row and the vector, to ACC.
 #define SCALED(FACTORS, SCALES, SUMS, ACC) \
 	VCVTDQ2PS   SUMS, SUMS                 \
 	VMULPS      SCALES, FACTORS, Z0        \
 	VFMADD231PS Z0, SUMS, ACC
 
-// TOTALTO writes the sum of the lanes of ACC to TO.
+// TOTALTO adds up the lanes of ACC and writes the sum to TO.
 #define TOTALTO(ACC, YACC, TO) \
 	VEXTRACTF64X4 $1, ACC, Y1    \
 	VADDPS        YACC, Y1, Y1   \
@@ -44,9 +44,17 @@
 //
 // Four rows, and pairs of vectors.
 //
-// DI dst; SI weights; R12 factors; R8 x, DX bias, BX scale of the first vector; R10 bytes of a row or vector, R11 of three; R13 bytes of
-// factors, bias or scale, R14 of three; CX quads left; R15 vectors left; AX the Tile.
-// Z20-Z23 results of the first vector, Z24-Z27 of the second.
+//	DI         dst
+//	SI         weights
+//	R12        factors
+//	R8, DX, BX x, bias and scale of the first vector
+//	R10, R11   bytes of a row or vector, and of three
+//	R13, R14   bytes of factors, bias or scale, and of three
+//	CX         quads left
+//	R15        vectors left
+//	AX         the Tile
+//	Z20-Z23    results of the first vector
+//	Z24-Z27    results of the second vector
 TEXT ·tile512(SB), NOSPLIT, $0-32
 	MOVQ t+0(FP), AX
 	MOVQ dst+8(FP), DI

@@ -1,27 +1,31 @@
 package kernel
 
+// This file compares products of tiles at all levels.
+
 import (
 	"math/rand/v2"
 	"testing"
 )
 
 // randomTile makes a product whose float32 sums are exact in any order.
-func randomTile(rng *rand.Rand, rows, quads, vectors, most int) *Tile {
+func randomTile(rng *rand.Rand, rows, quads, vectors, maxWeight int) *Tile {
 	padded := (rows + TileRows - 1) / TileRows * TileRows
 	t := &Tile{
-		Weights: make([]byte, padded*quads*Quad), Factors: make([]float32, padded*quads*QuadLanes), Rows: rows, Quads: quads,
-		X: make([]int8, vectors*quads*Quad), Bias: make([]int32, vectors*quads*QuadLanes), Scale: make([]float32, vectors*quads*QuadLanes),
+		Weights: make([]byte, padded*quads*Quad), Factors: make([]float32, padded*quads*QuadLanes), Rows: rows,
+		Quads: quads,
+		X:     make([]int8, vectors*quads*Quad), Bias: make([]int32, vectors*quads*QuadLanes),
+		Scale:   make([]float32, vectors*quads*QuadLanes),
 		Vectors: vectors, Dst: make([]float32, padded*vectors),
 	}
 	for i := range t.Weights {
-		t.Weights[i] = byte(rng.IntN(most + 1))
+		t.Weights[i] = byte(rng.IntN(maxWeight + 1))
 		if rng.IntN(3) == 0 {
-			t.Weights[i] = byte(most)
+			t.Weights[i] = byte(maxWeight)
 		}
 	}
 	for i := range t.X {
 		switch {
-		case most > 127: // so that sums are below 2^23
+		case maxWeight > 127: // so that sums are below 2^23
 			t.X[i] = int8(rng.IntN(17) - 8)
 		case rng.IntN(3) == 0:
 			t.X[i] = []int8{-128, 127}[i>>10&1]
@@ -41,7 +45,8 @@ func randomTile(rng *rand.Rand, rows, quads, vectors, most int) *Tile {
 	return t
 }
 
-// sameTile compares the results of the rows that there are.
+// sameTile reports whether the results of all rows are the same. Elements of a and b for the
+// padding of the last tile are ignored.
 func sameTile(t *Tile, a, b []float32) bool {
 	for r := range t.Rows {
 		for v := range t.Vectors {
@@ -53,22 +58,25 @@ func sameTile(t *Tile, a, b []float32) bool {
 	return true
 }
 
+// checkTile compares random products at all levels. Their memory is shift elements off an aligned
+// address.
 func checkTile(t *testing.T, rng *rand.Rand, rows, quads, vectors int, shift uint8) {
 	t.Helper()
-	for _, most := range []int{3, 26, 255} {
-		tile := randomTile(rng, rows, quads, vectors, most)
+	for _, maxWeight := range []int{3, 26, 255} {
+		tile := randomTile(rng, rows, quads, vectors, maxWeight)
 		tile.Weights, tile.Factors = at(shift, tile.Weights), at(shift+1, tile.Factors)
 		tile.X, tile.Bias, tile.Scale = at(shift+2, tile.X), at(shift+3, tile.Bias), at(shift+4, tile.Scale)
 		Go.MultiplyTile(tile)
 		want := tile.Dst
 		for _, level := range Levels() {
-			if most == 255 && level.MaxTilePlanes() < MaxPlanes {
+			if maxWeight == 255 && level.MaxTilePlanes() < MaxPlanes {
 				continue
 			}
 			tile.Dst = make([]float32, len(want))
 			level.MultiplyTile(tile)
 			if !sameTile(tile, tile.Dst, want) {
-				t.Fatalf("%v, %d rows of %d quads, %d vectors, weights to %d: %v, want %v", level, rows, quads, vectors, most, tile.Dst, want)
+				t.Fatalf("%v, %d rows of %d quads, %d vectors, weights to %d: %v, want %v",
+					level, rows, quads, vectors, maxWeight, tile.Dst, want)
 			}
 		}
 	}

@@ -1,14 +1,17 @@
 package plan
 
-// This file has what plans that give each of several things one of its forms, within so many bytes, have in common (a multiple-choice knapsack): each is exchanged for the next larger one where that wins most for a byte.
+// This file has what several kinds of plans have in common. A plan gives each of several things one
+// of its forms, such that all forms together fit into a number of bytes (a multiple-choice
+// knapsack). It replaces a form by the next larger one where this saves the most cost per byte.
 
 import (
 	"cmp"
 	"slices"
 )
 
-// Hull returns which of n forms of a thing are worth having, by increasing bytes and decreasing cost: those on the lower convex hull of cost over bytes. Each step from one to the next saves less for a byte
-// than the one before.
+// Hull returns which of the n forms of a thing are worth having, by increasing bytes and decreasing
+// cost. They are those on the lower convex hull of cost over bytes: each step from one form to the
+// next saves less per byte than the step before.
 func Hull(n int, bytes func(form int) int64, cost func(form int) float64) (hull []int) {
 	order := make([]int, n)
 	for i := range order {
@@ -33,7 +36,10 @@ func Hull(n int, bytes func(form int) int64, cost func(form int) float64) (hull 
 	return hull
 }
 
-// Fill takes steps of so many things in order, as far as their bytes have room. A thing of which a step does not fit keeps what it has: later steps of it begin where that one ends.
+// Fill calls take for the steps in order, as long as their bytes fit into room. of returns the
+// thing that a step belongs to, from 0 to things-1, and its bytes. If a step does not fit, its
+// thing keeps the form that it has: later steps of this thing are left out, as they begin where
+// this step ends.
 func Fill[S any](things int, steps []S, room int64, of func(S) (thing int, bytes int64), take func(S)) {
 	full := make([]bool, things)
 	for _, s := range steps {

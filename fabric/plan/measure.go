@@ -1,6 +1,7 @@
 package plan
 
-// This file measures the size and error of the possible forms of a model's matrices, and makes the matrices of a plan.
+// This file measures the size and error of the possible forms of a model's matrices, and makes the
+// matrices of a plan.
 
 import (
 	"context"
@@ -28,8 +29,8 @@ type Config struct {
 	Progress func(done, total int)
 }
 
-// Forms returns the fitted forms that are worth measuring: 1 to 6 planes with one factor for each block of 16 to 256, and 2 to 4 planes
-// with a factor each for a block of 32 or 64.
+// Forms returns the fitted forms that are worth measuring. These are 1 to 6 planes with one factor
+// for each block of 16 to 256, and 2 to 4 planes with a factor each for a block of 32 or 64.
 func Forms() []decompose.Fit {
 	var forms []decompose.Fit
 	for planes := 1; planes <= 6; planes++ {
@@ -52,8 +53,10 @@ const (
 	lossy         // any planes
 )
 
-// roleOf tells which tensors are multiplied by vectors: the projections of attention, feed-forward and experts. The projection to the
-// vocabulary decides directly between tokens, so it must be lossless. Rows of embeddings are looked up; routers and norms are small.
+// roleOf returns the role of a tensor. Tensors that are multiplied by vectors may get planes: the
+// projections of attention, feed-forward and experts. The projection to the vocabulary decides
+// directly between tokens, so it must be lossless. Embeddings stay as they are, because their rows
+// are only looked up. So do routers and norms, because they are small.
 func roleOf(t *gguf.Tensor) role {
 	if len(t.Shape) < 2 || !strings.HasSuffix(t.Name, ".weight") {
 		return stays
@@ -67,8 +70,8 @@ func roleOf(t *gguf.Tensor) role {
 	return stays
 }
 
-// shape is the tensor's shape as a matrix; the rows of all experts follow each other.
-func shape(t *gguf.Tensor) (rows, cols int) {
+// MatrixShape is the shape of a tensor as a matrix. The rows of all experts follow each other.
+func MatrixShape(t *gguf.Tensor) (rows, cols int) {
 	rows = 1
 	for _, n := range t.Shape[1:] {
 		rows *= int(n)
@@ -76,8 +79,9 @@ func shape(t *gguf.Tensor) (rows, cols int) {
 	return rows, int(t.Shape[0])
 }
 
-// Measure measures all matrices of a model. Forms that a matrix cannot have (no exact planes, no decoder for the type, weights that are not
-// finite) are left out; the native form is always included.
+// Measure measures all matrices of a model. It leaves out forms that a matrix cannot have: because
+// it has no exact planes, because its type has no decoder, or because weights are not finite. The
+// native form is always included.
 func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) {
 	forms := cfg.Forms
 	if forms == nil {
@@ -85,7 +89,7 @@ func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) 
 	}
 	s := &Survey{}
 	var todo []*gguf.Tensor
-	big := map[*gguf.Tensor]bool{}
+	bigEndian := map[*gguf.Tensor]bool{} // such weights are not decoded
 	for _, f := range w.Model.Files {
 		for i := range f.Tensors {
 			t := &f.Tensors[i]
@@ -99,17 +103,17 @@ func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) 
 				continue
 			}
 			todo = append(todo, t)
-			big[t] = f.BigEndian
+			bigEndian[t] = f.BigEndian
 		}
 	}
 	for i, t := range todo {
 		m := Tensor{Name: t.Name, Type: t.Type, Choices: []Choice{{Native: true, Bytes: t.Size}}}
-		m.Rows, m.Cols = shape(t)
-		if !big[t] {
+		m.Rows, m.Cols = MatrixShape(t)
+		if !bigEndian[t] {
 			h, _ := w.Lookup(t.Name)
-			b, rows, err := sample(h, m.Rows, cfg.Rows)
+			b, rows, err := SampleRows(h, m.Rows, cfg.Rows)
 			if err == nil {
-				err = measure(ctx, &m, b, rows, roleOf(t), forms, cfg.Workers)
+				err = measureForms(ctx, &m, b, rows, roleOf(t), forms, cfg.Workers)
 			}
 			if err != nil {
 				return nil, fmt.Errorf("measure %s: %w", t.Name, err)
@@ -123,12 +127,14 @@ func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) 
 	return s, nil
 }
 
-// sample copies rows of a matrix, evenly spread; all, if most is 0. If the file is truncated meanwhile, that is an error here; touched in
-// another goroutine, it would end the process.
-func sample(h gguf.Weight, rows, most int) (sample []byte, n int, err error) {
+// SampleRows copies at most limit rows of a matrix of the given number of rows, evenly spread, and
+// returns how many these are. A limit of 0 means all rows. If the file is truncated meanwhile,
+// SampleRows returns an error. Without the copy, touching those pages in another goroutine would
+// end the process.
+func SampleRows(h gguf.Weight, rows, limit int) (sample []byte, n int, err error) {
 	n = rows
-	if most > 0 {
-		n = min(n, most)
+	if limit > 0 {
+		n = min(n, limit)
 	}
 	err = h.View(func(b []byte) error {
 		size := len(b) / rows
@@ -142,12 +148,13 @@ func sample(h gguf.Weight, rows, most int) (sample []byte, n int, err error) {
 	return sample, n, err
 }
 
-// measure adds the forms of a matrix, from the sampled rows in b.
-func measure(ctx context.Context, m *Tensor, b []byte, rows int, r role, forms []decompose.Fit, workers int) error {
+// measureForms adds the possible forms of a matrix to m, measured with the sampled rows in b.
+func measureForms(ctx context.Context, m *Tensor, b []byte, rows int, r role, forms []decompose.Fit,
+	workers int) error {
 	o := decompose.Options{Workers: workers}
 	add := func(c Choice, of *fabric.Matrix) {
 		// Rows are similar, so the size is scaled up from the sample.
-		c.Bytes = stored(of) / int64(rows) * int64(m.Rows)
+		c.Bytes = storedBytes(of) / int64(rows) * int64(m.Rows)
 		m.Choices = append(m.Choices, c)
 	}
 	exact, err := decompose.Exact(ctx, m.Type, rows, m.Cols, b, o)
@@ -180,8 +187,9 @@ func measure(ctx context.Context, m *Tensor, b []byte, rows int, r role, forms [
 	return nil
 }
 
-// stored is the size in bytes of a matrix's planes and scales in a frame (planes as sequential PT-5), without the header.
-func stored(m *fabric.Matrix) int64 {
+// storedBytes is the size of a matrix's planes and scales in a frame (planes as sequential PT-5),
+// without the header.
+func storedBytes(m *fabric.Matrix) int64 {
 	scales := func(s *fabric.Scales) int64 { return int64(2*len(s.Half) + len(s.Sub) + 2*len(s.Super)) }
 	n := scales(&m.Min)
 	for i := range m.Terms {
@@ -190,24 +198,27 @@ func stored(m *fabric.Matrix) int64 {
 	return n
 }
 
-// Decompose makes the matrix that a plan has for a tensor; nil if the tensor stays native. The error wraps ErrModel if the weights have no
-// such tensor, or ErrBound if the whole matrix does not meet the plan's bound.
-func (p *Plan) Decompose(ctx context.Context, t *Planned, w *gguf.Weights, o decompose.Options) (*fabric.Matrix, error) {
+// Decompose makes the matrix that a plan has for a tensor. It returns nil if the tensor stays
+// native. The error wraps ErrModel if the weights do not have this tensor, or ErrBound if the whole
+// matrix does not meet the plan's bound.
+func (p *Plan) Decompose(ctx context.Context, t *Planned, w *gguf.Weights, o decompose.Options) (*fabric.Matrix,
+	error) {
 	h, ok := w.Lookup(t.Name)
 	if !ok {
 		return nil, fmt.Errorf("%s: no such tensor: %w", t.Name, ErrModel)
 	}
 	rows, cols := 0, 0
 	if roleOf(h.Tensor) != stays {
-		rows, cols = shape(h.Tensor)
+		rows, cols = MatrixShape(h.Tensor)
 	}
 	if h.Tensor.Type.String() != t.Type || rows != t.Rows || cols != t.Cols {
-		return nil, fmt.Errorf("%s: %v %d x %d, planned for %s %d x %d: %w", t.Name, h.Tensor.Type, rows, cols, t.Type, t.Rows, t.Cols, ErrModel)
+		return nil, fmt.Errorf("%s: %v %d x %d, planned for %s %d x %d: %w",
+			t.Name, h.Tensor.Type, rows, cols, t.Type, t.Rows, t.Cols, ErrModel)
 	}
 	if t.Native {
 		return nil, nil
 	}
-	m, e, err := decomposed(ctx, h, t, o)
+	m, e, err := decomposeTensor(ctx, h, t, o)
 	if err == nil && p.Bound > 0 && e.SNR() < p.Bound {
 		err = fmt.Errorf("%.2f dB over all rows, %.2f dB wanted: %w", e.SNR(), p.Bound, ErrBound)
 	}
@@ -217,8 +228,10 @@ func (p *Plan) Decompose(ctx context.Context, t *Planned, w *gguf.Weights, o dec
 	return m, nil
 }
 
-func decomposed(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Options) (*fabric.Matrix, decompose.Error, error) {
-	b, _, err := sample(h, t.Rows, 0)
+// decomposeTensor makes the matrix, and returns its error if it is not exact.
+func decomposeTensor(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Options) (
+	*fabric.Matrix, decompose.Error, error) {
+	b, _, err := SampleRows(h, t.Rows, 0)
 	if err != nil {
 		return nil, decompose.Error{}, err
 	}
@@ -227,23 +240,4 @@ func decomposed(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Opti
 		return m, decompose.Error{}, err
 	}
 	return decompose.Lossy(ctx, h.Tensor.Type, t.Rows, t.Cols, b, t.fit(), o)
-}
-
-// Apply makes the matrices of a plan one by one and calls use with each, except for tensors that stay native. If use fails, Apply returns
-// its error.
-func (p *Plan) Apply(ctx context.Context, w *gguf.Weights, o decompose.Options, use func(t *Planned, m *fabric.Matrix) error) error {
-	for i := range p.Tensors {
-		t := &p.Tensors[i]
-		m, err := p.Decompose(ctx, t, w, o)
-		if err != nil {
-			return fmt.Errorf("apply plan %q: %w", p.Profile, err)
-		}
-		if m == nil {
-			continue
-		}
-		if err := use(t, m); err != nil {
-			return err
-		}
-	}
-	return nil
 }

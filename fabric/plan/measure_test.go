@@ -1,5 +1,7 @@
 package plan
 
+// This file tests measuring, decomposing, and the reports.
+
 import (
 	"bytes"
 	"context"
@@ -25,7 +27,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden image in testdata")
 
-func open(t *testing.T, path string) *gguf.Weights {
+// openWeights opens the weights of a model file until the test ends.
+func openWeights(t *testing.T, path string) *gguf.Weights {
 	t.Helper()
 	m, err := gguf.OpenModel(path)
 	if err != nil {
@@ -43,10 +46,13 @@ func open(t *testing.T, path string) *gguf.Weights {
 	return w
 }
 
-// model is a small model with random weights.
-func model(t *testing.T, typ gguf.Type, experts int) *gguf.Weights {
+// newModel writes a small model with random weights, and opens it.
+func newModel(t *testing.T, typ gguf.Type, experts int) *gguf.Weights {
 	t.Helper()
-	cfg := synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: typ, Seed: 1, Experts: experts, Used: min(2, experts)}
+	cfg := synth.Config{
+		Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: typ, Seed: 1,
+		Experts: experts, Used: min(2, experts),
+	}
 	p, err := synth.NewPlan(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -55,14 +61,16 @@ func model(t *testing.T, typ gguf.Type, experts int) *gguf.Weights {
 	if err := p.WriteFile(t.Context(), path, func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
-	return open(t, path)
+	return openWeights(t, path)
 }
 
-var few = []decompose.Fit{
-	{Planes: 1, Block: 32, Shared: true}, {Planes: 2, Block: 32}, {Planes: 3, Block: 64, Shared: true}, {Planes: 6, Block: 16, Shared: true},
+var fewForms = []decompose.Fit{
+	{Planes: 1, Block: 32, Shared: true}, {Planes: 2, Block: 32},
+	{Planes: 3, Block: 64, Shared: true}, {Planes: 6, Block: 16, Shared: true},
 }
 
-func measured(t *testing.T, w *gguf.Weights, cfg Config) *Survey {
+// mustMeasure measures a model. An error ends the test.
+func mustMeasure(t *testing.T, w *gguf.Weights, cfg Config) *Survey {
 	t.Helper()
 	s, err := Measure(t.Context(), w, cfg)
 	if err != nil {
@@ -72,9 +80,11 @@ func measured(t *testing.T, w *gguf.Weights, cfg Config) *Survey {
 }
 
 func TestMeasure(t *testing.T) {
-	w := model(t, gguf.Q8_0, 2)
+	w := newModel(t, gguf.Q8_0, 2)
 	var progress []int
-	s := measured(t, w, Config{Forms: few, Progress: func(done, total int) { progress = append(progress, done, total) }})
+	s := mustMeasure(t, w, Config{Forms: fewForms, Progress: func(done, total int) {
+		progress = append(progress, done, total)
+	}})
 	var size, weights int64
 	for _, f := range w.Model.Files {
 		for _, tensor := range f.Tensors {
@@ -97,17 +107,22 @@ func TestMeasure(t *testing.T) {
 			{Exact: true, Planes: 6, Bytes: int64(m.Rows)*6*52 + n/32*2}, // 256 columns are 52 bytes
 		}
 		if m.Name != "output.weight" {
-			for j, f := range few {
+			for j, f := range fewForms {
 				scales := n / int64(f.Block) * 2
 				if !f.Shared {
 					scales *= int64(f.Planes)
 				}
-				c := Choice{Planes: f.Planes, Block: f.Block, Shared: f.Shared, Bytes: int64(m.Rows*f.Planes)*52 + scales}
+				c := Choice{
+					Planes: f.Planes, Block: f.Block, Shared: f.Shared,
+					Bytes: int64(m.Rows*f.Planes)*52 + scales,
+				}
 				if 2+j < len(m.Choices) {
 					c.Noise, c.SNR = m.Choices[2+j].Noise, m.Choices[2+j].SNR
 				}
-				if least := []float64{5, 14, 20, 45}[j]; c.SNR < least || math.Abs(c.SNR+10*math.Log10(c.Noise)) > 1e-9 {
-					t.Errorf("%s, %v: noise %v, %v dB, want %v", m.Name, &c, c.Noise, c.SNR, least)
+				least := []float64{5, 14, 20, 45}[j]
+				if c.SNR < least || math.Abs(c.SNR+10*math.Log10(c.Noise)) > 1e-9 {
+					t.Errorf("%s, %v: noise %v, %v dB, want the noise in decibels, at least %v",
+						m.Name, &c, c.Noise, c.SNR, least)
 				}
 				want = append(want, c)
 			}
@@ -116,26 +131,27 @@ func TestMeasure(t *testing.T) {
 			t.Errorf("%s, %d x %d:\n got %v\nwant %v", m.Name, m.Rows, m.Cols, m.Choices, want)
 		}
 		if strings.Contains(m.Name, "exps") && m.Rows != 2*256 {
-			t.Errorf("%s: %d rows of two experts", m.Name, m.Rows)
+			t.Errorf("%s: %d rows of two experts, want %d", m.Name, m.Rows, 2*256)
 		}
-		for _, no := range []string{"norm", "inp", "token_embd"} {
-			if strings.Contains(m.Name, no) {
-				t.Errorf("%s is measured", m.Name)
+		for _, other := range []string{"norm", "inp", "token_embd"} {
+			if strings.Contains(m.Name, other) {
+				t.Errorf("%s was measured, want no tensor with %q in its name", m.Name, other)
 			}
 		}
 	}
 	if native != size || s.Weights != weights {
-		t.Errorf("%d bytes, %d weights; want %d, %d", native, s.Weights, size, weights)
+		t.Errorf("the survey has %d bytes, %d weights; want %d, %d", native, s.Weights, size, weights)
 	}
 	if n := len(s.Tensors); len(progress) != 2*n || !slices.Equal(progress[2*n-2:], []int{n, n}) {
-		t.Errorf("progress %v", progress)
+		t.Errorf("Progress was called with %v, want %d pairs, the last %d, %d", progress, n, n, n)
 	}
-	// A sample is close.
-	sampled := measured(t, w, Config{Forms: few, Rows: 64})
+	// The measurements of a sample are close to those of all rows.
+	sampled := mustMeasure(t, w, Config{Forms: fewForms, Rows: 64})
 	for i := range s.Tensors {
 		for j, c := range sampled.Tensors[i].Choices {
 			if whole := s.Tensors[i].Choices[j]; c.Bytes != whole.Bytes || math.Abs(c.SNR-whole.SNR) > 0.3 {
-				t.Errorf("%s, %v: sampled %v, whole %v", s.Tensors[i].Name, &c, c, whole)
+				t.Errorf("%s, %v: a sample has %d bytes, %v dB, want %d, about %v as all rows",
+					s.Tensors[i].Name, &c, c.Bytes, c.SNR, whole.Bytes, whole.SNR)
 			}
 		}
 	}
@@ -145,18 +161,20 @@ func TestMeasure(t *testing.T) {
 		t.Fatal(err)
 	}
 	row := len(b) / 512
-	got, n, err := sample(h, 512, 2)
-	if err != nil || n != 2 || !bytes.Equal(got, append(slices.Clone(b[128*row:129*row]), b[384*row:385*row]...)) {
-		t.Errorf("two rows of 512: %d, %v; not the middles of the halves", n, err)
+	got, n, err := SampleRows(h, 512, 2)
+	middles := append(slices.Clone(b[128*row:129*row]), b[384*row:385*row]...)
+	if err != nil || n != 2 || !bytes.Equal(got, middles) {
+		t.Errorf("SampleRows of 2 of 512 rows returned %d: % x (error %v), want the middles of the halves, % x",
+			n, got, err, middles)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Measure(ctx, w, Config{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("Measure returned %v after a cancellation, want %v", err, context.Canceled)
 	}
 }
 
-// TestMeasureOddTypes has zeros, and types that have no planes at all.
+// TestMeasureOddTypes measures zeros, and types that have no planes at all.
 func TestMeasureOddTypes(t *testing.T) {
 	m := &gguftest.Model{KVs: []gguftest.KV{{Key: "general.architecture", Value: "llama"}}, Tensors: []gguftest.Tensor{
 		{Name: "blk.0.attn_q.weight", Type: gguf.IQ2S, Shape: []int64{256, 4}},
@@ -167,8 +185,8 @@ func TestMeasureOddTypes(t *testing.T) {
 	}}
 	path := filepath.Join(t.TempDir(), "odd.gguf")
 	m.Write(t, path)
-	w := open(t, path)
-	s := measured(t, w, Config{Forms: few[:2]})
+	w := openWeights(t, path)
+	s := mustMeasure(t, w, Config{Forms: fewForms[:2]})
 	got := map[string]int{}
 	for i := range s.Tensors {
 		got[s.Tensors[i].Name] = len(s.Tensors[i].Choices)
@@ -179,17 +197,36 @@ func TestMeasureOddTypes(t *testing.T) {
 	}
 	for _, profile := range Profiles() {
 		if p := s.Plan(profile); p.Noise != 0 {
-			t.Errorf("%s: zeros have noise %v", profile.Name, p.Noise)
+			t.Errorf("%s: zeros have the noise %v, want 0", profile.Name, p.Noise)
 		}
 	}
 }
 
-func TestApply(t *testing.T) {
-	w := model(t, gguf.Q4_K, 0)
-	s := measured(t, w, Config{Forms: few})
-	for _, p := range []*Plan{s.Plan(Profile{"lossless", math.Inf(1)}), s.Plan(Profile{"15 dB", 15}), s.Plan(Profile{"5 dB", 5})} {
+// decomposeAll makes the matrices of a plan one by one and calls use with each, except for tensors
+// that stay native.
+func decomposeAll(ctx context.Context, p *Plan, w *gguf.Weights, use func(t *Planned, m *fabric.Matrix) error) error {
+	for i := range p.Tensors {
+		m, err := p.Decompose(ctx, &p.Tensors[i], w, decompose.Options{})
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			continue
+		}
+		if err := use(&p.Tensors[i], m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestDecompose(t *testing.T) {
+	w := newModel(t, gguf.Q4_K, 0)
+	s := mustMeasure(t, w, Config{Forms: fewForms})
+	for _, profile := range []Profile{{"lossless", math.Inf(1)}, {"15 dB", 15}, {"5 dB", 5}} {
+		p := s.Plan(profile)
 		planes := map[string]bool{}
-		err := p.Apply(t.Context(), w, decompose.Options{}, func(planned *Planned, m *fabric.Matrix) error {
+		err := decomposeAll(t.Context(), p, w, func(planned *Planned, m *fabric.Matrix) error {
 			planes[planned.Name] = true
 			h, _ := w.Lookup(planned.Name)
 			b, err := h.Bytes()
@@ -199,7 +236,7 @@ func TestApply(t *testing.T) {
 			if m.Exact {
 				again := make([]byte, len(b))
 				if err := decompose.Bytes(again, m); err != nil || !bytes.Equal(again, b) {
-					t.Errorf("%s: %v, the bytes rebuilt are others", planned.Name, err)
+					t.Errorf("%s: error %v, or restored bytes that differ from the original ones", planned.Name, err)
 				}
 			}
 			want, row := make([]float32, m.Rows*m.Cols), make([]float32, m.Cols)
@@ -218,7 +255,7 @@ func TestApply(t *testing.T) {
 				}
 			}
 			if got := noise / signal; math.Abs(got-planned.Noise) > 1e-6*planned.Noise {
-				t.Errorf("%s, %v: noise %v, planned %v", planned.Name, planned, got, planned.Noise)
+				t.Errorf("%s, %v: noise %v, want %v as planned", planned.Name, planned, got, planned.Noise)
 			}
 			return nil
 		})
@@ -226,59 +263,62 @@ func TestApply(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range p.Tensors {
-			if planes[p.Tensors[i].Name] == p.Tensors[i].Native {
-				t.Errorf("%s: %s: planes %v", p.Profile, p.Tensors[i].Name, !p.Tensors[i].Native)
+			if got, want := planes[p.Tensors[i].Name], !p.Tensors[i].Native; got != want {
+				t.Errorf("%s: %s: has planes: %v, want %v", p.Profile, p.Tensors[i].Name, got, want)
 			}
 		}
 	}
 	p := s.Plan(Profile{"5 dB", 5})
-	stop := errors.New("stop")
-	if err := p.Apply(t.Context(), w, decompose.Options{}, func(*Planned, *fabric.Matrix) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("an error of use: %v", err)
-	}
 	nothing := func(*Planned, *fabric.Matrix) error { return nil }
-	if err := p.Apply(t.Context(), model(t, gguf.Q8_0, 0), decompose.Options{}, nothing); !errors.Is(err, ErrModel) {
-		t.Errorf("another model: %v", err)
+	if err := decomposeAll(t.Context(), p, newModel(t, gguf.Q8_0, 0), nothing); !errors.Is(err, ErrModel) {
+		t.Errorf("another model: error %v, want ErrModel", err)
 	}
 	p.Bound = 30
-	if err := p.Apply(t.Context(), w, decompose.Options{}, nothing); !errors.Is(err, ErrBound) {
-		t.Errorf("a bound that is not kept: %v", err)
+	if err := decomposeAll(t.Context(), p, w, nothing); !errors.Is(err, ErrBound) {
+		t.Errorf("a bound that is not kept: error %v, want ErrBound", err)
 	}
 }
 
 func TestReports(t *testing.T) {
-	w := model(t, gguf.Q8_0, 0)
-	s := measured(t, w, Config{Forms: few, Rows: 64})
+	w := newModel(t, gguf.Q8_0, 0)
+	s := mustMeasure(t, w, Config{Forms: fewForms, Rows: 64})
 	p := s.Plan(Profiles()[1])
 	var text, markdown strings.Builder
 	if err := errors.Join(s.WriteText(&text, p), s.WriteMarkdown(&markdown, p)); err != nil {
 		t.Fatal(err)
 	}
 	for _, out := range []string{text.String(), markdown.String()} {
-		for _, want := range []string{"balanced", "attn_q.weight", "accurate", "fast", "lossless", "native", "23.5 dB"} {
+		for _, want := range []string{
+			"balanced", "attn_q.weight", "accurate", "fast", "lossless", "native", "23.5 dB",
+		} {
 			if !strings.Contains(out, want) {
-				t.Errorf("no %q in\n%s", want, out)
+				t.Errorf("got\n%s\nwant one with %q", out, want)
 			}
 		}
 	}
-	// The ends of the front are in the table, whatever is left out between.
-	s = random(20, 9, rand.New(rand.NewPCG(1, 1)))
+	// The ends of the front are in the table, no matter what is left out between them.
+	s = randomSurvey(20, 9, rand.New(rand.NewPCG(1, 1)))
 	front := s.Front()
-	rows := s.front().Rows
-	if len(rows) > frontRows+2 || rows[0][2] != dB(front[0].SNR()) || rows[len(rows)-1][2] != "lossless" || len(front) < 2*frontRows {
-		t.Errorf("%d of %d points, from %s to %s", len(rows), len(front), rows[0], rows[len(rows)-1])
+	rows := s.frontTable().Rows
+	first := formatDecibels(front[0].SNR())
+	if len(rows) > frontRows+2 || rows[0][2] != first || rows[len(rows)-1][2] != "lossless" ||
+		len(front) < 2*frontRows {
+		t.Errorf("table with %d of %d points from %s to %s, want at most %d from %s to lossless",
+			len(rows), len(front), rows[0], rows[len(rows)-1], frontRows+2, first)
 	}
 }
 
-// TestFigure compares with a golden image that has been looked at.
+// TestFigure compares the figure to a golden image that was checked by eye.
 func TestFigure(t *testing.T) {
 	s := &Survey{Weights: 20000, Other: 600}
 	for i := range 10 {
 		m := Tensor{Name: string(rune('a' + i)), Choices: []Choice{{Native: true, Bytes: 4000}}}
 		for _, f := range Forms() {
 			noise := math.Pow(10, -(9.7*float64(f.Planes)-3+0.1*float64(i)-math.Log2(float64(f.Block)/32))/10)
-			m.Choices = append(m.Choices, Choice{Planes: f.Planes, Block: f.Block, Shared: f.Shared, Noise: noise, SNR: decibels(noise),
-				Bytes: int64(f.Planes*404 + 2000/f.Block*2)})
+			m.Choices = append(m.Choices, Choice{
+				Planes: f.Planes, Block: f.Block, Shared: f.Shared, Noise: noise, SNR: decibels(noise),
+				Bytes: int64(f.Planes*404 + 2000/f.Block*2),
+			})
 		}
 		s.Tensors = append(s.Tensors, m)
 	}
@@ -308,7 +348,7 @@ func TestFigure(t *testing.T) {
 		return ok
 	}
 	if !same(got, want) {
-		t.Errorf("the figure is not %s; see -update", path)
+		t.Errorf("the figure differs from %s (run the test with -update to write it)", path)
 	}
 	for i := range s.Tensors {
 		for j := range s.Tensors[i].Choices {
@@ -316,6 +356,6 @@ func TestFigure(t *testing.T) {
 		}
 	}
 	if same(draw(), want) {
-		t.Error("a figure of other bytes passes for the golden image")
+		t.Error("a figure with other bytes passed for the golden image, want a difference")
 	}
 }

@@ -1,6 +1,6 @@
 package plan
 
-// This file writes models with the weights that a plan's planes, or trytes, represent. Any llama.cpp can run them.
+// This file writes models with the weights that a plan's planes represent. Any llama.cpp can run these.
 
 import (
 	"context"
@@ -11,8 +11,9 @@ import (
 	"tensorcast/gguf/rewrite"
 )
 
-// WriteModel writes a copy of the model file from to the file to, completely or not at all; w must be from's weights. Tensors that stay
-// native are copied, those with exact planes keep their type, and those with fitted planes become F32.
+// WriteModel writes a copy of the model file from to the file to, completely or not at all. w must
+// be the weights of from. Tensors that stay native are copied. Those with exact planes keep their
+// type, and those with fitted planes become F32.
 func (p *Plan) WriteModel(ctx context.Context, w *gguf.Weights, from, to string) error {
 	planned := map[string]*Planned{}
 	for i := range p.Tensors {
@@ -55,16 +56,5 @@ func (p *Plan) WriteModel(ctx context.Context, w *gguf.Weights, from, to string)
 			}
 			return nil
 		}), true
-	})
-}
-
-// WriteModel writes a copy of the model file from to the file to, completely or not at all; w must be from's weights. Tensors that are
-// stored as trytes become F32.
-func (t *Trytes) WriteModel(ctx context.Context, w *gguf.Weights, from, to string) error {
-	return rewrite.WriteFile(ctx, to, from, func(tensor *gguf.Tensor) (rewrite.Replacement, bool) {
-		if _, _, ok := t.Lookup(tensor.Name); !ok {
-			return rewrite.Replacement{}, false
-		}
-		return rewrite.F32(func(emit func([]float32) error) error { return t.Hold(ctx, w, tensor.Name, emit) }), true
 	})
 }

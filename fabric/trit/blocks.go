@@ -1,7 +1,8 @@
 package trit
 
-// This file has the loops over whole blocks of each layout. They process words of eight bytes: unpacked trits are one byte each, and sums,
-// products and shifts are chosen such that nothing carries from one byte to the next.
+// This file has the loops over whole blocks of each layout. They process eight bytes at a time, as
+// one word of 64 bits. Unpacked trits are one byte each. Sums, products and shifts are chosen such
+// that nothing carries from one byte of a word to the next.
 
 // maxTrits and maxBytes are the size of the largest block.
 const maxTrits, maxBytes = 320, 64
@@ -13,7 +14,8 @@ const (
 	evens  = 0x00ff00ff00ff00ff // the even bytes, as 16-bit lanes
 )
 
-// block returns the number of trits and bytes that the loops process at a time: a group, or eight groups in PT5.
+// block returns the number of trits and bytes that the loops process at a time: a group, or eight
+// groups in PT5.
 func (l Layout) block() (trits, bytes int) {
 	if l == PT5 {
 		return 40, 8
@@ -49,12 +51,13 @@ func (l Layout) unpackBlocks(t, src []byte) {
 	}
 }
 
-// codes reports whether all bytes of a row are valid codes.
-func (l Layout) codes(src []byte) bool {
+// validCodes reports whether all bytes of a row are valid codes.
+func (l Layout) validCodes(src []byte) bool {
 	var bad uint64
 	switch l {
 	case PT5, PT5Striped:
-		// A byte above 242 has its top bit set, and adding 13 to its other seven bits carries into that bit.
+		// A byte above 242 has its top bit set, and adding 13 to its other seven bits carries into
+		// that bit.
 		for ; len(src) >= 8; src = src[8:] {
 			w := word(src)
 			bad |= (w&^tops + 13*ones) & w & tops
@@ -77,17 +80,18 @@ func (l Layout) codes(src []byte) bool {
 	return bad == 0
 }
 
-// raised adds 1 to each byte.
-func raised(t uint64) uint64 { return (t&threes + ones) & threes }
+// digitsOf adds 1 to each of eight trits, which gives digits from 0 to 2.
+func digitsOf(t uint64) uint64 { return (t&threes + ones) & threes }
 
-// lowered subtracts 1 from each byte of 0 to 2.
-func lowered(d uint64) uint64 { return (d | tops) - ones ^ tops }
+// tritsOf is the inverse of digitsOf: it subtracts 1 from each byte, which must be 0 to 2.
+func tritsOf(d uint64) uint64 { return (d | tops) - ones ^ tops }
 
-// pt5Code is the code of the trits in the five low bytes. Byte 4 of the product is the sum of each digit times its power of three; the
-// bytes below it are at most 240, so nothing carries into it.
+// pt5Code returns the code of the trits in the five low bytes. Byte 4 of the product is the sum of
+// each digit times its power of three. The bytes below it are at most 240, so nothing carries into
+// it.
 func pt5Code(t uint64) byte {
 	const powers = 1<<32 | 3<<24 | 9<<16 | 27<<8 | 81
-	return byte(raised(t) * powers >> 32)
+	return byte(digitsOf(t) * powers >> 32)
 }
 
 func packPT5(dst, t []byte) {
@@ -136,19 +140,20 @@ func packStriped(dst, t []byte) {
 	for len(t) >= 320 && len(dst) >= 64 {
 		d, b := (*[64]byte)(dst), (*[320]byte)(t)
 		for j := 0; j <= 56; j += 8 {
-			w := raised(word(b[256+j:]))
-			w = 3*w + raised(word(b[192+j:]))
-			w = 3*w + raised(word(b[128+j:]))
-			w = 3*w + raised(word(b[64+j:]))
-			w = 3*w + raised(word(b[j:]))
+			w := digitsOf(word(b[256+j:]))
+			w = 3*w + digitsOf(word(b[192+j:]))
+			w = 3*w + digitsOf(word(b[128+j:]))
+			w = 3*w + digitsOf(word(b[64+j:]))
+			w = 3*w + digitsOf(word(b[j:]))
 			putWord(d[j:], w)
 		}
 		dst, t = dst[64:], t[320:]
 	}
 }
 
-// third divides each byte by three, rounding down, for bytes up to 242: there x/3 = 171x >> 9.
-func third(w uint64) uint64 {
+// divideByThree divides each byte by three and rounds down. Bytes are up to 242, for which x/3 =
+// 171x >> 9.
+func divideByThree(w uint64) uint64 {
 	const low7 = 0x007f007f007f007f
 	return w&evens*171>>9&low7 | w>>8&evens*171>>9&low7<<8
 }
@@ -159,11 +164,11 @@ func unpackStriped(t, src []byte) {
 		for j := 0; j <= 56; j += 8 {
 			w := word(s[j:])
 			for i := 0; i < 256; i += 64 {
-				q := third(w)
-				putWord(b[i+j:], lowered(w-3*q))
+				q := divideByThree(w)
+				putWord(b[i+j:], tritsOf(w-3*q))
 				w = q
 			}
-			putWord(b[256+j:], lowered(w))
+			putWord(b[256+j:], tritsOf(w))
 		}
 		t, src = t[320:], src[64:]
 	}
@@ -173,7 +178,11 @@ func packTwoBit(dst, t []byte) {
 	for len(t) >= 256 && len(dst) >= 64 {
 		d, b := (*[64]byte)(dst), (*[256]byte)(t)
 		for j := 0; j <= 56; j += 8 {
-			putWord(d[j:], raised(word(b[j:]))|raised(word(b[64+j:]))<<2|raised(word(b[128+j:]))<<4|raised(word(b[192+j:]))<<6)
+			w := digitsOf(word(b[j:]))
+			w |= digitsOf(word(b[64+j:])) << 2
+			w |= digitsOf(word(b[128+j:])) << 4
+			w |= digitsOf(word(b[192+j:])) << 6
+			putWord(d[j:], w)
 		}
 		dst, t = dst[64:], t[256:]
 	}
@@ -184,17 +193,18 @@ func unpackTwoBit(t, src []byte) {
 		b, s := (*[256]byte)(t), (*[64]byte)(src)
 		for j := 0; j <= 56; j += 8 {
 			w := word(s[j:])
-			putWord(b[j:], lowered(w&threes))
-			putWord(b[64+j:], lowered(w>>2&threes))
-			putWord(b[128+j:], lowered(w>>4&threes))
-			putWord(b[192+j:], lowered(w>>6&threes))
+			putWord(b[j:], tritsOf(w&threes))
+			putWord(b[64+j:], tritsOf(w>>2&threes))
+			putWord(b[128+j:], tritsOf(w>>4&threes))
+			putWord(b[192+j:], tritsOf(w>>6&threes))
 		}
 		t, src = t[256:], src[64:]
 	}
 }
 
-// gathered moves bit 0 of byte i to bit i: the products 2^(8i) * 2^(56-7i) meet in the top byte, and no others do.
-func gathered(w uint64) uint64 { return w & ones * 0x0102040810204080 >> 56 }
+// gatherBits moves bit 0 of byte i to bit i. In the multiplication only the products 2^(8i) *
+// 2^(56-7i) end up in the top byte.
+func gatherBits(w uint64) uint64 { return w & ones * 0x0102040810204080 >> 56 }
 
 func packSliced(dst, t []byte) {
 	for len(t) >= 64 && len(dst) >= 16 {
@@ -202,8 +212,8 @@ func packSliced(dst, t []byte) {
 		var plus, minus uint64
 		for i := 0; i <= 56; i += 8 {
 			w := word(b[i:])
-			plus |= gathered(w&^(w>>7)) << i
-			minus |= gathered(w>>7) << i
+			plus |= gatherBits(w&^(w>>7)) << i
+			minus |= gatherBits(w>>7) << i
 		}
 		putWord(dst, plus)
 		putWord(dst[8:], minus)
@@ -211,8 +221,8 @@ func packSliced(dst, t []byte) {
 	}
 }
 
-// scattered is the inverse of gathered.
-var scattered = func() (table [256]uint64) {
+// scatteredBits is the inverse of gatherBits, as a table: bit i of the index is bit 0 of byte i.
+var scatteredBits = func() (table [256]uint64) {
 	for b := range table {
 		for i := range 8 {
 			table[b] |= uint64(b>>i&1) << (8 * i)
@@ -225,7 +235,7 @@ func unpackSliced(t, src []byte) {
 	for len(t) >= 64 && len(src) >= 16 {
 		b, s := (*[64]byte)(t), (*[16]byte)(src)
 		for i := range 8 {
-			putWord(b[8*i:], scattered[s[i]]|scattered[s[8+i]]*0xff)
+			putWord(b[8*i:], scatteredBits[s[i]]|scatteredBits[s[8+i]]*0xff)
 		}
 		t, src = t[64:], src[16:]
 	}

@@ -1,5 +1,7 @@
 package trit
 
+// This file compares the layouts with a naive implementation of their definitions.
+
 import (
 	"bytes"
 	"errors"
@@ -12,8 +14,8 @@ import (
 
 var all = []Layout{PT5, PT5Striped, TwoBit, Sliced}
 
-// naive packs trit by trit, as the definitions read.
-func naive(l Layout, t []int8) []byte {
+// packNaively packs one trit after the other, directly by the definitions of the layouts.
+func packNaively(l Layout, t []int8) []byte {
 	powers := [5]byte{1, 3, 9, 27, 81}
 	var b []byte
 	switch l {
@@ -45,7 +47,9 @@ func naive(l Layout, t []int8) []byte {
 	return b
 }
 
-// badByte is the first byte of a row of n trits that naive does not give for any trits: -1 if there is none, else with the trits read.
+// badByte returns the index of the first byte of a row of n trits that packNaively writes for no
+// trits at all. If there is none, it returns the row's trits and -1.
+// is none, else with the trits read.
 func badByte(l Layout, src []byte, n int) (t []int8, bad int) {
 	trits, size := l.Group()
 	t = make([]int8, len(src)/size*trits)
@@ -73,14 +77,14 @@ func badByte(l Layout, src []byte, n int) (t []int8, bad int) {
 			}
 		}
 	}
-	// Where trits follow the last, the row differs from that of the trits before.
-	want := naive(l, t[:n])
+	// A trit other than 0 after the last makes the row differ from one that packNaively writes.
+	want := packNaively(l, t[:n])
 	for i := n; i < len(t); i++ {
 		if t[i] != 0 {
 			one := slices.Concat(t[:n], make([]int8, i-n), t[i:i+1])
-			for j, b := range naive(l, one) {
+			for j, b := range packNaively(l, one) {
 				if b != want[j] {
-					return nil, j - bool2int(l == Sliced && j%16 >= 8)*8
+					return nil, j - toInt(l == Sliced && j%16 >= 8)*8
 				}
 			}
 		}
@@ -88,14 +92,14 @@ func badByte(l Layout, src []byte, n int) (t []int8, bad int) {
 	return t[:n], -1
 }
 
-func bool2int(b bool) int {
+func toInt(b bool) int {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// row is n trits: 0 to 2 give one value everywhere, others are seeds.
+// row returns n trits. The seeds 0 to 2 give a row of one value: -1, 0 or +1. Others give random trits.
 func row(n int, seed uint64) []int8 {
 	r := rand.New(rand.NewPCG(seed, 1))
 	t := make([]int8, n)
@@ -113,45 +117,54 @@ func TestLayouts(t *testing.T) {
 		name                 string
 		trits, size, n, want int
 	}{
-		{PT5, "pt5", 5, 1, 4096, 820}, {PT5Striped, "pt5-striped", 320, 64, 4096, 832}, {TwoBit, "two-bit", 256, 64, 4096, 1024},
-		{Sliced, "sliced", 64, 16, 4096, 1024}, {PT5, "pt5", 5, 1, 0, 0}, {PT5, "pt5", 5, 1, 6, 2}, {PT5Striped, "pt5-striped", 320, 64, 1, 64},
-		{TwoBit, "two-bit", 256, 64, 257, 128}, {Sliced, "sliced", 64, 16, 64, 16},
+		{PT5, "pt5", 5, 1, 4096, 820},
+		{PT5Striped, "pt5-striped", 320, 64, 4096, 832},
+		{TwoBit, "two-bit", 256, 64, 4096, 1024},
+		{Sliced, "sliced", 64, 16, 4096, 1024},
+		{PT5, "pt5", 5, 1, 0, 0},
+		{PT5, "pt5", 5, 1, 6, 2},
+		{PT5Striped, "pt5-striped", 320, 64, 1, 64},
+		{TwoBit, "two-bit", 256, 64, 257, 128},
+		{Sliced, "sliced", 64, 16, 64, 16},
 	} {
 		trits, size := c.l.Group()
-		if got := c.l.RowBytes(c.n); got != c.want || trits != c.trits || size != c.size || c.l.String() != c.name || !c.l.Valid() {
-			t.Errorf("%v: a row of %d in %d bytes, want %d; a group of %d in %d", c.l, c.n, got, c.want, trits, size)
+		if got := c.l.RowBytes(c.n); got != c.want || trits != c.trits || size != c.size ||
+			c.l.String() != c.name || !c.l.Valid() {
+			t.Errorf("%v: RowBytes(%d) = %d, want %d; Group() = %d, %d, want %d, %d",
+				c.l, c.n, got, c.want, trits, size, c.trits, c.size)
 		}
 	}
 	for _, l := range []Layout{0, 5} {
 		if trits, size := l.Group(); l.Valid() || trits != 0 || size != 0 || !strings.HasPrefix(l.String(), "layout(") {
-			t.Errorf("%v is a layout", l)
+			t.Errorf("%v: Valid() = %v and Group() has %d trits, want false and 0", l, l.Valid(), trits)
 		}
 	}
 }
 
-// TestPT5Codes holds every code to the sum that defines it.
+// TestPT5Codes checks every code against the sum that defines it.
 func TestPT5Codes(t *testing.T) {
 	var got [5]int8
 	for code := range 256 {
 		err := PT5.Unpack(got[:], []byte{byte(code)})
 		if code > 242 {
 			if !errors.Is(err, ErrInvalid) {
-				t.Errorf("code %d: %v", code, err)
+				t.Errorf("Unpack of code %d returned %v, want ErrInvalid", code, err)
 			}
 			continue
 		}
 		sum := int(got[0]) + 3*int(got[1]) + 9*int(got[2]) + 27*int(got[3]) + 81*int(got[4])
 		if err != nil || sum+121 != code || slices.Max(got[:]) > 1 || slices.Min(got[:]) < -1 {
-			t.Errorf("code %d: %v, %v", code, got, err)
+			t.Errorf("code %d was unpacked to %v (error %v), want trits whose sum is %d", code, got, err, code-121)
 		}
 		var back [1]byte
 		if PT5.Pack(back[:], got[:]); back[0] != byte(code) {
-			t.Errorf("code %d comes back as %d", code, back[0])
+			t.Errorf("code %d was unpacked and packed to %d", code, back[0])
 		}
 	}
 }
 
-// TestRows packs, unpacks, checks and converts rows of every length up to two pieces of Convert, at odd addresses, between guards.
+// TestRows packs, unpacks, checks and converts rows of many lengths, up to two pieces of Convert.
+// Rows are at odd addresses, and the bytes before and after them must stay as they are.
 func TestRows(t *testing.T) {
 	const guard = 0xa5
 	buffer := func(n int) (whole, part []byte) {
@@ -163,7 +176,8 @@ func TestRows(t *testing.T) {
 		if !bytes.Equal(part, want) {
 			t.Fatalf("%s: % x, want % x", what, part, want)
 		}
-		if !bytes.Equal(whole[:3], bytes.Repeat([]byte{guard}, 3)) || !bytes.Equal(whole[3+len(part):], bytes.Repeat([]byte{guard}, 13)) {
+		before, after := bytes.Repeat([]byte{guard}, 3), bytes.Repeat([]byte{guard}, 13)
+		if !bytes.Equal(whole[:3], before) || !bytes.Equal(whole[3+len(part):], after) {
 			t.Fatalf("%s: bytes beside the row were written", what)
 		}
 	}
@@ -174,13 +188,14 @@ func TestRows(t *testing.T) {
 		trits := row(n, uint64(n)%9)
 		var want [Sliced + 1][]byte
 		for _, l := range all {
-			want[l] = naive(l, trits)
+			want[l] = packNaively(l, trits)
 			whole, part := buffer(l.RowBytes(n))
 			l.Pack(part, trits)
 			check(fmt.Sprintf("%v, pack %d", l, n), whole, part, want[l])
 			out := slices.Repeat([]int8{99}, n+16)
-			if err := l.Unpack(out[3:3+n], part); err != nil || !slices.Equal(out[3:3+n], trits) || out[2] != 99 || out[3+n] != 99 {
-				t.Fatalf("%v, unpack %d: %v, %v", l, n, err, out)
+			err := l.Unpack(out[3:3+n], part)
+			if err != nil || !slices.Equal(out[3:3+n], trits) || out[2] != 99 || out[3+n] != 99 {
+				t.Fatalf("%v, unpack %d: error %v, got %v, want %v between bytes of 99", l, n, err, out, trits)
 			}
 			if err := l.Check(part, n); err != nil {
 				t.Fatalf("%v, check %d: %v", l, n, err)
@@ -198,30 +213,32 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// TestInvalid puts every code that holds no trits at every byte, and every trit after the last.
+// TestInvalid writes codes to the bytes of a row. Those that are invalid, or have a trit after the
+// last, must be refused with an error that names the byte.
 func TestInvalid(t *testing.T) {
-	refused := func(l Layout, src []byte, n, at int) {
+	checkRefused := func(l Layout, src []byte, n, at int) {
 		t.Helper()
-		place := fmt.Sprintf("%v row of %d trits, byte %d", l, n, at)
+		want := fmt.Sprintf("%v row of %d trits, byte %d", l, n, at)
 		dst := make([]byte, 4096)
 		errs := []error{l.Check(src, n), l.Unpack(make([]int8, n), src)}
 		errs = append(errs, Convert(dst, l, src, l, n), Convert(dst, all[at%2*3], src, l, n))
 		for i, err := range errs {
-			if !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), place+" ") && !strings.HasPrefix(err.Error(), place+":") {
-				t.Fatalf("%d: %v, want one of %s", i, err, place)
+			if !errors.Is(err, ErrInvalid) ||
+				!strings.HasPrefix(err.Error(), want+" ") && !strings.HasPrefix(err.Error(), want+":") {
+				t.Fatalf("call %d: error %v, want ErrInvalid that begins with %q", i, err, want)
 			}
 		}
 	}
 	for _, l := range all {
 		for _, n := range []int{1, 4, 5, 64, 65, 256, 321} {
-			src := naive(l, row(n, 7))
-			step := 1 + len(src)/8*2 // odd: long rows meet all codes, each at some bytes
+			src := packNaively(l, row(n, 7))
+			step := 1 + len(src)/8*2 // odd, so that in long rows every code is tried, each at some of the bytes
 			code := 0
 			for j, b := range src {
 				for ; code < 256; code += step {
 					src[j] = byte(code)
 					if _, bad := badByte(l, src, n); bad >= 0 {
-						refused(l, src, n, bad)
+						checkRefused(l, src, n, bad)
 					}
 				}
 				code -= 256
@@ -240,10 +257,10 @@ func TestAllocations(t *testing.T) {
 			if got := testing.AllocsPerRun(10, func() {
 				from.Pack(a, trits)
 				if Convert(b, to, a, from, n) != nil || to.Unpack(trits, b) != nil || to.Check(b, n) != nil {
-					t.Fatal("a good row is refused")
+					t.Fatal("a valid row was refused")
 				}
 			}); got != 0 {
-				t.Errorf("%v to %v: %v allocations", from, to, got)
+				t.Errorf("%v to %v: %v allocations, want 0", from, to, got)
 			}
 		}
 	}
@@ -252,7 +269,7 @@ func TestAllocations(t *testing.T) {
 func FuzzRow(f *testing.F) {
 	for _, l := range all {
 		for _, n := range []int{0, 1, 41, 321, 1500} {
-			f.Add(byte(l), n, naive(l, row(n, 5)))
+			f.Add(byte(l), n, packNaively(l, row(n, 5)))
 		}
 	}
 	f.Fuzz(func(t *testing.T, layout byte, n int, src []byte) {
@@ -268,27 +285,28 @@ func FuzzRow(f *testing.F) {
 		got := make([]int8, n)
 		err := l.Unpack(got, src)
 		if check := l.Check(src, n); fmt.Sprint(check) != fmt.Sprint(err) {
-			t.Fatalf("Check: %v, Unpack: %v", check, err)
+			t.Fatalf("Check returned %v, want what Unpack returned: %v", check, err)
 		}
 		if bad >= 0 {
 			if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprintf("byte %d", bad)) {
-				t.Fatalf("%v of %d, % x: %v, want byte %d", l, n, src, err, bad)
+				t.Fatalf("%v row of %d trits, % x: error %v, want one about byte %d", l, n, src, err, bad)
 			}
 			return
 		}
 		if err != nil || !slices.Equal(got, want) {
-			t.Fatalf("%v of %d, % x: %v, %v, want %v", l, n, src, got, err, want)
+			t.Fatalf("%v row of %d trits, % x: got %v (error %v), want %v", l, n, src, got, err, want)
 		}
 		for _, to := range all {
 			dst := make([]byte, to.RowBytes(n))
-			if err := Convert(dst, to, src, l, n); err != nil || !bytes.Equal(dst, naive(to, want)) {
-				t.Fatalf("%v to %v of %d: % x, %v", l, to, n, dst, err)
+			if err := Convert(dst, to, src, l, n); err != nil || !bytes.Equal(dst, packNaively(to, want)) {
+				t.Fatalf("%v to %v, %d trits: got % x (error %v), want % x", l, to, n, dst, err, packNaively(to, want))
 			}
 		}
 	})
 }
 
-// The benchmarks count trits as bytes: 1000 MB/s are 1 G trits/s.
+// benchTrits is the length of a row in the benchmarks. They report a trit as a byte: 1000 MB/s are
+// 1 billion trits per second.
 const benchTrits = 4096
 
 func BenchmarkPack(b *testing.B) {
@@ -308,7 +326,7 @@ func BenchmarkUnpack(b *testing.B) {
 	dst := make([]int8, benchTrits)
 	for _, l := range all {
 		b.Run(l.String(), func(b *testing.B) {
-			src := naive(l, row(benchTrits, 9))
+			src := packNaively(l, row(benchTrits, 9))
 			b.SetBytes(benchTrits)
 			for b.Loop() {
 				if err := l.Unpack(dst, src); err != nil {
@@ -323,7 +341,7 @@ func BenchmarkConvert(b *testing.B) {
 	for _, from := range all {
 		for _, to := range all {
 			b.Run(from.String()+"/"+to.String(), func(b *testing.B) {
-				src, dst := naive(from, row(benchTrits, 9)), make([]byte, to.RowBytes(benchTrits))
+				src, dst := packNaively(from, row(benchTrits, 9)), make([]byte, to.RowBytes(benchTrits))
 				b.SetBytes(benchTrits)
 				for b.Loop() {
 					if err := Convert(dst, to, src, from, benchTrits); err != nil {

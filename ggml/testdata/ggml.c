@@ -1,4 +1,5 @@
-/* A ggml in name only: the functions that package image reads, on a struct ggml_tensor of the layout that LAYOUT names. */
+/* Stands for ggml in tests: it has the functions that package ggml reads, on a struct ggml_tensor
+ * of the layout that LAYOUT names. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -116,7 +117,9 @@ API bool ggml_cpu_extra_compute_forward(void *params, struct ggml_tensor *node) 
 	hits++;
 	return node && params == NULL;
 }
-API void ggml_compute_forward_rms_norm_mul_fused(void *params, struct ggml_tensor *a, struct ggml_tensor *b) { hits += params && a && b; }
+API void ggml_compute_forward_rms_norm_mul_fused(void *params, struct ggml_tensor *a, struct ggml_tensor *b) {
+	hits += params && a && b;
+}
 API int ggml_graph_compute(struct ggml_cgraph *graph, void *plan) {
 	hits++;
 	return plan && graph->n_nodes;
@@ -140,18 +143,21 @@ API int32_t llama_encode(void *ctx, struct llama_batch batch) {
 }
 API void llama_set_warmup(void *ctx, bool warmup) { hits += ctx && warmup; }
 
-#ifdef OFFSETS /* prints the truth */
+#ifdef OFFSETS /* a program that prints the layout */
 #include <stdio.h>
 int main(void) {
 #define O(field) (unsigned)offsetof(struct ggml_tensor, field)
-	printf("{\"type\":%u,\"ne\":%u,\"nb\":%u,\"op\":%u,\"flags\":%u,\"src\":%u,\"max_src\":%u,\"view_src\":%u,\"data\":%u,\"name\":%u,\"n_nodes\":%u,\"nodes\":%u}",
-	    O(type), O(ne), O(nb), O(op), O(flags), O(src), (unsigned)(sizeof(((struct ggml_tensor *)0)->src) / 8), O(view_src), O(data), O(name),
-	    (unsigned)offsetof(struct ggml_cgraph, n_nodes), (unsigned)offsetof(struct ggml_cgraph, nodes));
+	unsigned max_src = sizeof(((struct ggml_tensor *)0)->src) / 8;
+	printf("{\"type\":%u,\"ne\":%u,\"nb\":%u,\"op\":%u,\"flags\":%u,", O(type), O(ne), O(nb), O(op), O(flags));
+	printf("\"src\":%u,\"max_src\":%u,\"view_src\":%u,\"data\":%u,", O(src), max_src, O(view_src), O(data));
+	printf("\"name\":%u,\"n_nodes\":%u,\"nodes\":%u}", O(name), (unsigned)offsetof(struct ggml_cgraph, n_nodes),
+	    (unsigned)offsetof(struct ggml_cgraph, nodes));
 }
 #elif defined(PROGRAM)
-/* Calls through a table, so that nothing is left out. */
-void *volatile keep[] = {ggml_get_name, ggml_get_data, ggml_is_view, ggml_nelements, ggml_is_transposed, ggml_set_input, ggml_graph_n_nodes, ggml_graph_nodes,
-    ggml_get_unary_op, ggml_mul_mat, (void *)ggml_op_name, ggml_version, ggml_commit, ggml_cpu_extra_compute_forward, ggml_compute_forward_rms_norm_mul_fused,
+/* The table keeps the linker from leaving functions out. */
+void *volatile keep[] = {ggml_get_name, ggml_get_data, ggml_is_view, ggml_nelements, ggml_is_transposed,
+    ggml_set_input, ggml_graph_n_nodes, ggml_graph_nodes, ggml_get_unary_op, ggml_mul_mat, (void *)ggml_op_name,
+    ggml_version, ggml_commit, ggml_cpu_extra_compute_forward, ggml_compute_forward_rms_norm_mul_fused,
     ggml_graph_compute, ggml_backend_buffer_free, llama_decode, llama_encode, llama_set_warmup};
 int main(void) { return keep[0] == NULL || LLAMA_BUILD_NUMBER == 0 || !LLAMA_COMMIT; }
 #endif

@@ -1,4 +1,5 @@
-// Package gguftest writes small GGUF files for tests. The weights in them are zeros; real values come from package experiments/synth.
+// Package gguftest writes small GGUF files for tests. The weights in them are zeros; real values
+// come from package experiments/synth.
 package gguftest
 
 import (
@@ -20,7 +21,8 @@ type Model struct {
 	Tensors []Tensor
 }
 
-// KV is a metadata entry. Value is a bool, uint16, uint32, int32, float32, string or a slice of int32, float32 or string.
+// KV is a metadata entry. Value is a bool, uint16, uint32, int32, float32, string or a slice of
+// int32, float32 or string.
 type KV struct {
 	Key   string
 	Value any
@@ -33,7 +35,8 @@ type Tensor struct {
 	Shape []int64
 }
 
-// Write writes the model to a new file at path. The weights are zeros, stored as a hole that takes no disk space.
+// Write writes the model to a new file at path. The weights are zeros, stored as a hole that takes
+// no disk space.
 func (m *Model) Write(tb testing.TB, path string) {
 	tb.Helper()
 	head, data := m.encode(tb)
@@ -52,35 +55,11 @@ func (m *Model) encode(tb testing.TB) (b []byte, data int64) {
 	b = le.AppendUint64(b, uint64(len(m.Tensors)))
 	b = le.AppendUint64(b, uint64(len(m.KVs)))
 	for _, kv := range m.KVs {
-		b = appendString(b, kv.Key)
-		var (
-			t     gguf.ValueType
-			value []byte
-			err   error
-		)
-		switch v := kv.Value.(type) {
-		case string:
-			t, value = gguf.ValueString, appendString(nil, v)
-		case []string:
-			t, value = gguf.ValueArray, array(gguf.ValueString, len(v))
-			for _, s := range v {
-				value = appendString(value, s)
-			}
-		case []int32:
-			value, err = binary.Append(array(gguf.ValueInt32, len(v)), le, v)
-			t = gguf.ValueArray
-		case []float32:
-			value, err = binary.Append(array(gguf.ValueFloat32, len(v)), le, v)
-			t = gguf.ValueArray
-		default:
-			value, err = binary.Append(nil, le, v)
-			t = map[string]gguf.ValueType{
-				"bool": gguf.ValueBool, "uint16": gguf.ValueUint16, "uint32": gguf.ValueUint32, "int32": gguf.ValueInt32, "float32": gguf.ValueFloat32,
-			}[fmt.Sprintf("%T", v)]
-		}
+		t, value, err := encodeValue(kv.Value)
 		if err != nil {
 			tb.Fatalf("%s: %v", kv.Key, err)
 		}
+		b = appendString(b, kv.Key)
 		b = append(le.AppendUint32(b, uint32(t)), value...)
 	}
 	for _, t := range m.Tensors {
@@ -98,17 +77,46 @@ func (m *Model) encode(tb testing.TB) (b []byte, data int64) {
 		}
 		b = le.AppendUint32(b, uint32(t.Type))
 		b = le.AppendUint64(b, uint64(data))
-		data += pad(size)
+		data += roundUp(size)
 	}
 	if len(m.Tensors) > 0 {
-		b = append(b, make([]byte, pad(int64(len(b)))-int64(len(b)))...)
+		b = append(b, make([]byte, roundUp(int64(len(b)))-int64(len(b)))...)
 	}
 	return b, data
 }
 
-func pad(n int64) int64 { return (n + Alignment - 1) / Alignment * Alignment }
+// encodeValue returns the type and the bytes of a metadata value.
+func encodeValue(value any) (t gguf.ValueType, b []byte, err error) {
+	le := binary.LittleEndian
+	switch v := value.(type) {
+	case string:
+		return gguf.ValueString, appendString(nil, v), nil
+	case []string:
+		b = arrayHead(gguf.ValueString, len(v))
+		for _, s := range v {
+			b = appendString(b, s)
+		}
+		return gguf.ValueArray, b, nil
+	case []int32:
+		b, err = binary.Append(arrayHead(gguf.ValueInt32, len(v)), le, v)
+		return gguf.ValueArray, b, err
+	case []float32:
+		b, err = binary.Append(arrayHead(gguf.ValueFloat32, len(v)), le, v)
+		return gguf.ValueArray, b, err
+	}
+	b, err = binary.Append(nil, le, value)
+	t = map[string]gguf.ValueType{
+		"bool": gguf.ValueBool, "uint16": gguf.ValueUint16, "uint32": gguf.ValueUint32, "int32": gguf.ValueInt32,
+		"float32": gguf.ValueFloat32,
+	}[fmt.Sprintf("%T", value)]
+	return t, b, err
+}
 
-func array(elem gguf.ValueType, n int) []byte {
+// roundUp rounds up to the alignment.
+func roundUp(n int64) int64 { return (n + Alignment - 1) / Alignment * Alignment }
+
+// arrayHead encodes an array's type and length.
+func arrayHead(elem gguf.ValueType, n int) []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(nil, uint32(elem)), uint64(n))
 }
 
@@ -116,8 +124,8 @@ func appendString(b []byte, s string) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
 }
 
-// MoE returns a mixture-of-experts model whose tensors have every kind of name: attention, router, experts with fused and with separate
-// matrices and biases, shared experts, norms.
+// MoE returns a mixture-of-experts model whose tensors have every kind of name: attention, router,
+// experts with fused and with separate matrices and biases, shared experts, norms.
 func MoE(layers int, experts int64) *Model {
 	const embd, ffn = 64, 32
 	m := &Model{

@@ -1,9 +1,11 @@
-// Package half converts between float32 and IEEE 754 binary16, the half-precision format of the scales in ggml's blocks.
+// Package half converts between float32 and IEEE 754 binary16, the half-precision format of the
+// scales in ggml's blocks.
 package half
 
 import "math"
 
-// Float32 is the value of h. A signalling NaN becomes quiet, as it does in the processor's conversion and in ggml.
+// Float32 is the value of h. A signalling NaN becomes quiet, as it does in the processor's
+// conversion and in ggml.
 func Float32(h uint16) float32 {
 	sign, exponent, mantissa := uint32(h&0x8000)<<16, uint32(h>>10&31), uint32(h&0x3ff)
 	switch exponent {
@@ -18,7 +20,8 @@ func Float32(h uint16) float32 {
 	return math.Float32frombits(sign | (exponent+127-15)<<23 | mantissa<<13)
 }
 
-// Round returns the half nearest to v. Ties go to the half whose last bit is 0. Values of 65520 and above become infinity, NaN a quiet NaN.
+// Round returns the half nearest to v. Ties go to the half whose last bit is 0. Values of 65520 and
+// above become infinity, NaN a quiet NaN.
 func Round(v float32) uint16 {
 	bits := math.Float32bits(v)
 	sign, abs := uint16(bits>>16&0x8000), bits&0x7fffffff
@@ -28,7 +31,9 @@ func Round(v float32) uint16 {
 			return sign | 0x7e00
 		}
 		return sign | 0x7c00
-	case abs < 0x38800000: // below the least normal half: adding 0.5 leaves v in multiples of 2^-24 in the low bits, rounded
+	case abs < 0x38800000:
+		// Below the smallest normal half. Adding 0.5 leaves v, rounded to multiples of 2^-24, in
+		// the low bits.
 		sum := math.Float32frombits(abs) + 0.5
 		return sign | uint16(math.Float32bits(sum)-math.Float32bits(0.5))
 	}

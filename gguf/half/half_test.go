@@ -1,11 +1,14 @@
 package half
 
+// These tests compare the conversions with the definition, for every half.
+
 import (
 	"math"
 	"testing"
 )
 
-// value is the definition: ±mantissa * 2^(exponent-25), with the implied bit unless the exponent is 0.
+// value computes a half by its definition: ±mantissa * 2^(exponent-25), with the implied bit unless
+// the exponent is 0.
 func value(h uint16) float64 {
 	exponent, mantissa := int(h>>10&31), int(h&0x3ff)
 	if exponent == 0 {

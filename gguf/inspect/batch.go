@@ -1,6 +1,6 @@
 package inspect
 
-// This file gives a table's columns to writers of formats that are laid out by column.
+// This file gives a table's columns to writers of formats that store tables by column.
 
 import (
 	"bufio"
@@ -20,20 +20,22 @@ type Column struct {
 var ErrLongValue = errors.New("the value is longer than a cell of such a table may be")
 
 const (
-	// maxCell is the length in bytes of the longest text of a cell. The merges of the largest vocabularies have two thirds of it.
+	// maxCell is the length in bytes of the longest text of a cell. The merges of the largest
+	// vocabularies take two thirds of it.
 	maxCell = 16 << 20
 
-	// A batch has the rows that fit both, but at least one.
+	// A batch has as many rows as fit both bounds, but at least one.
 	batchRows  = 1 << 13
 	batchBytes = 2 << 20 // of text
 )
 
-// Batches are the columns of the table, some rows at a time; at least one batch, which may have no rows. An error is the last item. It wraps
-// ErrLongValue if the text of a metadata value has more than 16 MiB.
+// Batches are the columns of the table, some rows at a time. There is at least one batch, which may
+// have no rows. An error is the last item. It wraps ErrLongValue if the text of a metadata value
+// has more than 16 MiB.
 func (t *Table) Batches() iter.Seq2[[]Column, error] {
 	return func(yield func([]Column, error) bool) {
 		b := t.newBatch()
-		done := false // yield wants no more
+		done := false // set once yield wants no more
 		flush := func() error {
 			if done = !yield(b.columns(), nil); done {
 				return errors.New("stopped")
@@ -41,9 +43,9 @@ func (t *Table) Batches() iter.Seq2[[]Column, error] {
 			b = t.newBatch()
 			return nil
 		}
-		any := false
+		sawRow := false
 		err := t.each(func(row []cell) error {
-			any = true
+			sawRow = true
 			if err := b.add(row); err != nil {
 				return err
 			}
@@ -52,7 +54,7 @@ func (t *Table) Batches() iter.Seq2[[]Column, error] {
 			}
 			return nil
 		})
-		if err == nil && (b.rows > 0 || !any) {
+		if err == nil && (b.rows > 0 || !sawRow) {
 			err = flush()
 		}
 		if err != nil && !done {
@@ -61,20 +63,24 @@ func (t *Table) Batches() iter.Seq2[[]Column, error] {
 	}
 }
 
+// batch collects rows. Each column has its values in the slice of its kind.
 type batch struct {
-	table *Table
-	rows  int
-	bytes int
-	texts [][]string
-	nums  [][]int64
-	nulls [][]*int64
-	small [][]int32
-	reals [][]float64
+	table    *Table
+	rows     int
+	bytes    int // of text
+	texts    [][]string
+	int64s   [][]int64
+	nullable [][]*int64
+	int32s   [][]int32
+	floats   [][]float64
 }
 
 func (t *Table) newBatch() *batch {
 	n := len(t.columns)
-	return &batch{table: t, texts: make([][]string, n), nums: make([][]int64, n), nulls: make([][]*int64, n), small: make([][]int32, n), reals: make([][]float64, n)}
+	return &batch{
+		table: t, texts: make([][]string, n), int64s: make([][]int64, n), nullable: make([][]*int64, n),
+		int32s: make([][]int32, n), floats: make([][]float64, n),
+	}
 }
 
 func (b *batch) add(row []cell) error {
@@ -93,17 +99,17 @@ func (b *batch) add(row []cell) error {
 			b.texts[i] = append(b.texts[i], v.s)
 			b.bytes += len(v.s)
 		case int32s:
-			b.small[i] = append(b.small[i], int32(v.n))
+			b.int32s[i] = append(b.int32s[i], int32(v.n))
 		case int64s:
-			b.nums[i] = append(b.nums[i], v.n)
+			b.int64s[i] = append(b.int64s[i], v.n)
 		case int64sOrNull:
 			var n *int64
 			if !v.null {
 				n = &v.n
 			}
-			b.nulls[i] = append(b.nulls[i], n)
+			b.nullable[i] = append(b.nullable[i], n)
 		case floats:
-			b.reals[i] = append(b.reals[i], v.f)
+			b.floats[i] = append(b.floats[i], v.f)
 		}
 	}
 	return nil
@@ -117,13 +123,13 @@ func (b *batch) columns() []Column {
 		case text:
 			columns[i].Values = b.texts[i]
 		case int32s:
-			columns[i].Values = b.small[i]
+			columns[i].Values = b.int32s[i]
 		case int64s:
-			columns[i].Values = b.nums[i]
+			columns[i].Values = b.int64s[i]
 		case int64sOrNull:
-			columns[i].Values = b.nulls[i]
+			columns[i].Values = b.nullable[i]
 		case floats:
-			columns[i].Values = b.reals[i]
+			columns[i].Values = b.floats[i]
 		}
 	}
 	return columns
@@ -133,7 +139,7 @@ func (b *batch) columns() []Column {
 func (v *value) text() (string, error) {
 	var all bytes.Buffer
 	tooLong := fmt.Errorf("%w: that of %.100q has more than %d MiB as text", ErrLongValue, v.entry.Key, maxCell>>20)
-	w := bufio.NewWriter(&limited{&all, maxCell, tooLong})
+	w := bufio.NewWriter(&limitedWriter{&all, maxCell, tooLong})
 	if err := v.writeText(w); err != nil {
 		return "", err
 	}

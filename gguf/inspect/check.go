@@ -20,15 +20,16 @@ type Finding struct {
 // maxGGMLName is the length in bytes from which ggml rejects tensor names.
 const maxGGMLName = 64
 
-// Check reports what gguf accepts but llama.cpp does not, bytes that belong to no tensor, and metadata that contradict each other or the
-// tensors. Files that gguf.OpenModel rejects cannot be checked; its error is the finding.
+// Check reports what gguf accepts but llama.cpp does not, bytes that belong to no tensor, and
+// metadata that contradict each other or the tensors. Files that gguf.OpenModel rejects cannot be
+// checked. Its error is the finding.
 func Check(m *gguf.Model) []Finding {
 	c := checker{model: m, first: m.Files[0]}
 	for _, f := range m.Files {
-		c.file(f)
+		c.checkFile(f)
 	}
-	c.architecture()
-	c.vocabulary()
+	c.checkArchitecture()
+	c.checkVocabulary()
 	if n := c.found - maxFindings; n > 0 {
 		c.findings = append(c.findings, Finding{c.first.Path, "", fmt.Sprintf("%d more findings are not listed", n)})
 	}
@@ -38,6 +39,7 @@ func Check(m *gguf.Model) []Finding {
 // maxFindings is how many findings are listed: a file may have some in each of 200,000 tensors.
 const maxFindings = 10_000
 
+// checker collects the findings about a model.
 type checker struct {
 	model    *gguf.Model
 	first    *gguf.File // the file with the model's metadata
@@ -51,7 +53,8 @@ func (c *checker) report(f *gguf.File, tensor, format string, args ...any) {
 	}
 }
 
-func (c *checker) file(f *gguf.File) {
+// checkFile checks what concerns one file alone.
+func (c *checker) checkFile(f *gguf.File) {
 	if f.Version == 1 {
 		c.report(f, "", "GGUF version 1, which llama.cpp no longer reads")
 	}
@@ -74,8 +77,8 @@ func (c *checker) file(f *gguf.File) {
 	}
 }
 
-// architecture compares the tensors with the metadata that describe them.
-func (c *checker) architecture() {
+// checkArchitecture compares the tensors with the metadata that describe them.
+func (c *checker) checkArchitecture() {
 	arch, ok := c.first.String("general.architecture")
 	if !ok {
 		c.report(c.first, "", "no general.architecture")
@@ -116,8 +119,8 @@ func (c *checker) architecture() {
 	}
 }
 
-// vocabulary compares the lengths of the tokenizer's arrays, which have an entry per token.
-func (c *checker) vocabulary() {
+// checkVocabulary compares the lengths of the tokenizer's arrays, which have an entry per token.
+func (c *checker) checkVocabulary() {
 	tokens := int64(-1)
 	for i := range c.first.Metadata {
 		if kv := &c.first.Metadata[i]; kv.Key == "tokenizer.ggml.tokens" && kv.Type == gguf.ValueArray {
@@ -145,14 +148,16 @@ func (c *checker) vocabulary() {
 
 // FindingsTable returns a row per finding: file, tensor_name and finding.
 func FindingsTable(findings []Finding) *Table {
-	return &Table{columns: []column{{"file", text}, {"tensor_name", text}, {"finding", text}}, each: func(row func([]cell) error) error {
+	t := &Table{columns: []column{{"file", text}, {"tensor_name", text}, {"finding", text}}}
+	t.each = func(row func([]cell) error) error {
 		for _, f := range findings {
 			if err := row([]cell{str(f.File), str(f.Tensor), str(f.Text)}); err != nil {
 				return err
 			}
 		}
 		return nil
-	}}
+	}
+	return t
 }
 
 // String formats the finding as one line, whatever the names in it are.

@@ -13,11 +13,11 @@ import (
 	"tensorcast/gguf"
 )
 
-// WriteCSV writes the table as CSV (RFC 4180, line feeds, with a header). Null is an empty cell. Text that a spreadsheet would take for a
-// formula gets a leading apostrophe.
+// WriteCSV writes the table as CSV (RFC 4180, line feeds, with a header). Null is an empty cell.
+// Text that a spreadsheet would take for a formula gets a leading apostrophe.
 func (t *Table) WriteCSV(w io.Writer) error {
 	c := newCSVWriter(w)
-	err := c.cells(t.Names())
+	err := c.writeCells(t.Names())
 	if err == nil {
 		err = c.out.WriteByte('\n')
 	}
@@ -26,15 +26,15 @@ func (t *Table) WriteCSV(w io.Writer) error {
 		err = t.each(func(row []cell) error {
 			cells = cells[:0]
 			for i, column := range t.columns {
-				if row[i].value == nil { // else it is the last one
-					cells = append(cells, column.text(row[i]))
+				if row[i].value == nil { // a cell with a value is the last one, and is written below
+					cells = append(cells, column.format(row[i]))
 				}
 			}
-			if err := c.cells(cells); err != nil {
+			if err := c.writeCells(cells); err != nil {
 				return err
 			}
 			if v := row[len(row)-1].value; v != nil {
-				if err := c.value(v); err != nil {
+				if err := c.writeValue(v); err != nil {
 					return err
 				}
 			}
@@ -50,7 +50,8 @@ func (t *Table) WriteCSV(w io.Writer) error {
 	return nil
 }
 
-func (c column) text(v cell) string {
+// format returns a cell's text.
+func (c column) format(v cell) string {
 	switch {
 	case v.null:
 		return ""
@@ -62,24 +63,25 @@ func (c column) text(v cell) string {
 	return strconv.FormatInt(v.n, 10)
 }
 
+// csvWriter writes the cells of CSV.
 type csvWriter struct {
 	out  *bufio.Writer
 	line bytes.Buffer
 	csv  *csv.Writer // writes to line
 	long longCell
-	in   *bufio.Writer // of long
+	in   *bufio.Writer // writes to long
 }
 
 func newCSVWriter(w io.Writer) *csvWriter {
-	c := &csvWriter{out: bufio.NewWriterSize(w, buffered)}
+	c := &csvWriter{out: bufio.NewWriterSize(w, bufferBytes)}
 	c.csv = csv.NewWriter(&c.line)
 	c.long.out = c.out
 	c.in = bufio.NewWriter(&c.long)
 	return c
 }
 
-// cells writes cells without the line's end.
-func (c *csvWriter) cells(cells []string) error {
+// writeCells writes cells without the line's end.
+func (c *csvWriter) writeCells(cells []string) error {
 	c.line.Reset()
 	if err := c.csv.Write(cells); err != nil {
 		return err
@@ -89,8 +91,8 @@ func (c *csvWriter) cells(cells []string) error {
 	return err
 }
 
-// value writes a further cell.
-func (c *csvWriter) value(v *value) error {
+// writeValue writes a further cell.
+func (c *csvWriter) writeValue(v *value) error {
 	if err := c.out.WriteByte(','); err != nil {
 		return err
 	}
@@ -104,10 +106,11 @@ func (c *csvWriter) value(v *value) error {
 	if c.long.quoted {
 		return c.out.WriteByte('"')
 	}
-	return c.cells([]string{gguf.SpreadsheetCell(string(c.long.first))})
+	return c.writeCells([]string{gguf.SpreadsheetCell(string(c.long.first))})
 }
 
-// longCell is a cell whose text comes in pieces. Short text is collected, to be written as other cells are; longer text is written in quotes.
+// longCell is a cell whose text comes in pieces. Short text is collected, and written like other
+// cells. Longer text is written at once, in quotes.
 type longCell struct {
 	out    *bufio.Writer
 	first  []byte
@@ -115,7 +118,7 @@ type longCell struct {
 }
 
 func (c *longCell) Write(b []byte) (int, error) {
-	if !c.quoted && len(c.first)+len(b) <= buffered {
+	if !c.quoted && len(c.first)+len(b) <= bufferBytes {
 		c.first = append(c.first, b...)
 		return len(b), nil
 	}

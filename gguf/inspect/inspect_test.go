@@ -1,5 +1,7 @@
 package inspect
 
+// These tests compare the tables with what is known of small models.
+
 import (
 	"bytes"
 	"encoding/json"
@@ -101,12 +103,16 @@ func TestStructure(t *testing.T) {
 	expectTable(t, Structure(one), sixNames, []string{norm, exps})
 
 	two := open(t, pair(), pair())
-	expectTable(t, Structure(two), sixNames+" file", []string{norm + " m0.gguf", exps + " m0.gguf", norm + " m1.gguf", exps + " m1.gguf"})
+	expectTable(t, Structure(two), sixNames+" file", []string{
+		norm + " m0.gguf", exps + " m0.gguf", norm + " m1.gguf", exps + " m1.gguf",
+	})
 
-	// Two files of one name are told apart by their paths.
+	// Two files with the same name are shown by their paths.
 	same := append(open(t, pair()), open(t, pair())...)
 	p0, p1 := same[0].Files[0].Path, same[1].Files[0].Path
-	expectTable(t, Structure(same), sixNames+" file", []string{norm + " " + p0, exps + " " + p0, norm + " " + p1, exps + " " + p1})
+	expectTable(t, Structure(same), sixNames+" file", []string{
+		norm + " " + p0, exps + " " + p0, norm + " " + p1, exps + " " + p1,
+	})
 }
 
 func TestStructureWide(t *testing.T) {
@@ -126,7 +132,7 @@ func TestStructureWide(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := collect(table); !errors.Is(err, gguf.ErrChanged) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, gguf.ErrChanged)
 	}
 }
 
@@ -152,16 +158,18 @@ func TestExperts(t *testing.T) {
 		fmt.Sprintf("blk.1.ffn_up.7.weight %d 24 F32 1 ffn_up.7.weight 7 ", d+160+32+32+32),
 	})
 	if table, err = Experts(append(models, models...)); err != nil || len(rows(t, table)) != 10 {
-		t.Errorf("%v, %v", rows(t, table), err)
+		t.Errorf("%v, %v, want 10 rows", rows(t, table), err)
 	}
-	// A file that takes no space claims 2^30 experts of a byte.
-	huge := open(t, &gguftest.Model{Tensors: []gguftest.Tensor{{Name: "blk.0.ffn_up_exps.weight", Type: gguf.I8, Shape: []int64{1, 1, 1 << 30}}}})
+	// A file that takes no space claims 2^30 experts of one byte each.
+	huge := open(t, &gguftest.Model{
+		Tensors: []gguftest.Tensor{{Name: "blk.0.ffn_up_exps.weight", Type: gguf.I8, Shape: []int64{1, 1, 1 << 30}}},
+	})
 	if _, err := Experts(huge); err == nil || !strings.Contains(err.Error(), "more rows than a table") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want one that says the table is too long", err)
 	}
 }
 
-// Every byte of the slices is the expert's that gguf says.
+// Every byte of a slice belongs to the expert that Locate returns.
 func TestExpertsAgreeWithLocate(t *testing.T) {
 	models := open(t, gguftest.MoE(3, 4))
 	table, err := Experts(models)
@@ -187,7 +195,8 @@ func TestExpertsAgreeWithLocate(t *testing.T) {
 	for off := range models[0].Files[0].Size {
 		l, ok := models[0].Locate(0, off)
 		i, isExpert := owner[off]
-		if isExpert != (ok && l.Expert >= 0) || isExpert && (l.Tensor.Name != tensors[i] || l.Expert != int(experts[i])) {
+		if isExpert != (ok && l.Expert >= 0) || isExpert &&
+			(l.Tensor.Name != tensors[i] || l.Expert != int(experts[i])) {
 			t.Fatalf("byte %d: %+v, the table says row %d", off, l, i)
 		}
 	}
@@ -196,13 +205,17 @@ func TestExpertsAgreeWithLocate(t *testing.T) {
 func TestMetadata(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	models := open(t, &gguftest.Model{KVs: []gguftest.KV{
-		{Key: "u16", Value: uint16(7)}, {Key: "i32", Value: int32(-7)}, {Key: "f32", Value: float32(0.1)}, {Key: "nan", Value: nan}, {Key: "bool", Value: true},
-		{Key: "text", Value: "two\nlines, <b>\"quoted\"</b>"}, {Key: "escape", Value: "\x1b[2J"}, {Key: "bytes", Value: "a\xff"}, {Key: "bidi", Value: "a\u202eb"},
-		{Key: "strings", Value: []string{"a", "\"", "\x00"}}, {Key: "floats", Value: []float32{0.1, nan, inf}}, {Key: "none", Value: []int32{}},
+		{Key: "u16", Value: uint16(7)}, {Key: "i32", Value: int32(-7)}, {Key: "f32", Value: float32(0.1)},
+		{Key: "nan", Value: nan}, {Key: "bool", Value: true},
+		{Key: "text", Value: "two\nlines, <b>\"quoted\"</b>"}, {Key: "escape", Value: "\x1b[2J"},
+		{Key: "bytes", Value: "a\xff"}, {Key: "bidi", Value: "a\u202eb"},
+		{Key: "strings", Value: []string{"a", "\"", "\x00"}}, {Key: "floats", Value: []float32{0.1, nan, inf}},
+		{Key: "none", Value: []int32{}},
 	}})
 	expectTable(t, Metadata(models, 2), "key type length value", []string{
 		"u16 u16 1 7", "i32 i32 1 -7", "f32 f32 1 0.1", "nan f32 1 \"NaN\"", "bool bool 1 true",
-		"text str 1 two\nlines, <b>\"quoted\"</b>", `escape str 1 "\u001b[2J"`, `bytes str 1 "a\ufffd"`, "bidi str 1 \"a\u202eb\"",
+		"text str 1 two\nlines, <b>\"quoted\"</b>", `escape str 1 "\u001b[2J"`, `bytes str 1 "a\ufffd"`,
+		"bidi str 1 \"a\u202eb\"",
 		`strings arr[str] 3 ["a","\""]`, `floats arr[f32] 3 [0.1,"NaN"]`, "none arr[i32] 0 []",
 	})
 	var out bytes.Buffer
@@ -224,35 +237,38 @@ func TestMetadata(t *testing.T) {
 		}
 	}
 	if got := Metadata(append(models, models[0]), 0).Names(); got[0] != "key" {
-		t.Errorf("one file twice: columns %v", got)
+		t.Errorf("one file twice: columns %v, want key first", got)
 	}
 	if got := Metadata(append(models, open(t, pair())...), 0).Names(); got[0] != "file" {
-		t.Errorf("two files: columns %v", got)
+		t.Errorf("two files: columns %v, want file first", got)
 	}
 }
 
 func TestWrite(t *testing.T) {
-	table := &Table{columns: []column{{"s", text}, {"i", int32s}, {"l", int64s}, {"n", int64sOrNull}, {"f", floats}}, each: func(row func([]cell) error) error {
+	table := &Table{columns: []column{{"s", text}, {"i", int32s}, {"l", int64s}, {"n", int64sOrNull}, {"f", floats}}}
+	table.each = func(row func([]cell) error) error {
 		if err := row([]cell{str("a\"b"), num(1), num(int64(1 << 62)), num(7), {f: 0.1}}); err != nil {
 			return err
 		}
 		return row([]cell{str("<é>"), num(-2), num(0), {null: true}, {f: math.Inf(-1)}})
-	}}
+	}
 	var out bytes.Buffer
 	if err := table.WriteJSON(&out); err != nil {
 		t.Fatal(err)
 	}
-	want := "[\n" + `{"s":"a\"b","i":1,"l":4611686018427387904,"n":7,"f":0.1},` + "\n" + `{"s":"<é>","i":-2,"l":0,"n":null,"f":"-Inf"}` + "\n]\n"
+	want := "[\n" + `{"s":"a\"b","i":1,"l":4611686018427387904,"n":7,"f":0.1},` + "\n" +
+		`{"s":"<é>","i":-2,"l":0,"n":null,"f":"-Inf"}` + "\n]\n"
 	if out.String() != want {
 		t.Errorf("got %s, want %s", out.String(), want)
 	}
 	out.Reset()
-	if err := table.WriteCSV(&out); err != nil || out.String() != "s,i,l,n,f\n\"a\"\"b\",1,4611686018427387904,7,0.1\n<é>,-2,0,,-Inf\n" {
+	if err := table.WriteCSV(&out); err != nil ||
+		out.String() != "s,i,l,n,f\n\"a\"\"b\",1,4611686018427387904,7,0.1\n<é>,-2,0,,-Inf\n" {
 		t.Errorf("CSV %s, %v", &out, err)
 	}
 	for _, err := range []error{table.WriteJSON(failing{}), table.WriteCSV(failing{})} {
 		if !errors.Is(err, os.ErrClosed) {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want %v", err, os.ErrClosed)
 		}
 	}
 	out.Reset()
@@ -318,28 +334,29 @@ func TestSummarise(t *testing.T) {
 	}
 	for group, share := range shares {
 		if math.Abs(share-1) > 1e-9 && group != "largest" {
-			t.Errorf("the shares of group %s add up to %v", group, share)
+			t.Errorf("the shares of group %s add up to %v, want 1", group, share)
 		}
 	}
 	if s.Model != "m0.gguf" || s.Files != 1 || s.Bytes <= total {
-		t.Errorf("%+v", s)
+		t.Errorf("summary %+v, want m0.gguf in one file of more than %d bytes", s, total)
 	}
 
-	// Without an output matrix the embeddings are read whole.
+	// Without an output matrix, all of the embeddings is read.
 	tied := gguftest.MoE(1, 4)
 	tied.Tensors[1].Name = "blk.0.attn_k.weight"
 	for _, r := range Summarise(open(t, tied))[0].Rows {
 		if r.Name == "lookup" {
-			t.Error("tied embeddings are a lookup")
+			t.Error("tied embeddings count as a lookup")
 		}
 	}
 
 	var text bytes.Buffer
-	if err := s.WriteText(&text); err != nil || !strings.Contains(text.String(), "m0.gguf: ") || !strings.Contains(text.String(), "\nexperts of a token ") {
-		t.Errorf("%v\n%s", err, &text)
+	if err := s.WriteText(&text); err != nil || !strings.Contains(text.String(), "m0.gguf: ") ||
+		!strings.Contains(text.String(), "\nexperts of a token ") {
+		t.Errorf("%v; the summary lacks the model or the experts of a token:\n%s", err, &text)
 	}
 	if err := s.WriteText(failing{}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, os.ErrClosed)
 	}
 	expect := "group name tensors size_bytes share"
 	if got := strings.Join(SummaryTable([]*Summary{s}).Names(), " "); got != expect {
@@ -350,7 +367,7 @@ func TestSummarise(t *testing.T) {
 	}
 	// A part of a split model may hold metadata alone.
 	if s := Summarise(open(t, &gguftest.Model{}))[0]; len(s.Rows) != 0 || s.WriteText(&text) != nil {
-		t.Errorf("%+v", s)
+		t.Errorf("summary %+v, want no rows", s)
 	}
 }
 
@@ -374,16 +391,37 @@ func TestCheck(t *testing.T) {
 	}{
 		{"sound", func(*gguftest.Model) {}, nil},
 		{"no architecture", func(m *gguftest.Model) { m.KVs = m.KVs[1:] }, []string{"no general.architecture"}},
-		{"long name", func(m *gguftest.Model) { last(m).Name = "blk.1." + strings.Repeat("x", 58) }, []string{"tensor blk.1.x", "the name has 64 bytes"}},
+		{
+			"long name", func(m *gguftest.Model) { last(m).Name = "blk.1." + strings.Repeat("x", 58) },
+			[]string{"tensor blk.1.x", "the name has 64 bytes"},
+		},
 		{"longest name", func(m *gguftest.Model) { last(m).Name = "blk.1." + strings.Repeat("x", 57) }, nil},
-		{"layer missing", func(m *gguftest.Model) { last(m).Name = "blk.3.attn_q.weight" }, []string{"3 layers, the highest is 3: layer 2 is missing", "4 layers, qwen3moe.block_count says 2"}},
+		{
+			"layer missing", func(m *gguftest.Model) { last(m).Name = "blk.3.attn_q.weight" },
+			[]string{"3 layers, the highest is 3: layer 2 is missing", "4 layers, qwen3moe.block_count says 2"},
+		},
 		{"fewer layers", set("qwen3moe.block_count", uint32(1)), []string{"2 layers, qwen3moe.block_count says 1"}},
-		{"experts differ", set("qwen3moe.expert_count", uint32(8)), []string{"tensor blk.0.ffn_gate_exps.weight: 4 experts, qwen3moe.expert_count says 8"}},
+		{
+			"experts differ", set("qwen3moe.expert_count", uint32(8)),
+			[]string{"tensor blk.0.ffn_gate_exps.weight: 4 experts, qwen3moe.expert_count says 8"},
+		},
 		{"experts unsaid", set("general.architecture", "other"), []string{"4 experts, and no other.expert_count"}},
-		{"more used than there are", set("qwen3moe.expert_used_count", uint32(5)), []string{"qwen3moe.expert_used_count is 5, of 4 experts"}},
-		{"scores", set("tokenizer.ggml.scores", []float32{1}), []string{"tokenizer.ggml.scores has 1 elements for 4 tokens"}},
-		{"token types", set("tokenizer.ggml.token_type", []int32{1, 2, 3, 4, 5}), []string{"tokenizer.ggml.token_type has 5 elements for 4 tokens"}},
-		{"token id", set("tokenizer.ggml.bos_token_id", uint32(4)), []string{"tokenizer.ggml.bos_token_id is 4, there are 4 tokens"}},
+		{
+			"more used than there are", set("qwen3moe.expert_used_count", uint32(5)),
+			[]string{"qwen3moe.expert_used_count is 5, of 4 experts"},
+		},
+		{
+			"scores", set("tokenizer.ggml.scores", []float32{1}),
+			[]string{"tokenizer.ggml.scores has 1 elements for 4 tokens"},
+		},
+		{
+			"token types", set("tokenizer.ggml.token_type", []int32{1, 2, 3, 4, 5}),
+			[]string{"tokenizer.ggml.token_type has 5 elements for 4 tokens"},
+		},
+		{
+			"token id", set("tokenizer.ggml.bos_token_id", uint32(4)),
+			[]string{"tokenizer.ggml.bos_token_id is 4, there are 4 tokens"},
+		},
 		{"no token", set("tokenizer.ggml.bos_token_id", uint32(math.MaxUint32)), nil},
 		{"no tokens", func(m *gguftest.Model) { m.KVs = m.KVs[:4] }, nil},
 	}
@@ -435,7 +473,8 @@ func TestCheckFile(t *testing.T) {
 	want := []string{
 		path + ": GGUF version 1, which llama.cpp no longer reads",
 		path + ": big endian, which llama.cpp reads on big-endian machines only",
-		fmt.Sprintf("%s: tensor blk.0.attn_norm.weight: the 256 bytes before it, from byte %d, are no tensor's", path, f.Tensors[2].Offset-256),
+		fmt.Sprintf("%s: tensor blk.0.attn_norm.weight: the 256 bytes before it, from byte %d, are no tensor's", path,
+			f.Tensors[2].Offset-256),
 		fmt.Sprintf("%s: the last 100 bytes, from byte %d, are no tensor's", path, info.Size()),
 	}
 	var got []string
@@ -447,7 +486,7 @@ func TestCheckFile(t *testing.T) {
 	}
 }
 
-// Models that real programs wrote have nothing wrong.
+// Models that real programs wrote have no faults.
 func TestCheckModels(t *testing.T) {
 	paths, err := filepath.Glob(filepath.Join("..", "..", "..", "shared", "data", "models", "*.gguf"))
 	if err != nil {

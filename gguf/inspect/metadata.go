@@ -8,10 +8,11 @@ import (
 	"tensorcast/gguf"
 )
 
-// Metadata returns a row per metadata entry, in file order, with the columns key, type ("u32", "str", "arr[str]"), length (of an array;
-// else 1) and value. Of an array the value shows the first limit elements, all if limit is negative. If there is more than one file, the
-// column file comes first. Values are text; arrays and strings with control characters or invalid UTF-8 are written as JSON. WriteJSON
-// keeps the values' types.
+// Metadata returns a row per metadata entry, in file order, with the columns key, type ("u32",
+// "str", "arr[str]"), length (of an array; else 1) and value. Of an array the value shows the first
+// limit elements, all if limit is negative. If there is more than one file, the column file comes
+// first. Values are text; arrays and strings with control characters or invalid UTF-8 are written
+// as JSON. WriteJSON keeps the values' types.
 func Metadata(models []*gguf.Model, limit int64) *Table {
 	names := fileNames(models)
 	t := &Table{columns: []column{{"key", text}, {"type", text}, {"length", int64s}, {"value", text}}}

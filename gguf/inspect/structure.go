@@ -14,14 +14,20 @@ import (
 	"tensorcast/internal/pagecache"
 )
 
-// six are the first columns of both tables.
-var six = []column{{"tensor_name", text}, {"offset_bytes", int64s}, {"size_bytes", int64s}, {"type", text}, {"layer", int32s}, {"component", text}}
-
-func sixCells(cells []cell, t *gguf.Tensor, offset, size int64) []cell {
-	return append(cells[:0], str(t.Name), num(offset), num(size), str(t.Type.String()), num(t.Layer()), str(t.Component()))
+// six are the first columns of the tables of this file.
+var six = []column{
+	{"tensor_name", text}, {"offset_bytes", int64s}, {"size_bytes", int64s}, {"type", text}, {"layer", int32s},
+	{"component", text},
 }
 
-// Structure returns a row per tensor, in the order of models, files and offsets. The first six columns are always
+// sixCells replaces cells by those of the first six columns.
+func sixCells(cells []cell, t *gguf.Tensor, offset, size int64) []cell {
+	return append(cells[:0],
+		str(t.Name), num(offset), num(size), str(t.Type.String()), num(t.Layer()), str(t.Component()))
+}
+
+// Structure returns a row per tensor, in the order of models, files and offsets. The first six
+// columns are always
 //
 //	tensor_name   as in the file
 //	offset_bytes  absolute in its file
@@ -59,20 +65,23 @@ func Structure(models []*gguf.Model) *Table {
 //
 //	shape                elements per dimension, fastest first: "4096x14336x8"
 //	expert_count         0 unless the tensor has a slice per expert
-//	expert_stride_bytes  from one slice to the next, and a slice's size; 0 likewise
+//	expert_stride_bytes  size of a slice, and distance from one slice to the next; 0 likewise
 //	kind                 "attention", "expert", ...
-//	resident_bytes       of the tensor that are in the page cache, exact to a page at either end; null if that is not known
+//	resident_bytes       bytes of the tensor in the page cache, exact to a page at either end; null
+//	                     if that is not known
 //
-// The page cache is asked about each tensor; the files must not have changed since they were opened. If the kernel does not tell
-// what is resident of a file, unknown is called once for it with the reason, which names the file.
+// The kernel is asked about the residency of each tensor. The files must not have changed since
+// they were opened. If the kernel does not say what of a file is resident, unknown is called once
+// for that file, with the reason, which names the file.
 func Wide(models []*gguf.Model, unknown func(error)) *Table {
 	names := fileNames(models)
-	t := &Table{columns: append(six[:len(six):len(six)], column{"file", text}, column{"shape", text}, column{"expert_count", int64s},
+	t := &Table{columns: append(six[:len(six):len(six)],
+		column{"file", text}, column{"shape", text}, column{"expert_count", int64s},
 		column{"expert_stride_bytes", int64s}, column{"kind", text}, column{"resident_bytes", int64sOrNull})}
 	t.each = func(row func([]cell) error) error {
 		for _, m := range models {
 			for _, f := range m.Files {
-				if err := wideRows(f, names[f], unknown, row); err != nil {
+				if err := eachWideRow(f, names[f], unknown, row); err != nil {
 					return err
 				}
 			}
@@ -82,7 +91,8 @@ func Wide(models []*gguf.Model, unknown func(error)) *Table {
 	return t
 }
 
-func wideRows(f *gguf.File, name string, unknown func(error), row func([]cell) error) (err error) {
+// eachWideRow calls row with each row of a file.
+func eachWideRow(f *gguf.File, name string, unknown func(error), row func([]cell) error) (err error) {
 	file, err := f.Reopen()
 	if err != nil {
 		return err
@@ -94,7 +104,7 @@ func wideRows(f *gguf.File, name string, unknown func(error), row func([]cell) e
 		x := &f.Tensors[i]
 		var resident cell
 		if known {
-			resident, err = residency(file, x)
+			resident, err = residencyCell(file, x)
 			if errors.Is(err, fs.ErrPermission) {
 				unknown(err)
 				known = false
@@ -103,7 +113,8 @@ func wideRows(f *gguf.File, name string, unknown func(error), row func([]cell) e
 			}
 		}
 		resident.null = !known
-		cells = append(sixCells(cells, x, x.Offset, x.Size), str(name), str(shape(x)), num(x.Experts()), num(x.ExpertStride()), str(x.Kind().String()), resident)
+		cells = append(sixCells(cells, x, x.Offset, x.Size),
+			str(name), str(shapeText(x)), num(x.Experts()), num(x.ExpertStride()), str(x.Kind().String()), resident)
 		if err := row(cells); err != nil {
 			return err
 		}
@@ -111,7 +122,8 @@ func wideRows(f *gguf.File, name string, unknown func(error), row func([]cell) e
 	return nil
 }
 
-func residency(file *os.File, t *gguf.Tensor) (cell, error) {
+// residencyCell is the cell of how many bytes of a tensor are in the page cache.
+func residencyCell(file *os.File, t *gguf.Tensor) (cell, error) {
 	n, err := pagecache.Resident(file, t.Offset, t.Size)
 	return num(min(n, t.Size)), err
 }
@@ -119,27 +131,18 @@ func residency(file *os.File, t *gguf.Tensor) (cell, error) {
 // maxSlices bounds the rows of Experts: even a small file can declare any number of experts.
 const maxSlices = 1 << 24
 
-// Experts returns a row per expert's slice, in the order of models, files and offsets. It has the six columns of Structure, with the
-// slice's extent, then
+// Experts returns a row per expert's slice, in the order of models, files and offsets. It has the
+// six columns of Structure, with the slice's extent, then
 //
 //	expert      from 0
 //	projection  "gate", "up", "down" or "gate_up"; "" where each expert has tensors of its own
 //
-// and, if there is more than one file, the column file. Shared experts, which every token uses, are not listed.
+// and, if there is more than one file, the column file. Shared experts, which every token uses, are
+// not listed.
 func Experts(models []*gguf.Model) (*Table, error) {
 	names := fileNames(models)
-	slices := 0
-	for _, m := range models {
-		for _, f := range m.Files {
-			for i := range f.Tensors {
-				t := &f.Tensors[i]
-				n := t.Experts()
-				if n > maxSlices-slices {
-					return nil, fmt.Errorf("%s: tensor %.100q has %d experts, more rows than a table of %d", f.Path, t.Name, n, maxSlices)
-				}
-				slices += n
-			}
-		}
+	if err := checkSlices(models); err != nil {
+		return nil, err
 	}
 	t := &Table{columns: append(six[:len(six):len(six)], column{"expert", int32s}, column{"projection", text})}
 	if len(names) > 1 {
@@ -175,7 +178,27 @@ func Experts(models []*gguf.Model) (*Table, error) {
 	return t, nil
 }
 
-func shape(t *gguf.Tensor) string {
+// checkSlices returns an error if the experts have more than maxSlices slices.
+func checkSlices(models []*gguf.Model) error {
+	slices := 0
+	for _, m := range models {
+		for _, f := range m.Files {
+			for i := range f.Tensors {
+				t := &f.Tensors[i]
+				n := t.Experts()
+				if n > maxSlices-slices {
+					return fmt.Errorf("%s: tensor %.100q has %d experts, more rows than a table of %d",
+						f.Path, t.Name, n, maxSlices)
+				}
+				slices += n
+			}
+		}
+	}
+	return nil
+}
+
+// shapeText is a tensor's shape as text ("4096x14336x8").
+func shapeText(t *gguf.Tensor) string {
 	var s strings.Builder
 	for i, n := range t.Shape {
 		if i > 0 {

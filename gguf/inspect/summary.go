@@ -17,8 +17,8 @@ import (
 	"tensorcast/internal/visible"
 )
 
-// largest is how many of the largest tensors a summary names.
-const largest = 10
+// maxLargest is how many of the largest tensors a summary names.
+const maxLargest = 10
 
 // Summary holds the sums for one model.
 type Summary struct {
@@ -33,8 +33,9 @@ type SummaryRow struct {
 	// Group is the criterion, Name the group of tensors under it:
 	//
 	//	tensors    all tensors
-	//	read       by when they are read: "always" (for each token), "lookup" (one row per token), "experts" (only the chosen ones);
-	//	           "experts of a token" is the part of these that one token reads, by <architecture>.expert_used_count
+	//	read       by when they are read: "always" (for each token), "lookup" (one row per token),
+	//	           "experts" (only the chosen ones); "experts of a token" is the part of these that one
+	//	           token reads, by <architecture>.expert_used_count
 	//	kind       as gguf.Kind
 	//	layer      "0", "1", ...; "none" for tensors in no layer
 	//	component  the name after "blk.N.", over all layers
@@ -47,12 +48,12 @@ type SummaryRow struct {
 	Share   float64 // of the bytes of all tensors
 }
 
-// Summarise sums the tensors of each model.
+// Summarise sums up the tensors of each model.
 func Summarise(models []*gguf.Model) []*Summary {
 	names := fileNames(models)
 	var all []*Summary
 	for _, m := range models {
-		s := summarise(m)
+		s := sumModel(m)
 		s.Model = names[m.Files[0]]
 		all = append(all, s)
 	}
@@ -65,6 +66,7 @@ type sums struct {
 	index map[string]int
 }
 
+// add adds a tensor to a row.
 func (s *sums) add(name string, bytes int64) {
 	i, ok := s.index[name]
 	if !ok {
@@ -79,7 +81,8 @@ func (s *sums) add(name string, bytes int64) {
 	s.rows[i].Bytes += bytes
 }
 
-func bySize(a, b SummaryRow) int {
+// compareSizes orders rows by size, the largest first, then by name.
+func compareSizes(a, b SummaryRow) int {
 	return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name))
 }
 
@@ -92,81 +95,114 @@ func layerNumber(name string) int {
 	return n
 }
 
-func summarise(m *gguf.Model) *Summary {
-	var total, read, kind, layer, component, typ, single sums
+// modelSums holds the sums of a model by each criterion.
+type modelSums struct {
+	total, read, kind, layer, component, typ, single sums
+}
+
+// sumModel sums up the tensors of a model.
+func sumModel(m *gguf.Model) *Summary {
+	var s modelSums
 	_, untied := m.Lookup("output.weight")
 	for _, f := range m.Files {
 		for i := range f.Tensors {
-			t := &f.Tensors[i]
-			k := t.Kind()
-			total.add("all", t.Size)
-			when := "always"
-			switch {
-			case k == gguf.KindExpert:
-				when = "experts"
-			// A model without an output matrix uses the token embeddings as one, and reads them whole for each token.
-			case k == gguf.KindEmbedding && (untied || t.Name != "token_embd.weight"):
-				when = "lookup"
-			}
-			read.add(when, t.Size)
-			kind.add(k.String(), t.Size)
-			name := "none"
-			if n := t.Layer(); n >= 0 {
-				name = strconv.Itoa(n)
-			}
-			layer.add(name, t.Size)
-			component.add(t.Component(), t.Size)
-			typ.add(t.Type.String(), t.Size)
-			single.rows = append(single.rows, SummaryRow{Name: t.Name, Tensors: 1, Bytes: t.Size})
-			if len(single.rows) == 2*largest {
-				slices.SortFunc(single.rows, bySize)
-				single.rows = single.rows[:largest]
-			}
+			s.add(&f.Tensors[i], untied)
 		}
 	}
-	for _, s := range []*sums{&kind, &component, &typ, &single} {
-		slices.SortFunc(s.rows, bySize)
-	}
-	slices.SortFunc(read.rows, func(a, b SummaryRow) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortFunc(layer.rows, func(a, b SummaryRow) int { return cmp.Compare(layerNumber(a.Name), layerNumber(b.Name)) })
-	single.rows = single.rows[:min(largest, len(single.rows))]
+	s.sort()
+	s.addExpertsOfToken(m.Files[0])
+	return &Summary{Files: len(m.Files), Bytes: m.Size(), Rows: s.summaryRows()}
+}
 
-	f := m.Files[0]
+// add adds a tensor to all criteria. untied says that the model has an output matrix besides the
+// token embeddings.
+func (s *modelSums) add(t *gguf.Tensor, untied bool) {
+	kind := t.Kind()
+	s.total.add("all", t.Size)
+	when := "always"
+	switch {
+	case kind == gguf.KindExpert:
+		when = "experts"
+	// A model without an output matrix uses the token embeddings as one, and reads all of them for
+	// each token.
+	case kind == gguf.KindEmbedding && (untied || t.Name != "token_embd.weight"):
+		when = "lookup"
+	}
+	s.read.add(when, t.Size)
+	s.kind.add(kind.String(), t.Size)
+	layer := "none"
+	if n := t.Layer(); n >= 0 {
+		layer = strconv.Itoa(n)
+	}
+	s.layer.add(layer, t.Size)
+	s.component.add(t.Component(), t.Size)
+	s.typ.add(t.Type.String(), t.Size)
+	s.single.rows = append(s.single.rows, SummaryRow{Name: t.Name, Tensors: 1, Bytes: t.Size})
+	if len(s.single.rows) == 2*maxLargest {
+		slices.SortFunc(s.single.rows, compareSizes)
+		s.single.rows = s.single.rows[:maxLargest]
+	}
+}
+
+// sort sorts the rows of each criterion.
+func (s *modelSums) sort() {
+	for _, s := range []*sums{&s.kind, &s.component, &s.typ, &s.single} {
+		slices.SortFunc(s.rows, compareSizes)
+	}
+	slices.SortFunc(s.read.rows, func(a, b SummaryRow) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.layer.rows, func(a, b SummaryRow) int {
+		return cmp.Compare(layerNumber(a.Name), layerNumber(b.Name))
+	})
+	s.single.rows = s.single.rows[:min(maxLargest, len(s.single.rows))]
+}
+
+// addExpertsOfToken adds the part of the experts that one token reads, if the metadata say how many
+// it uses. f has the model's metadata.
+func (s *modelSums) addExpertsOfToken(f *gguf.File) {
 	arch, _ := f.String("general.architecture")
 	count, _ := f.Uint(arch + ".expert_count")
 	used, ok := f.Uint(arch + ".expert_used_count")
-	if i := slices.IndexFunc(read.rows, func(r SummaryRow) bool { return r.Name == "experts" }); i >= 0 && ok && used <= count && count > 0 {
-		r := read.rows[i]
-		part := float64(used) / float64(count)
-		read.rows = append(read.rows, SummaryRow{Name: "experts of a token", Tensors: r.Tensors, Bytes: int64(float64(r.Bytes) * part)})
+	i := slices.IndexFunc(s.read.rows, func(r SummaryRow) bool { return r.Name == "experts" })
+	if i < 0 || !ok || used > count || count == 0 {
+		return
 	}
+	r := s.read.rows[i]
+	part := float64(used) / float64(count)
+	s.read.rows = append(s.read.rows, SummaryRow{
+		Name: "experts of a token", Tensors: r.Tensors, Bytes: int64(float64(r.Bytes) * part),
+	})
+}
 
-	s := &Summary{Files: len(m.Files), Bytes: m.Size()}
-	if len(total.rows) == 0 {
-		return s
+// summaryRows returns the rows of all criteria; nil if there are no tensors.
+func (s *modelSums) summaryRows() []SummaryRow {
+	if len(s.total.rows) == 0 {
+		return nil
 	}
 	groups := []struct {
 		name string
 		sums *sums
-	}{{"tensors", &total}, {"read", &read}, {"kind", &kind}, {"type", &typ}, {"layer", &layer}, {"component", &component}, {"largest", &single}}
+	}{
+		{"tensors", &s.total}, {"read", &s.read}, {"kind", &s.kind}, {"type", &s.typ}, {"layer", &s.layer},
+		{"component", &s.component}, {"largest", &s.single},
+	}
 	n := 0
 	for _, g := range groups {
-		g.sums.index = nil // a file may have 200,000 tensors, each with a component of its own
+		g.sums.index = nil // frees memory: a file may have 200,000 tensors, each with a component of its own
 		n += len(g.sums.rows)
 	}
-	s.Rows = make([]SummaryRow, 0, n)
+	rows := make([]SummaryRow, 0, n)
 	for _, g := range groups {
 		for _, r := range g.sums.rows {
 			r.Group = g.name
-			r.Share = float64(r.Bytes) / float64(total.rows[0].Bytes)
-			s.Rows = append(s.Rows, r)
+			r.Share = float64(r.Bytes) / float64(s.total.rows[0].Bytes)
+			rows = append(rows, r)
 		}
 	}
-	return s
+	return rows
 }
 
-// SummaryTable returns a row per sum: group, name, tensors, size_bytes and share. If there is more than one model, the
-// column model comes first.
+// SummaryTable returns a row per sum: group, name, tensors, size_bytes and share. If there is more
+// than one model, the column model comes first.
 func SummaryTable(summaries []*Summary) *Table {
 	columns := []column{{"group", text}, {"name", text}, {"tensors", int64s}, {"size_bytes", int64s}, {"share", floats}}
 	if len(summaries) > 1 {
@@ -185,12 +221,13 @@ func SummaryTable(summaries []*Summary) *Table {
 	}}
 }
 
-// maxWidth is the width of the widest column of names. llama.cpp refuses longer names of tensors; those that a file has nevertheless stick out.
+// maxWidth is the largest width of the column of names. llama.cpp refuses longer names of tensors.
+// If a file has one nevertheless, it sticks out.
 const maxWidth = maxGGMLName
 
 // WriteText writes the summary for people.
 func (s *Summary) WriteText(w io.Writer) error {
-	out := bufio.NewWriterSize(w, buffered) // it keeps its error for Flush
+	out := bufio.NewWriterSize(w, bufferBytes) // it keeps its error for Flush
 	files := "1 file"
 	if s.Files > 1 {
 		files = fmt.Sprintf("%d files", s.Files)
@@ -206,7 +243,8 @@ func (s *Summary) WriteText(w io.Writer) error {
 			group = r.Group
 			fmt.Fprintf(out, "\n%-*s  %8s  %16s  %10s  %7s\n", width, group, "tensors", "bytes", "", "share")
 		}
-		fmt.Fprintf(out, "%-*s  %8d  %16d  %10s  %5.1f %%\n", width, r.Name, r.Tensors, r.Bytes, humanize.IBytes(uint64(r.Bytes)), 100*r.Share)
+		fmt.Fprintf(out, "%-*s  %8d  %16d  %10s  %5.1f %%\n",
+			width, r.Name, r.Tensors, r.Bytes, humanize.IBytes(uint64(r.Bytes)), 100*r.Share)
 	}
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write the summary: %w", err)

@@ -1,7 +1,9 @@
-// Package inspect makes the tables that ggufmap prints about GGUF models: which bytes hold which tensor and which expert ([Structure],
-// [Experts]), the metadata ([Metadata]), sums ([Summarise]), and what is wrong with a file ([Check]). It reads metadata, never weights.
+// Package inspect makes the tables that ggufmap prints about GGUF models: which bytes hold which
+// tensor and which expert ([Structure], [Experts]), the metadata ([Metadata]), sums ([Summarise]),
+// and what is wrong with a file ([Check]). It reads metadata, never weights.
 //
-// A table is made while it is written. Small files can describe large tables, so no more than a few MiB of one are in memory at a time.
+// A table is made while it is written. Small files can describe large tables, so no more than a few
+// MiB of one are in memory at a time.
 package inspect
 
 // This file defines Table and writes it as JSON.
@@ -19,13 +21,14 @@ import (
 	"tensorcast/gguf"
 )
 
-// Table is a table that is made anew each time it is written. The models that it describes must not have changed since they were opened
-// (gguf.ErrChanged) if it shows metadata or residency.
+// Table is a table that is made again each time it is written. If it shows metadata or residency,
+// the models that it describes must not have changed since they were opened (gguf.ErrChanged).
 type Table struct {
 	columns []column
 	each    func(row func([]cell) error) error // calls row with each row; the cells are valid until it returns
 }
 
+// column is the name of a column and the type of its values.
 type column struct {
 	name string
 	kind kind
@@ -48,7 +51,7 @@ type cell struct {
 	n     int64
 	f     float64
 	null  bool
-	value *value // of text, instead of s: what may be too long for memory
+	value *value // instead of s: a text that may be too long for memory
 }
 
 func str(s string) cell           { return cell{s: s} }
@@ -63,12 +66,12 @@ func (t *Table) Names() []string {
 	return names
 }
 
-// buffered is how many bytes are passed on at once.
-const buffered = 64 << 10
+// bufferBytes is how many bytes are passed on at once.
+const bufferBytes = 64 << 10
 
 // WriteJSON writes the table as a JSON array with an object per row. Metadata values keep their types.
 func (t *Table) WriteJSON(w io.Writer) error {
-	out := bufio.NewWriterSize(w, buffered)
+	out := bufio.NewWriterSize(w, bufferBytes)
 	var names [][]byte
 	for _, c := range t.columns {
 		names = append(names, append(appendJSON(nil, c.name), ':'))
@@ -111,6 +114,7 @@ func (t *Table) WriteJSON(w io.Writer) error {
 	return nil
 }
 
+// appendJSON appends a cell as JSON.
 func (c column) appendJSON(b []byte, v cell) []byte {
 	switch {
 	case v.null:
@@ -123,8 +127,8 @@ func (c column) appendJSON(b []byte, v cell) []byte {
 	return strconv.AppendInt(b, v.n, 10)
 }
 
-// appendJSON appends a value as JSON. Floats that are not finite are written as strings, because JSON has no form for them. Invalid UTF-8 is
-// replaced.
+// appendJSON appends a value as JSON. Floats that are not finite are written as strings, because
+// JSON has no form for them. Invalid UTF-8 is replaced.
 func appendJSON(b []byte, v any) []byte {
 	float := func(f float64, bits int) []byte {
 		if math.IsNaN(f) || math.IsInf(f, 0) {
@@ -153,7 +157,8 @@ func appendJSON(b []byte, v any) []byte {
 	return fmt.Append(b, v) // other integers and booleans
 }
 
-// fileNames returns what the files are called in tables: the base name, or the path where two files have the same base name.
+// fileNames returns the names of the files in tables: the base name, or the path where two files
+// have the same base name.
 func fileNames(models []*gguf.Model) map[*gguf.File]string {
 	count := map[string]int{}
 	names := map[*gguf.File]string{}

@@ -1,6 +1,7 @@
 package inspect
 
-// This file writes metadata values piece by piece: a file may claim to hold a string of 255 MiB.
+// This file writes metadata values piece by piece, because a file may claim to hold a string of 255
+// MiB.
 
 import (
 	"bufio"
@@ -48,8 +49,9 @@ func (v *value) writeJSON(w *bufio.Writer) error {
 	return err
 }
 
-// writeText writes the value for a cell: a string as it is unless it holds control characters (which could act on a terminal) or invalid
-// UTF-8; these, and arrays, as JSON.
+// writeText writes the value for a cell. A string is written as it is, unless it has control
+// characters, which could act on a terminal, or invalid UTF-8. Such strings, and arrays, are
+// written as JSON.
 func (v *value) writeText(w *bufio.Writer) error {
 	if v.entry.Type != gguf.ValueString {
 		return v.writeJSON(w)
@@ -57,7 +59,7 @@ func (v *value) writeText(w *bufio.Writer) error {
 	return v.file.Each(v.entry, 0, func(elem any) error {
 		t := elem.(*gguf.Text)
 		plain := true
-		err := characters(t, func(piece []byte) error {
+		err := eachPiece(t, func(piece []byte) error {
 			plain = plain && isPlain(piece)
 			return nil
 		})
@@ -67,17 +69,22 @@ func (v *value) writeText(w *bufio.Writer) error {
 		if !plain {
 			return writeJSONText(w, t)
 		}
-		return characters(t, func(piece []byte) error {
+		return eachPiece(t, func(piece []byte) error {
 			_, err := w.Write(piece)
 			return err
 		})
 	})
 }
 
+// isPlain reports whether bytes are valid UTF-8 without control characters, other than line ends
+// and tabs.
 func isPlain(b []byte) bool {
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)
-		if r == utf8.RuneError && n == 1 || unicode.IsControl(r) && r != '\n' && r != '\t' && r != '\r' || unicode.Is(unicode.Bidi_Control, r) {
+		switch {
+		case r == utf8.RuneError && n == 1,
+			unicode.IsControl(r) && r != '\n' && r != '\t' && r != '\r',
+			unicode.Is(unicode.Bidi_Control, r):
 			return false
 		}
 		b = b[n:]
@@ -85,11 +92,12 @@ func isPlain(b []byte) bool {
 	return true
 }
 
+// writeJSONText writes a text as a JSON string.
 func writeJSONText(w *bufio.Writer, t *gguf.Text) error {
 	if err := w.WriteByte('"'); err != nil {
 		return err
 	}
-	err := characters(t, func(piece []byte) error {
+	err := eachPiece(t, func(piece []byte) error {
 		quoted := appendJSON(nil, string(piece))
 		_, err := w.Write(quoted[1 : len(quoted)-1])
 		return err
@@ -100,8 +108,8 @@ func writeJSONText(w *bufio.Writer, t *gguf.Text) error {
 	return w.WriteByte('"')
 }
 
-// characters calls do with the pieces of a text, cut between characters.
-func characters(t *gguf.Text, do func([]byte) error) error {
+// eachPiece calls do with the pieces of a text, cut between characters.
+func eachPiece(t *gguf.Text, do func([]byte) error) error {
 	var rest []byte // the beginning of a character
 	for piece, err := range t.Pieces() {
 		if err != nil {
@@ -130,14 +138,14 @@ func characters(t *gguf.Text, do func([]byte) error) error {
 	return nil
 }
 
-// limited stops a value that is too long.
-type limited struct {
+// limitedWriter fails when more is written to it than is allowed.
+type limitedWriter struct {
 	w    io.Writer
 	left int64
 	err  error // what to return then
 }
 
-func (l *limited) Write(b []byte) (int, error) {
+func (l *limitedWriter) Write(b []byte) (int, error) {
 	if l.left -= int64(len(b)); l.left < 0 {
 		return 0, l.err
 	}

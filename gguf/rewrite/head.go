@@ -1,8 +1,9 @@
 package rewrite
 
-// This file handles what precedes the tensors' data. It finds where the metadata end, where numbers lie in them and in which order the tensor
-// table lists the tensors, which package gguf does not tell, and makes records for a new table. As the file has been parsed before, reading it again only checks
-// that it is unchanged.
+// This file handles what precedes the tensors' data, the head of a file. It finds out three things
+// that package gguf does not say: where the metadata end, where numbers lie in them, and in which
+// order the tensor table lists the tensors. It also makes records for a new table. The file has
+// been parsed before, so reading it again only checks that it is unchanged.
 
 import (
 	"bufio"
@@ -14,6 +15,7 @@ import (
 	"tensorcast/gguf"
 )
 
+// head is what was found out about the head of a file.
 type head struct {
 	wide        int            // bytes of a length: 4 in version 1 of the format, else 8
 	metadataEnd int64          // where the tensor table begins
@@ -21,24 +23,26 @@ type head struct {
 	patches     []patch        // in the order of the file
 }
 
-// patch is what some bytes of the metadata are replaced by.
+// patch replaces some bytes of the metadata.
 type patch struct {
 	at    int64
 	bytes []byte
 }
 
-// walk reads the head of file f from r, and makes patches of numbers.
-func walk(f *gguf.File, r io.ReaderAt, numbers []Number) (head, error) {
+// readHead reads the head of file f from r, and makes patches of numbers.
+func readHead(f *gguf.File, r io.ReaderAt, numbers []Number) (head, error) {
 	h := head{wide: 8}
 	if f.Version == 1 {
 		h.wide = 4
 	}
-	w := walker{wide: h.wide, left: f.DataOffset, r: bufio.NewReaderSize(io.NewSectionReader(r, 0, f.DataOffset), 64<<10)}
-	w.skip(int64(4 + 4 + 2*h.wide)) // magic, version, counts
+	w := headReader{
+		wide: h.wide, left: f.DataOffset, r: bufio.NewReaderSize(io.NewSectionReader(r, 0, f.DataOffset), 64<<10),
+	}
+	w.skipBytes(int64(4 + 4 + 2*h.wide)) // magic, version, counts
 	for _, kv := range f.Metadata {
-		w.skip(w.length())              // key
-		at := f.DataOffset - w.left + 4 // behind the type
-		w.value()
+		w.skipBytes(w.readLength())     // key
+		at := f.DataOffset - w.left + 4 // of the value, which follows the type
+		w.skipValue()
 		if i := slices.IndexFunc(numbers, func(n Number) bool { return n.Key == kv.Key }); i >= 0 {
 			b, err := numbers[i].encode(kv.Type)
 			if err != nil {
@@ -48,20 +52,20 @@ func walk(f *gguf.File, r io.ReaderAt, numbers []Number) (head, error) {
 		}
 	}
 	if w.err == nil && len(h.patches) < len(numbers) {
-		return h, missing(f, numbers)
+		return h, missingEntry(f, numbers)
 	}
 	h.metadataEnd = f.DataOffset - w.left
 	for range f.Tensors {
-		name := w.bytes(w.length())
+		name := w.readBytes(w.readLength())
 		t, ok := f.Lookup(string(name))
 		if !ok {
-			return h, w.changed()
+			return h, w.changedError()
 		}
 		h.tensors = append(h.tensors, t)
-		w.skip(4 + int64(len(t.Shape)*w.wide) + 4 + 8) // the number of dimensions, these, the type, the offset
+		w.skipBytes(4 + int64(len(t.Shape)*w.wide) + 4 + 8) // the number of dimensions, these, the type, the offset
 	}
 	if w.err != nil || w.left >= f.Alignment {
-		return h, w.changed()
+		return h, w.changedError()
 	}
 	return h, nil
 }
@@ -82,8 +86,9 @@ func (n Number) encode(t gguf.ValueType) ([]byte, error) {
 	return binary.LittleEndian.AppendUint64(nil, n.Value)[:widths[t]], nil
 }
 
-// missing is the error for numbers some of which f has no entry for, or which name an entry twice.
-func missing(f *gguf.File, numbers []Number) error {
+// missingEntry is the error if f has no entry for one of the numbers, or if two numbers name the
+// same entry.
+func missingEntry(f *gguf.File, numbers []Number) error {
 	for i, n := range numbers {
 		if !slices.ContainsFunc(f.Metadata, func(kv gguf.KV) bool { return kv.Key == n.Key }) {
 			return fmt.Errorf("metadata entry %q: %w", n.Key, gguf.ErrNoValue)
@@ -95,8 +100,9 @@ func missing(f *gguf.File, numbers []Number) error {
 	return gguf.ErrChanged // not reached: keys are unique
 }
 
-// record appends t's record of the tensor table to b, with another type and shape; offset counts from the start of the data.
-func (h *head) record(b []byte, t *gguf.Tensor, as gguf.Type, shape []int64, offset int64) []byte {
+// appendRecord appends t's record of the tensor table to b, with another type and shape. offset
+// counts from the start of the data.
+func (h *head) appendRecord(b []byte, t *gguf.Tensor, as gguf.Type, shape []int64, offset int64) []byte {
 	length := func(n uint64) {
 		if h.wide == 4 {
 			b = binary.LittleEndian.AppendUint32(b, uint32(n))
@@ -114,30 +120,32 @@ func (h *head) record(b []byte, t *gguf.Tensor, as gguf.Type, shape []int64, off
 	return binary.LittleEndian.AppendUint64(b, uint64(offset))
 }
 
-// walker reads through a head. After an error it returns zeros.
-type walker struct {
+// headReader reads through a head. After an error it returns zeros.
+type headReader struct {
 	r    *bufio.Reader
 	wide int
 	left int64 // bytes of the head that remain
 	err  error
 }
 
-func (w *walker) changed() error {
+// changedError is the error for a file that is no longer the one that was parsed.
+func (w *headReader) changedError() error {
 	if w.err != nil {
 		return w.err
 	}
 	return gguf.ErrChanged
 }
 
-// check reports whether n more bytes may be read.
-func (w *walker) check(n int64) bool {
+// canRead reports whether n more bytes may be read. If not, it sets the error.
+func (w *headReader) canRead(n int64) bool {
 	if w.err == nil && (n < 0 || n > w.left) {
 		w.err = gguf.ErrChanged
 	}
 	return w.err == nil
 }
 
-func (w *walker) done(n int64, err error) {
+// account notes that n bytes were read, with this error.
+func (w *headReader) account(n int64, err error) {
 	w.left -= n
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		err = gguf.ErrChanged
@@ -147,26 +155,26 @@ func (w *walker) done(n int64, err error) {
 	}
 }
 
-func (w *walker) skip(n int64) {
-	if w.check(n) {
+func (w *headReader) skipBytes(n int64) {
+	if w.canRead(n) {
 		_, err := w.r.Discard(int(n))
-		w.done(n, err)
+		w.account(n, err)
 	}
 }
 
-func (w *walker) bytes(n int64) []byte {
-	if !w.check(n) {
+func (w *headReader) readBytes(n int64) []byte {
+	if !w.canRead(n) {
 		return nil
 	}
 	b := make([]byte, n)
 	_, err := io.ReadFull(w.r, b)
-	w.done(n, err)
+	w.account(n, err)
 	return b
 }
 
-// number reads a number of n bytes.
-func (w *walker) number(n int) int64 {
-	b := w.bytes(int64(n))
+// readNumber reads a number of n bytes.
+func (w *headReader) readNumber(n int) int64 {
+	b := w.readBytes(int64(n))
 	switch {
 	case w.err != nil:
 		return 0
@@ -176,32 +184,33 @@ func (w *walker) number(n int) int64 {
 	return int64(binary.LittleEndian.Uint64(b))
 }
 
-func (w *walker) length() int64 { return w.number(w.wide) }
+func (w *headReader) readLength() int64 { return w.readNumber(w.wide) }
 
 // widths are the sizes in bytes of the types of fixed size.
 var widths = map[gguf.ValueType]int64{
-	gguf.ValueUint8: 1, gguf.ValueInt8: 1, gguf.ValueBool: 1, gguf.ValueUint16: 2, gguf.ValueInt16: 2, gguf.ValueUint32: 4, gguf.ValueInt32: 4,
-	gguf.ValueFloat32: 4, gguf.ValueUint64: 8, gguf.ValueInt64: 8, gguf.ValueFloat64: 8,
+	gguf.ValueUint8: 1, gguf.ValueInt8: 1, gguf.ValueBool: 1, gguf.ValueUint16: 2, gguf.ValueInt16: 2,
+	gguf.ValueUint32: 4, gguf.ValueInt32: 4, gguf.ValueFloat32: 4,
+	gguf.ValueUint64: 8, gguf.ValueInt64: 8, gguf.ValueFloat64: 8,
 }
 
-// value skips the type and the value of a metadata entry.
-func (w *walker) value() {
-	switch t := gguf.ValueType(w.number(4)); t {
+// skipValue skips the type and the value of a metadata entry.
+func (w *headReader) skipValue() {
+	switch t := gguf.ValueType(w.readNumber(4)); t {
 	case gguf.ValueString:
-		w.skip(w.length())
+		w.skipBytes(w.readLength())
 	case gguf.ValueArray:
-		elem, n := gguf.ValueType(w.number(4)), w.length()
+		elem, n := gguf.ValueType(w.readNumber(4)), w.readLength()
 		switch {
 		case elem == gguf.ValueString:
 			for ; n > 0 && w.err == nil; n-- {
-				w.skip(w.length())
+				w.skipBytes(w.readLength())
 			}
 		case n > w.left: // so the product below cannot overflow
-			w.check(n)
+			w.canRead(n)
 		default:
-			w.skip(n * widths[elem])
+			w.skipBytes(n * widths[elem])
 		}
 	default:
-		w.skip(widths[t])
+		w.skipBytes(widths[t])
 	}
 }

@@ -1,6 +1,7 @@
-// Package rewrite copies a GGUF file while it replaces some tensors by other values, possibly of another type or shape ([Write],
-// [WriteFile]). With it one can see in an unmodified llama.cpp what an approximation of the weights does to a model (package fabric/plan does
-// so), or make a model's experts larger (package experiments/synth).
+// Package rewrite copies a GGUF file and replaces some tensors by other values, possibly of another
+// type or shape ([Write], [WriteFile]). Package fabric/plan uses it to see in an unmodified
+// llama.cpp what an approximation of the weights does to a model, package experiments/synth to make
+// a model's experts larger.
 package rewrite
 
 // This file plans where the new file's tensors lie, and writes it.
@@ -27,10 +28,13 @@ const bufferBytes = 1 << 20
 
 // Replacement says what a tensor is replaced by.
 type Replacement struct {
-	Type  gguf.Type
-	Shape []int64 // elements per dimension, as many dimensions as the tensor has; nil: its shape stays the same
-	// Write writes all bytes of the tensor, in pieces of any size, in the order of the file: dimension 0 is contiguous, numbers are
-	// little-endian. It must return the errors of w; w fails when the context is done.
+	Type gguf.Type
+	// Shape is the number of elements per dimension, with as many dimensions as the tensor has.
+	// nil: the shape stays the same.
+	Shape []int64
+	// Write writes all bytes of the tensor, in pieces of any size, in the order of the file:
+	// dimension 0 is contiguous, numbers are little-endian. It must return the errors of w; w fails
+	// when the context is done.
 	Write func(w io.Writer) error
 }
 
@@ -40,8 +44,8 @@ type Number struct {
 	Value uint64
 }
 
-// F32 returns a replacement by float32 values. produce passes all values to emit, in the order of the file and in pieces of any size. It
-// must return the errors of emit.
+// F32 returns a replacement by float32 values. produce passes all values to emit, in the order of
+// the file and in pieces of any size. It must return the errors of emit.
 func F32(produce func(emit func(values []float32) error) error) Replacement {
 	return Replacement{Type: gguf.F32, Write: func(w io.Writer) error {
 		buf := make([]byte, 0, 64<<10)
@@ -62,21 +66,31 @@ func F32(produce func(emit func(values []float32) error) error) Replacement {
 	}}
 }
 
-// Write copies file f, which it reads from r, to w, and replaces the tensors for which replace reports true. It calls replace once for each
-// tensor before it writes anything, and then the Write of each Replacement once, in the order of the file. A nil replace replaces nothing.
+// Write copies file f, which it reads from r, to w, and replaces the tensors for which replace
+// reports true. It calls replace once for each tensor before it writes anything, and then the Write
+// of each Replacement once, in the order of the file. A nil replace replaces nothing.
 //
-// The metadata stay bit for bit the same, except for numbers, and including general.file_type; llama.cpp goes by the types of the tensors. The tensors keep the
-// order of the file's table and are stored without gaps, as ggml demands, each padded with zeros to the alignment. If nothing is replaced,
-// a file that was written by ggml or its Python package is copied exactly.
+// The metadata stay the same bit for bit, except for numbers. That includes general.file_type;
+// llama.cpp uses the types of the tensors instead. The tensors keep the order of the file's table
+// and are stored without gaps, as ggml demands, each padded with zeros to the alignment. If nothing
+// is replaced, a file that was written by ggml or its Python package is copied exactly.
 //
-// Memory use does not depend on the size of the tensors. Errors are ctx's cause, those of r, w and the replacements, gguf.ErrChanged if r
-// no longer holds f, gguf.ErrTruncated, gguf.ErrNoValue for a number that f has no entry for, errors.ErrUnsupported for a big-endian file, and
-// others for replacements and numbers that do not fit. After an error, w holds part of a file.
-func Write(ctx context.Context, w io.Writer, f *gguf.File, r io.ReaderAt, replace func(*gguf.Tensor) (Replacement, bool), numbers ...Number) error {
+// Memory use does not depend on the size of the tensors. After an error, w holds part of a file.
+// Errors are:
+//
+//   - ctx's cause, and the errors of r, w and the replacements
+//   - gguf.ErrChanged if r no longer holds f, and gguf.ErrTruncated
+//   - gguf.ErrNoValue for a number that f has no entry for
+//   - errors.ErrUnsupported for a big-endian file
+//   - others for replacements and numbers that do not fit
+func Write(
+	ctx context.Context, w io.Writer, f *gguf.File, r io.ReaderAt,
+	replace func(*gguf.Tensor) (Replacement, bool), numbers ...Number,
+) error {
 	if f.BigEndian {
 		return fmt.Errorf("rewrite: a big-endian file: %w", errors.ErrUnsupported)
 	}
-	head, err := walk(f, r, numbers)
+	head, err := readHead(f, r, numbers)
 	if err != nil {
 		return fmt.Errorf("rewrite: %w", err)
 	}
@@ -94,9 +108,10 @@ func Write(ctx context.Context, w io.Writer, f *gguf.File, r io.ReaderAt, replac
 	return nil
 }
 
-// WriteFile is Write from the GGUF file at src to the file at path. The new file appears whole or not at all: it is written under a
-// temporary name beside path and then renamed, possibly over an existing file, even over src. A symbolic link is followed. The file is not
-// synced to disk, because it can be made again.
+// WriteFile is Write from the GGUF file at src to the file at path. The new file appears completely
+// or not at all: it is written under a temporary name beside path and then renamed, possibly over
+// an existing file, even over src. A symbolic link is followed. The file is not synced to disk,
+// because it can be made again.
 func WriteFile(ctx context.Context, path, src string, replace func(*gguf.Tensor) (Replacement, bool)) error {
 	in, err := regular.Open(src)
 	if err != nil {
@@ -107,7 +122,8 @@ func WriteFile(ctx context.Context, path, src string, replace func(*gguf.Tensor)
 	if err != nil {
 		return fmt.Errorf("rewrite: %w", err)
 	}
-	// Parse what is open, so that the file that is parsed is the one that is copied even if its name is reused.
+	// Parse what is open, so that the file that is parsed is the one that is copied even if its
+	// name is reused.
 	f, err := gguf.Parse(in, info.Size())
 	if err != nil {
 		return fmt.Errorf("rewrite %s: %w", src, err)
@@ -120,20 +136,22 @@ type plan struct {
 	file    *gguf.File
 	head    head
 	table   []byte // the tensor table, with the padding after it
-	tensors []planned
+	tensors []plannedTensor
 }
 
-type planned struct {
+// plannedTensor is a tensor of the new file.
+type plannedTensor struct {
 	*gguf.Tensor
 	size int64        // bytes in the new file
 	by   *Replacement // nil: the tensor is copied
 }
 
+// newPlan asks replace about each tensor, and makes the new tensor table.
 func newPlan(f *gguf.File, h head, replace func(*gguf.Tensor) (Replacement, bool)) (*plan, error) {
 	p := &plan{file: f, head: h}
 	end := int64(0) // end of the data, relative to its start
 	for _, t := range h.tensors {
-		n := planned{t, t.Size, nil}
+		n := plannedTensor{t, t.Size, nil}
 		typ, shape := t.Type, t.Shape
 		if replace != nil {
 			if by, ok := replace(t); ok {
@@ -147,7 +165,7 @@ func newPlan(f *gguf.File, h head, replace func(*gguf.Tensor) (Replacement, bool
 				n.by, typ = &by, by.Type
 			}
 		}
-		p.table = h.record(p.table, t, typ, shape, end)
+		p.table = h.appendRecord(p.table, t, typ, shape, end)
 		if n.size > math.MaxInt64-end-f.DataOffset-f.Alignment {
 			return nil, fmt.Errorf("replace %s: the file's size does not fit 63 bits", t.Name)
 		}
@@ -181,8 +199,10 @@ func (h *head) sizeOf(t *gguf.Tensor, as gguf.Type, shape []int64) (int64, error
 	return int64(size), nil
 }
 
+// padding is the number of bytes from size to the next multiple of the alignment, a power of two.
 func padding(size, alignment int64) int64 { return -size & (alignment - 1) }
 
+// write writes the new file.
 func (p *plan) write(ctx context.Context, w io.Writer, r io.ReaderAt) error {
 	buf := make([]byte, bufferBytes)
 	if err := p.writeMetadata(w, r, buf); err != nil {
@@ -202,12 +222,14 @@ func (p *plan) write(ctx context.Context, w io.Writer, r io.ReaderAt) error {
 		} else {
 			l := &limitedWriter{w: w, left: t.size}
 			err := t.by.Write(l)
-			// The writer's own error says more than what the replacement made of it, and is reported even if the replacement dropped it.
+			// The writer's own error says more than what the replacement made of it. It is reported
+			// even if the replacement dropped it.
 			if err := cmp.Or(l.err, err); err != nil {
 				return fmt.Errorf("replace %s: %w", t.Name, err)
 			}
 			if l.left > 0 {
-				return fmt.Errorf("replace %s by %v: %d of %d bytes were not written", t.Name, t.by.Type, l.left, t.size)
+				return fmt.Errorf("replace %s by %v: %d of %d bytes were not written", t.Name, t.by.Type, l.left,
+					t.size)
 			}
 		}
 		if _, err := w.Write(make([]byte, padding(t.size, p.file.Alignment))); err != nil {
@@ -217,7 +239,7 @@ func (p *plan) write(ctx context.Context, w io.Writer, r io.ReaderAt) error {
 	return nil
 }
 
-// writeMetadata copies all that precedes the tensor table, with the patches; buf is working space.
+// writeMetadata copies all that precedes the tensor table, with the patches. buf is working space.
 func (p *plan) writeMetadata(w io.Writer, r io.ReaderAt, buf []byte) error {
 	at := int64(0)
 	for _, patch := range p.head.patches {
@@ -232,7 +254,7 @@ func (p *plan) writeMetadata(w io.Writer, r io.ReaderAt, buf []byte) error {
 	return copyRange(w, r, at, p.head.metadataEnd-at, buf)
 }
 
-// copyRange copies n bytes from offset off; buf is working space.
+// copyRange copies n bytes from offset off. buf is working space.
 func copyRange(w io.Writer, r io.ReaderAt, off, n int64, buf []byte) error {
 	copied, err := io.CopyBuffer(struct{ io.Writer }{w}, io.NewSectionReader(r, off, n), buf)
 	if err == nil && copied < n {

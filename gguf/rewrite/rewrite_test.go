@@ -1,5 +1,7 @@
 package rewrite_test
 
+// These tests rewrite files and compare them with the originals.
+
 import (
 	"bytes"
 	"context"
@@ -39,12 +41,16 @@ func parse(t testing.TB, b []byte) *gguf.File {
 	return f
 }
 
-// models are files of every kind of metadata, with weights that are not all zeros.
+// models are files with every kind of metadata, and weights that are not all zeros.
 func models(t testing.TB) map[string]string {
 	paths := map[string]string{
-		"synth dense": llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1}),
-		"synth moe":   llamatest.Model(t, synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 2, KVHeads: 1, Experts: 3, Used: 2, Type: gguf.Q4_K, Seed: 1}),
-		"moe":         filepath.Join(t.TempDir(), "moe.gguf"),
+		"synth dense": llamatest.Model(t, synth.Config{
+			Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1,
+		}),
+		"synth moe": llamatest.Model(t, synth.Config{
+			Layers: 1, Embd: 256, FF: 256, Heads: 2, KVHeads: 1, Experts: 3, Used: 2, Type: gguf.Q4_K, Seed: 1,
+		}),
+		"moe": filepath.Join(t.TempDir(), "moe.gguf"),
 	}
 	gguftest.MoE(2, 4).Write(t, paths["moe"])
 	return paths
@@ -72,7 +78,7 @@ func TestIdentity(t *testing.T) {
 			if !bytes.Equal(same.Bytes(), want) {
 				t.Errorf("%d bytes, the source's %d or others", same.Len(), len(want))
 			}
-			// The same tensors as their own replacement.
+			// The tensors are replaced by themselves.
 			out := filepath.Join(t.TempDir(), "out.gguf")
 			err := rewrite.WriteFile(t.Context(), out, path, func(t *gguf.Tensor) (rewrite.Replacement, bool) {
 				return rewrite.Replacement{Type: t.Type, Write: func(w io.Writer) error {
@@ -90,7 +96,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// pattern fills a tensor's bytes by its name, so that a wrong place shows.
+// pattern fills a tensor's bytes depending on its name, so that a wrong offset shows.
 func pattern(name string, n int64) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -99,7 +105,7 @@ func pattern(name string, n int64) []byte {
 	return b
 }
 
-// TestReplace gives every second tensor another type, and looks at the metadata, the types and all bytes.
+// TestReplace gives every second tensor another type, and checks the metadata, the types and all bytes.
 func TestReplace(t *testing.T) {
 	for name, path := range models(t) {
 		t.Run(name, func(t *testing.T) {
@@ -139,20 +145,23 @@ func TestReplace(t *testing.T) {
 			}
 			got := parse(t, out.Bytes())
 			if got.DataOffset != f.DataOffset || got.Size%f.Alignment != 0 || len(got.Tensors) != len(f.Tensors) {
-				t.Errorf("data at %d, %d bytes, %d tensors; the source's at %d, %d tensors", got.DataOffset, got.Size, len(got.Tensors), f.DataOffset, len(f.Tensors))
+				t.Errorf("data at %d, %d bytes, %d tensors; the source's at %d, %d tensors", got.DataOffset, got.Size,
+					len(got.Tensors), f.DataOffset, len(f.Tensors))
 			}
 			if !reflect.DeepEqual(got.Metadata, f.Metadata) {
 				t.Errorf("metadata %v, want %v", got.Metadata, f.Metadata)
 			}
 			end := got.DataOffset
 			for i, tensor := range got.Tensors {
-				if tensor.Name != f.Tensors[i].Name || !slices.Equal(tensor.Shape, f.Tensors[i].Shape) || tensor.Type != types[tensor.Name] {
+				if tensor.Name != f.Tensors[i].Name || !slices.Equal(tensor.Shape, f.Tensors[i].Shape) ||
+					tensor.Type != types[tensor.Name] {
 					t.Errorf("tensor %d: %+v, was %+v", i, tensor, f.Tensors[i])
 				}
 				if !bytes.Equal(out.Bytes()[tensor.Offset:tensor.End()], want[tensor.Name]) {
 					t.Errorf("%s: other bytes", tensor.Name)
 				}
-				if gap := out.Bytes()[end:tensor.Offset]; len(gap) >= int(f.Alignment) || !bytes.Equal(gap, make([]byte, len(gap))) {
+				if gap := out.Bytes()[end:tensor.Offset]; len(gap) >= int(f.Alignment) ||
+					!bytes.Equal(gap, make([]byte, len(gap))) {
 					t.Errorf("%v before %s", gap, tensor.Name)
 				}
 				end = tensor.End()
@@ -161,13 +170,19 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestShapeAndNumbers gives tensors another shape and the metadata other numbers, of every width, and looks at all that was not to change.
+// TestShapeAndNumbers gives tensors another shape and the metadata other numbers, of every width,
+// and checks that nothing else changes.
 func TestShapeAndNumbers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.gguf")
 	m := &gguftest.Model{
-		KVs: []gguftest.KV{{Key: "first", Value: uint32(1)}, {Key: "s", Value: "text"}, {Key: "half", Value: uint16(7)}, {Key: "list", Value: []int32{1, 2}}, {Key: "f", Value: float32(1)},
-			{Key: "signed", Value: int32(-5)}, {Key: "last", Value: uint32(3)}},
-		Tensors: []gguftest.Tensor{{Name: "a", Type: gguf.F32, Shape: []int64{3, 2}}, {Name: "b", Type: gguf.F16, Shape: []int64{5}}},
+		KVs: []gguftest.KV{
+			{Key: "first", Value: uint32(1)}, {Key: "s", Value: "text"}, {Key: "half", Value: uint16(7)},
+			{Key: "list", Value: []int32{1, 2}}, {Key: "f", Value: float32(1)},
+			{Key: "signed", Value: int32(-5)}, {Key: "last", Value: uint32(3)},
+		},
+		Tensors: []gguftest.Tensor{
+			{Name: "a", Type: gguf.F32, Shape: []int64{3, 2}}, {Name: "b", Type: gguf.F16, Shape: []int64{5}},
+		},
 	}
 	m.Write(t, path)
 	b, f := file(t, path)
@@ -181,7 +196,9 @@ func TestShapeAndNumbers(t *testing.T) {
 	}
 	var out bytes.Buffer
 	// The order is not that of the file.
-	err := rewrite.Write(t.Context(), &out, f, bytes.NewReader(b), as(3, 70), rewrite.Number{Key: "last", Value: 1<<32 - 1}, rewrite.Number{Key: "half", Value: 65535}, rewrite.Number{Key: "signed", Value: 1<<31 - 1})
+	err := rewrite.Write(t.Context(), &out, f, bytes.NewReader(b), as(3, 70),
+		rewrite.Number{Key: "last", Value: 1<<32 - 1}, rewrite.Number{Key: "half", Value: 65535},
+		rewrite.Number{Key: "signed", Value: 1<<31 - 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +216,8 @@ func TestShapeAndNumbers(t *testing.T) {
 	}
 	x, _ := got.Lookup("a")
 	y, _ := got.Lookup("b")
-	if !slices.Equal(x.Shape, []int64{3, 70}) || !bytes.Equal(out.Bytes()[x.Offset:x.End()], pattern("a", 4*3*70)) || !slices.Equal(y.Shape, []int64{5}) {
+	if !slices.Equal(x.Shape, []int64{3, 70}) || !bytes.Equal(out.Bytes()[x.Offset:x.End()], pattern("a", 4*3*70)) ||
+		!slices.Equal(y.Shape, []int64{5}) {
 		t.Errorf("tensors %+v, %+v", x, y)
 	}
 	for name, c := range map[string]struct {
@@ -211,13 +229,19 @@ func TestShapeAndNumbers(t *testing.T) {
 		"fewer dimensions": {replace: as(6), message: "shape [6], which was [3 2]"},
 		"an empty one":     {replace: as(3, 0), message: "shape [3 0]"},
 		"too large":        {replace: as(1<<40, 1<<40), message: "63 bits"},
-		"no such entry":    {numbers: []rewrite.Number{{Key: "none", Value: 1}}, is: gguf.ErrNoValue, message: `"none"`},
-		"twice":            {numbers: []rewrite.Number{{Key: "last", Value: 1}, {Key: "last", Value: 2}}, message: "twice"},
-		"a string":         {numbers: []rewrite.Number{{Key: "s", Value: 1}}, message: "no integer"},
-		"a list":           {numbers: []rewrite.Number{{Key: "list", Value: 1}}, message: "no integer"},
-		"a float":          {numbers: []rewrite.Number{{Key: "f", Value: 1}}, message: "no integer"},
-		"too wide":         {numbers: []rewrite.Number{{Key: "half", Value: 65536}}, message: "does not fit type u16"},
-		"too wide, signed": {numbers: []rewrite.Number{{Key: "signed", Value: 1 << 31}}, message: "does not fit type i32"},
+		"no such entry": {
+			numbers: []rewrite.Number{{Key: "none", Value: 1}}, is: gguf.ErrNoValue, message: `"none"`,
+		},
+		"twice": {
+			numbers: []rewrite.Number{{Key: "last", Value: 1}, {Key: "last", Value: 2}}, message: "twice",
+		},
+		"a string": {numbers: []rewrite.Number{{Key: "s", Value: 1}}, message: "no integer"},
+		"a list":   {numbers: []rewrite.Number{{Key: "list", Value: 1}}, message: "no integer"},
+		"a float":  {numbers: []rewrite.Number{{Key: "f", Value: 1}}, message: "no integer"},
+		"too wide": {numbers: []rewrite.Number{{Key: "half", Value: 65536}}, message: "does not fit type u16"},
+		"too wide, signed": {
+			numbers: []rewrite.Number{{Key: "signed", Value: 1 << 31}}, message: "does not fit type i32",
+		},
 	} {
 		err := rewrite.Write(t.Context(), io.Discard, f, bytes.NewReader(b), c.replace, c.numbers...)
 		if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.message) {
@@ -241,14 +265,18 @@ func TestF32(t *testing.T) {
 	err := rewrite.F32(func(emit func([]float32) error) error {
 		return errors.Join(emit([]float32{1}), emit(nil), emit(many))
 	}).Write(&b)
-	if err != nil || b.Len() != 400_004 || !bytes.HasPrefix(b.Bytes(), []byte{0, 0, 0x80, 0x3f, 0}) || !bytes.HasSuffix(b.Bytes(), []byte{0, 0, 0, 0, 0xc0}) {
+	if err != nil || b.Len() != 400_004 || !bytes.HasPrefix(b.Bytes(), []byte{0, 0, 0x80, 0x3f, 0}) ||
+		!bytes.HasSuffix(b.Bytes(), []byte{0, 0, 0, 0, 0xc0}) {
 		t.Errorf("%d bytes, %v", b.Len(), err)
 	}
 }
 
-// TestFails: what goes wrong is told, and leaves neither a file nor a temporary one, nor harms an older file.
+// TestFails checks that failures are reported, leave neither a file nor a temporary one, and do not
+// harm an older file.
 func TestFails(t *testing.T) {
-	path := llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1})
+	path := llamatest.Model(t, synth.Config{
+		Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1,
+	})
 	ours := errors.New("ours")
 	cancelled, cancel := context.WithCancelCause(t.Context())
 	cancel(ours)
@@ -272,11 +300,21 @@ func TestFails(t *testing.T) {
 		message string
 	}{
 		{"cancelled", cancelled, nil, ours, "ours"},
-		{"cancelled while it writes", later, with(gguf.F32, func(w io.Writer) error { stop(ours); return bytesOf(256)(w) }), ours, "ours"},
-		{"failure", t.Context(), with(gguf.F32, func(io.Writer) error { return ours }), ours, "replace output_norm.weight: ours"},
+		{
+			"cancelled while it writes", later,
+			with(gguf.F32, func(w io.Writer) error { stop(ours); return bytesOf(256)(w) }), ours, "ours",
+		},
+		{
+			"failure", t.Context(), with(gguf.F32, func(io.Writer) error { return ours }), ours,
+			"replace output_norm.weight: ours",
+		},
 		{"too little", t.Context(), with(gguf.F32, bytesOf(255)), nil, "1 of 256 bytes were not written"},
 		{"too much", t.Context(), with(gguf.F32, bytesOf(260)), nil, "4 bytes more"},
-		{"too much, unnoticed", t.Context(), with(gguf.F32, func(w io.Writer) error { _ = bytesOf(260)(w); return bytesOf(256)(w) }), nil, "4 bytes more"},
+		{
+			"too much, unnoticed", t.Context(),
+			with(gguf.F32, func(w io.Writer) error { _ = bytesOf(260)(w); return bytesOf(256)(w) }), nil,
+			"4 bytes more",
+		},
 		{"no whole block", t.Context(), with(gguf.Q4_K, bytesOf(144)), nil, "replace output_norm.weight by Q4_K"},
 		{"unknown type", t.Context(), with(gguf.Type(4), bytesOf(144)), nil, "replace output_norm.weight"},
 	} {
@@ -300,11 +338,13 @@ func TestFails(t *testing.T) {
 	}
 
 	for name, err := range map[string]error{
-		"no source":                 rewrite.WriteFile(t.Context(), filepath.Join(t.TempDir(), "out"), filepath.Join(t.TempDir(), "none"), nil),
+		"no source": rewrite.WriteFile(t.Context(), filepath.Join(t.TempDir(), "out"),
+			filepath.Join(t.TempDir(), "none"), nil),
 		"a source that is no model": rewrite.WriteFile(t.Context(), filepath.Join(t.TempDir(), "out"), os.DevNull, nil),
 		"to a directory":            rewrite.WriteFile(t.Context(), t.TempDir(), path, nil),
-		"in no directory":           rewrite.WriteFile(t.Context(), filepath.Join(t.TempDir(), "none", "out"), path, nil),
-		"full device":               rewrite.WriteFile(t.Context(), "/dev/full", path, nil),
+		"in no directory": rewrite.WriteFile(t.Context(), filepath.Join(t.TempDir(), "none", "out"), path,
+			nil),
+		"full device": rewrite.WriteFile(t.Context(), "/dev/full", path, nil),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)
@@ -312,9 +352,11 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// TestInPlace: the source may be the target, through a symbolic link too.
+// TestInPlace checks that the source may be the target, also through a symbolic link.
 func TestInPlace(t *testing.T) {
-	path := llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1})
+	path := llamatest.Model(t, synth.Config{
+		Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1,
+	})
 	link := filepath.Join(t.TempDir(), "link.gguf")
 	if err := os.Symlink(path, link); err != nil {
 		t.Fatal(err)
@@ -327,35 +369,43 @@ func TestInPlace(t *testing.T) {
 		t.Errorf("the link became %v, %v", info.Mode(), err)
 	}
 	if got, _ := file(t, path); !bytes.Equal(got, want) {
-		t.Error("another file")
+		t.Error("rewriting a file in place changed it")
 	}
 }
 
-// TestChanged: a file that is no longer what was parsed is not taken for it.
+// TestChanged checks that a file that has changed since it was parsed is refused.
 func TestChanged(t *testing.T) {
-	b, f := file(t, llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1}))
+	b, f := file(t, llamatest.Model(t, synth.Config{
+		Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1,
+	}))
 	for name, c := range map[string]struct {
 		bytes []byte
 		want  error
 	}{
 		"zeros":               {make([]byte, len(b)), gguf.ErrChanged},
 		"another tensor name": {bytes.Replace(b, []byte("output_norm"), []byte("other__norm"), 1), gguf.ErrChanged},
-		"another length":      {bytes.Replace(b, append([]byte("general.name"), 8, 0, 0, 0), append([]byte("general.name"), 8, 0, 0, 0, 255), 1)[:len(b)], gguf.ErrChanged},
-		"metadata cut off":    {b[:f.DataOffset/2], gguf.ErrChanged},
-		"weights cut off":     {b[:len(b)-100], gguf.ErrTruncated},
+		"another length": {
+			bytes.Replace(b, append([]byte("general.name"), 8, 0, 0, 0),
+				append([]byte("general.name"), 8, 0, 0, 0, 255), 1)[:len(b)],
+			gguf.ErrChanged,
+		},
+		"metadata cut off": {b[:f.DataOffset/2], gguf.ErrChanged},
+		"weights cut off":  {b[:len(b)-100], gguf.ErrTruncated},
 	} {
 		if err := rewrite.Write(t.Context(), io.Discard, f, bytes.NewReader(c.bytes), nil); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
 	f.BigEndian = true
-	if err := rewrite.Write(t.Context(), io.Discard, f, bytes.NewReader(b), nil); !errors.Is(err, errors.ErrUnsupported) {
+	if err := rewrite.Write(t.Context(), io.Discard, f, bytes.NewReader(b),
+		nil); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("a big-endian file: %v", err)
 	}
 }
 
-// TestLlama: a real llama.cpp loads what was written, and dequantised weights say what the quantised ones do. They need not for long, as it quantises
-// activations for the one and not for the other.
+// TestLlama checks that a real llama.cpp loads what was written, and that it generates the same
+// tokens with dequantised weights as with quantised ones. It does so only for a few tokens, because
+// llama.cpp quantises activations for the one and not for the other.
 func TestLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	for name, cfg := range map[string]synth.Config{
@@ -368,11 +418,14 @@ func TestLlama(t *testing.T) {
 			if err := rewrite.WriteFile(t.Context(), out, path, dequantised(t, path)); err != nil {
 				t.Fatal(err)
 			}
-			if _, f := file(t, out); slices.ContainsFunc(f.Tensors, func(t gguf.Tensor) bool { return t.Type != gguf.F32 }) {
+			if _, f := file(t, out); slices.ContainsFunc(f.Tensors,
+				func(t gguf.Tensor) bool { return t.Type != gguf.F32 }) {
 				t.Error("not all tensors are F32")
 			}
 			generate := func(path string) []int32 {
-				r, err := in.Run(t.Context(), llama.Options{Model: path, Prompt: "Once upon a time", Tokens: 6, Threads: 1, Warmup: "none"})
+				r, err := in.Run(t.Context(), llama.Options{
+					Model: path, Prompt: "Once upon a time", Tokens: 6, Threads: 1, Warmup: "none",
+				})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -385,7 +438,7 @@ func TestLlama(t *testing.T) {
 	}
 }
 
-// dequantised replaces each tensor of the model at path by its values.
+// dequantised replaces each tensor of the model at path by its values as float32.
 func dequantised(t *testing.T, path string) func(*gguf.Tensor) (rewrite.Replacement, bool) {
 	t.Helper()
 	m, err := gguf.OpenModel(path)
@@ -410,14 +463,21 @@ func dequantised(t *testing.T, path string) func(*gguf.Tensor) (rewrite.Replacem
 	}
 }
 
-// FuzzWrite: whatever parses is rewritten to what parses to the same, with the tensors' bytes.
+// FuzzWrite checks that every file that can be parsed is rewritten to one that parses to the same,
+// with the same bytes of the tensors.
 func FuzzWrite(f *testing.F) {
 	for _, m := range []*gguftest.Model{
 		gguftest.MoE(1, 2),
 		{},
 		{
-			KVs:     []gguftest.KV{{Key: "general.alignment", Value: uint32(gguftest.Alignment)}, {Key: "a", Value: true}, {Key: "b", Value: []int32{1, 2}}, {Key: "c", Value: uint16(3)}},
-			Tensors: []gguftest.Tensor{{Name: "x", Type: gguf.F32, Shape: []int64{3}}, {Name: "y", Type: gguf.F16, Shape: []int64{1, 2, 3, 4}}},
+			KVs: []gguftest.KV{
+				{Key: "general.alignment", Value: uint32(gguftest.Alignment)}, {Key: "a", Value: true},
+				{Key: "b", Value: []int32{1, 2}}, {Key: "c", Value: uint16(3)},
+			},
+			Tensors: []gguftest.Tensor{
+				{Name: "x", Type: gguf.F32, Shape: []int64{3}},
+				{Name: "y", Type: gguf.F16, Shape: []int64{1, 2, 3, 4}},
+			},
 		},
 	} {
 		path := filepath.Join(f.TempDir(), "seed")
@@ -439,18 +499,21 @@ func FuzzWrite(f *testing.F) {
 			t.Fatal(err)
 		}
 		got := parse(t, out.Bytes())
-		if got.DataOffset != file.DataOffset || !reflect.DeepEqual(got.Metadata, file.Metadata) || len(got.Tensors) != len(file.Tensors) {
+		if got.DataOffset != file.DataOffset || !reflect.DeepEqual(got.Metadata, file.Metadata) ||
+			len(got.Tensors) != len(file.Tensors) {
 			t.Fatalf("another structure: data at %d, was at %d", got.DataOffset, file.DataOffset)
 		}
 		for _, was := range file.Tensors {
 			is, ok := got.Lookup(was.Name)
-			if !ok || is.Type != was.Type || !slices.Equal(is.Shape, was.Shape) || !bytes.Equal(out.Bytes()[is.Offset:is.End()], b[was.Offset:was.End()]) {
+			if !ok || is.Type != was.Type || !slices.Equal(is.Shape, was.Shape) ||
+				!bytes.Equal(out.Bytes()[is.Offset:is.End()], b[was.Offset:was.End()]) {
 				t.Fatalf("%+v became %+v", was, is)
 			}
 		}
-		// Written again nothing is left to change.
+		// Writing it a second time changes nothing.
 		var again bytes.Buffer
-		if err := rewrite.Write(t.Context(), &again, got, bytes.NewReader(out.Bytes()), nil); err != nil || !bytes.Equal(again.Bytes(), out.Bytes()) {
+		if err := rewrite.Write(t.Context(), &again, got, bytes.NewReader(out.Bytes()), nil); err != nil ||
+			!bytes.Equal(again.Bytes(), out.Bytes()) {
 			t.Fatalf("another file the second time: %v", err)
 		}
 	})

@@ -2,9 +2,10 @@
  *
  *   dequantprobe LIB
  *
- * It answers requests on stdin until its end. A request is {uint32 type, uint32 times, uint64 bytes, uint64 elements} and the
- * bytes; the answer is {uint64 found, uint64 nanoseconds} and, if found, the floats. found is 0 if the library has no decoder
- * for the type; nanoseconds is what decoding the bytes as many times took. All in the machine's byte order.
+ * It answers requests on stdin until its end. A request is {uint32 type, uint32 times, uint64 bytes,
+ * uint64 elements} and the bytes. The answer is {uint64 found, uint64 nanoseconds} and, if found, the
+ * floats. found is 0 if the library has no decoder for the type. nanoseconds is the time that decoding
+ * the bytes so many times took. All is in the machine's byte order.
  *
  * The declarations are those of ggml.h and ggml-quants.h, which a test machine need not have. */
 #include <dlfcn.h>
@@ -16,8 +17,8 @@
 
 typedef void (*decoder)(const void *x, float *y, int64_t k);
 
-/* The decoder of F16 and BF16 is named like ggml_fp16_to_fp32_row, that of another type like dequantize_row_q4_K. */
-static decoder find(void *lib, const char *type) {
+/* The decoders of F16 and BF16 have names like ggml_fp16_to_fp32_row, those of other types like dequantize_row_q4_K. */
+static decoder find_decoder(void *lib, const char *type) {
 	char symbol[64];
 	if (strcmp(type, "f16") == 0)
 		return (decoder)dlsym(lib, "ggml_fp16_to_fp32_row");
@@ -59,7 +60,7 @@ int main(int argc, char **argv) {
 		}
 		float *y = allocate(request.elements * sizeof(float));
 		memset(y, 0xa5, request.elements * sizeof(float));
-		decoder decode = find(lib, type_name(request.type));
+		decoder decode = find_decoder(lib, type_name(request.type));
 		struct timespec begin, end;
 		clock_gettime(CLOCK_MONOTONIC, &begin);
 		for (uint32_t i = 0; decode && i < request.times; i++)

@@ -19,7 +19,7 @@ struct gguf_init_params {
 
 static void *lib;
 
-static void *sym(const char *name) {
+static void *find_function(const char *name) {
 	void *p = dlsym(lib, name);
 	if (!p) {
 		fprintf(stderr, "%s\n", dlerror());
@@ -29,25 +29,25 @@ static void *sym(const char *name) {
 }
 
 /* The functions do not check the number: count must be the library's GGML_TYPE_COUNT at most. */
-static int types(int count) {
-	int64_t (*blck_size)(int) = sym("ggml_blck_size");
-	size_t (*type_size)(int) = sym("ggml_type_size");
-	const char *(*type_name)(int) = sym("ggml_type_name");
+static int print_types(int count) {
+	int64_t (*blck_size)(int) = find_function("ggml_blck_size");
+	size_t (*type_size)(int) = find_function("ggml_type_size");
+	const char *(*type_name)(int) = find_function("ggml_type_name");
 	for (int t = 0; t < count; t++)
 		if (blck_size(t) > 0 && type_size(t) > 0) /* else the number is no longer in use */
 			printf("%d %lld %zu %s\n", t, (long long)blck_size(t), type_size(t), type_name(t));
 	return 0;
 }
 
-static int map(const char *path) {
-	void *(*init)(const char *, struct gguf_init_params) = sym("gguf_init_from_file");
-	size_t (*alignment)(void *) = sym("gguf_get_alignment");
-	size_t (*data)(void *) = sym("gguf_get_data_offset");
-	int64_t (*count)(void *) = sym("gguf_get_n_tensors");
-	const char *(*name)(void *, int64_t) = sym("gguf_get_tensor_name");
-	size_t (*offset)(void *, int64_t) = sym("gguf_get_tensor_offset");
-	size_t (*size)(void *, int64_t) = sym("gguf_get_tensor_size");
-	int (*type)(void *, int64_t) = sym("gguf_get_tensor_type");
+static int print_map(const char *path) {
+	void *(*init)(const char *, struct gguf_init_params) = find_function("gguf_init_from_file");
+	size_t (*alignment)(void *) = find_function("gguf_get_alignment");
+	size_t (*data)(void *) = find_function("gguf_get_data_offset");
+	int64_t (*count)(void *) = find_function("gguf_get_n_tensors");
+	const char *(*name)(void *, int64_t) = find_function("gguf_get_tensor_name");
+	size_t (*offset)(void *, int64_t) = find_function("gguf_get_tensor_offset");
+	size_t (*size)(void *, int64_t) = find_function("gguf_get_tensor_size");
+	int (*type)(void *, int64_t) = find_function("gguf_get_tensor_type");
 
 	void *g = init(path, (struct gguf_init_params){.no_alloc = true, .ctx = NULL});
 	if (!g)
@@ -68,5 +68,5 @@ int main(int argc, char **argv) {
 		fprintf(stderr, "%s\n", dlerror());
 		return 1;
 	}
-	return strcmp(argv[2], "types") == 0 ? types(atoi(argv[3])) : map(argv[3]);
+	return strcmp(argv[2], "types") == 0 ? print_types(atoi(argv[3])) : print_map(argv[3]);
 }

@@ -1,14 +1,19 @@
-// Package cgroup reads and manages memory control groups: how much memory a process's group may use, how much it uses, which ancestors
-// limit it, and how much the group reads from disk. Package prefetch asks it for the room that is left; the experiments make groups with
-// limits.
+// Package cgroup reads and manages memory control groups: how much memory a process's group may
+// use, how much it uses, which ancestors limit it, and how much the group reads from disk. Package
+// prefetch uses it to find out how much memory is left. The experiments use it to create groups
+// with limits.
 //
-// Both versions are supported: version 1, where memory and disk reads (blkio) have separate hierarchies, and version 2 with one hierarchy.
-// In the mixed form, memory is version 1, and a version 2 hierarchy without the memory controller gives the group's pressure.
+// Both versions are supported: version 1, where memory and disk reads (blkio) have separate
+// hierarchies, and version 2 with one hierarchy. In the mixed form, memory is version 1, and a
+// version 2 hierarchy without the memory controller gives the group's pressure.
 //
-// All amounts are bytes. A [Group] holds only names, no descriptors, and every call reads the kernel's files, so its methods may be called
-// concurrently. If a file does not exist (an old kernel, a controller that is not enabled), the result is an error that wraps
-// [fs.ErrNotExist]; where the file holds just one of several numbers, that number is 0.
+// All amounts are bytes. A [Group] holds only names, no descriptors, and every call reads the
+// kernel's files, so its methods may be called concurrently. If a file does not exist (an old
+// kernel, a controller that is not enabled), the result is an error that wraps [fs.ErrNotExist];
+// where the file holds just one of several numbers, that number is 0.
 package cgroup
+
+// This file finds the control groups of a process, and reads the files of a group.
 
 import (
 	"errors"
@@ -28,11 +33,12 @@ import (
 var (
 	// ErrNoController says that no memory controller is visible in this kernel or container.
 	ErrNoController = errors.New("no memory control group hierarchy is mounted")
-	// ErrHidden says that the process's group is outside of what this cgroup namespace or container shows.
+	// ErrHidden says that the process's group is not visible in this cgroup namespace or container.
 	ErrHidden = errors.New("the control group of the process is not visible from here")
 )
 
-// hierarchy is a group's directory in a mounted cgroup hierarchy. The zero value stands for a hierarchy that is not mounted.
+// hierarchy is a group's directory in a mounted cgroup hierarchy. The zero value stands for a
+// hierarchy that is not mounted.
 type hierarchy struct {
 	mount string // mount point of the hierarchy
 	rel   string // path of the group below mount: "/" or "/a/b"
@@ -71,7 +77,8 @@ func (g *Group) Name() string { return g.mem.rel }
 // Dir is the directory with the group's memory files.
 func (g *Group) Dir() string { return g.mem.dir() }
 
-// Hidden reports whether the group has ancestors that are not visible here, as in a container. Their limits apply nevertheless.
+// Hidden reports whether the group has ancestors that are not visible here, as in a container.
+// Their limits apply nevertheless.
 func (g *Group) Hidden() bool {
 	top := hierarchy{g.mem.mount, "/"}
 	if g.version == 1 {
@@ -82,7 +89,8 @@ func (g *Group) Hidden() bool {
 	return err == nil
 }
 
-// system is the root of the file system with the kernel's files; tests use a tree of fixtures.
+// system is the root directory of the kernel's files. It is "/" except in tests, which use a tree
+// of fixtures.
 type system struct{ root string }
 
 func (s system) file(name string) string { return filepath.Join(s.root, name) }
@@ -134,7 +142,7 @@ func (s system) lookup(pid int) (*Group, error) {
 		default:
 			continue
 		}
-		h, err := s.mounted(mounts, controller, c.Path)
+		h, err := s.findMounted(mounts, controller, c.Path)
 		switch {
 		case errors.Is(err, ErrHidden) && controller != "blkio":
 			hidden = err
@@ -159,15 +167,17 @@ func (s system) lookup(pid int) (*Group, error) {
 	return g, nil
 }
 
-// hasMemory reports whether a version 2 hierarchy has the memory controller; it has not if a version 1 hierarchy uses it.
+// hasMemory reports whether a version 2 hierarchy has the memory controller. It does not if a
+// version 1 hierarchy uses the controller.
 func hasMemory(mount string) bool {
 	text, err := os.ReadFile(filepath.Join(mount, "cgroup.controllers"))
 	return err == nil && slices.Contains(strings.Fields(string(text)), "memory")
 }
 
-// mounted finds the group's directory. group is the path in /proc/PID/cgroup; controller is "" for version 2. A hierarchy may be mounted in
-// several places, each of which shows all of it or a part.
-func (s system) mounted(mounts []*procfs.MountInfo, controller, group string) (hierarchy, error) {
+// findMounted finds the group's directory. group is the path in /proc/PID/cgroup; controller is ""
+// for version 2. A hierarchy may be mounted at several mount points, each of which shows all of it
+// or a part.
+func (s system) findMounted(mounts []*procfs.MountInfo, controller, group string) (hierarchy, error) {
 	err := ErrNoController
 	for _, m := range mounts {
 		if controller == "" {
@@ -177,7 +187,7 @@ func (s system) mounted(mounts []*procfs.MountInfo, controller, group string) (h
 		} else if _, ok := m.SuperOptions[controller]; m.FSType != "cgroup" || !ok {
 			continue
 		}
-		if rel, ok := below(group, m.Root); ok {
+		if rel, ok := pathBelow(group, m.Root); ok {
 			h := hierarchy{filepath.Join(s.root, m.MountPoint), rel}
 			if _, statErr := os.Stat(h.dir()); statErr == nil {
 				return h, nil
@@ -188,8 +198,8 @@ func (s system) mounted(mounts []*procfs.MountInfo, controller, group string) (h
 	return hierarchy{}, err
 }
 
-// below returns group relative to root, as an absolute path; false if it is not below root.
-func below(group, root string) (string, bool) {
+// pathBelow returns group relative to root, as an absolute path; false if it is not below root.
+func pathBelow(group, root string) (string, bool) {
 	if slices.Contains(strings.Split(group, "/"), "..") {
 		return "", false // a cgroup namespace shows groups outside of it like this
 	}
@@ -203,16 +213,17 @@ func below(group, root string) (string, bool) {
 	return path.Join("/", group), true
 }
 
-// unlimited is above any meaningful limit; version 1 expresses "no limit" by the largest number of whole pages.
+// unlimited is above any meaningful limit. Version 1 expresses "no limit" by the largest number of
+// whole pages.
 const unlimited = 1 << 62
 
-// number reads a file with a single number; "max" is [unlimited].
-func number(file string) (int64, error) {
-	return parsed(file, parseNumber)
+// readNumber reads a file with a single number; "max" is [unlimited].
+func readNumber(file string) (int64, error) {
+	return readParsed(file, parseNumber)
 }
 
-// parsed reads a file and parses its text; errors name the file.
-func parsed[T any](file string, parse func(text string) (T, error)) (T, error) {
+// readParsed reads a file and parses its text; errors name the file.
+func readParsed[T any](file string, parse func(text string) (T, error)) (T, error) {
 	var none T
 	text, err := read(file)
 	if err != nil {
@@ -225,8 +236,9 @@ func parsed[T any](file string, parse func(text string) (T, error)) (T, error) {
 	return value, nil
 }
 
-// read returns the text of a file of the kernel's. os.ReadFile takes several times as long: it offers each descriptor to the runtime's poller first, which these files
-// accept. These are read some hundred times in a second.
+// read returns the text of one of the kernel's files. os.ReadFile takes several times as long,
+// because it offers each descriptor to the runtime's poller first, and these files accept that.
+// They are read some hundred times per second.
 func read(file string) (string, error) {
 	fd, err := open(file, unix.O_RDONLY)
 	if err != nil {
@@ -263,6 +275,7 @@ func retry(call func() (int, error)) (int, error) {
 	}
 }
 
+// parseNumber parses a single number. "max" and larger numbers are [unlimited].
 func parseNumber(text string) (int64, error) {
 	word := strings.TrimSpace(text)
 	if word == "max" {
@@ -272,9 +285,9 @@ func parseNumber(text string) (int64, error) {
 	return int64(min(n, unlimited)), err
 }
 
-// pairs reads a file with lines of the form "name number".
-func pairs(file string) (map[string]int64, error) {
-	return parsed(file, parsePairs)
+// readPairs reads a file with lines of the form "name number".
+func readPairs(file string) (map[string]int64, error) {
+	return readParsed(file, parsePairs)
 }
 
 func parsePairs(text string) (map[string]int64, error) {

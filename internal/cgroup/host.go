@@ -1,6 +1,6 @@
-// This file reads what the whole machine's memory is used for, and whether it is short.
-
 package cgroup
+
+// This file reads the memory use of the whole machine, and signs of a shortage of memory.
 
 import (
 	"errors"
@@ -16,18 +16,22 @@ import (
 
 // HostMemory is the machine's memory, in bytes.
 type HostMemory struct {
-	Total     int64
-	Available int64 // MemAvailable: what new programs can have without swapping; it includes page cache that can be dropped
-	// ActiveFile and InactiveFile are the page cache of files that reclaim can take. Active is what was used more than once of late. Locked pages are in neither.
+	Total int64
+	// MemAvailable: memory for new programs without swapping; it includes page cache that can be
+	// dropped
+	Available int64
+	// ActiveFile and InactiveFile are page cache of files that reclaim can take. Active pages were
+	// used more than once recently. Locked pages are in neither.
 	ActiveFile, InactiveFile int64
 }
 
 // Host reads the machine's memory, which limits a group like one more level.
 func Host() (HostMemory, error) { return system{"/"}.host() }
 
-func (s system) host() (HostMemory, error) { return parsed(s.file("/proc/meminfo"), parseHost) }
+func (s system) host() (HostMemory, error) { return readParsed(s.file("/proc/meminfo"), parseHost) }
 
-// parseHost reads the lines of meminfo that it needs: "Active(file):    52444 kB". (Package procfs parses all, which takes ten times as long.)
+// parseHost parses the lines of /proc/meminfo that it needs, such as "Active(file): 52444 kB".
+// Package procfs parses all lines, which takes ten times as long.
 func parseHost(text string) (HostMemory, error) {
 	h := HostMemory{Total: -1, Available: -1}
 	for line := range strings.Lines(text) {
@@ -35,16 +39,16 @@ func parseHost(text string) (HostMemory, error) {
 		if !ok {
 			continue
 		}
-		var into *int64
+		var field *int64
 		switch name {
 		case "MemTotal":
-			into = &h.Total
+			field = &h.Total
 		case "MemAvailable":
-			into = &h.Available
+			field = &h.Available
 		case "Active(file)":
-			into = &h.ActiveFile
+			field = &h.ActiveFile
 		case "Inactive(file)":
-			into = &h.InactiveFile
+			field = &h.InactiveFile
 		default:
 			continue
 		}
@@ -52,7 +56,7 @@ func parseHost(text string) (HostMemory, error) {
 		if err != nil {
 			return HostMemory{}, fmt.Errorf("%s: %w", name, err)
 		}
-		*into = int64(min(kib, unlimited>>10)) << 10
+		*field = int64(min(kib, unlimited>>10)) << 10
 	}
 	if h.Total < 0 || h.Available < 0 {
 		return HostMemory{}, errors.New("it does not say MemTotal and MemAvailable (Linux has both since 3.14)")
@@ -60,21 +64,25 @@ func parseHost(text string) (HostMemory, error) {
 	return h, nil
 }
 
-// Paging is what the whole machine did for lack of memory since boot.
+// Paging counts what the whole machine did for lack of memory since boot.
 type Paging struct {
-	SwapIns int64 // bytes read back from swap, of whichever kind: somebody needed them
-	// Scanned is how many bytes reclaim looked at because the machine was short of free memory. It rises in the normal course of things where page cache fills all memory. What is
-	// reclaimed because a group reached its limit does not count.
+	SwapIns int64 // bytes read back from swap of any kind, because somebody needed them
+	// Scanned is how many bytes reclaim looked at because the machine was short of free memory. It
+	// also rises in normal operation where page cache fills all memory. Reclaim because a group
+	// reached its limit does not count.
 	Scanned int64
 }
 
-// HostPaging reads the counters of the virtual memory of the machine. The error wraps [fs.ErrNotExist] if the kernel has none.
+// HostPaging reads the machine's counters of virtual memory. The error wraps [fs.ErrNotExist] if
+// the kernel has none.
 func HostPaging() (Paging, error) { return system{"/"}.paging() }
 
-func (s system) paging() (Paging, error) { return parsed(s.file("/proc/vmstat"), parsePaging) }
+func (s system) paging() (Paging, error) { return readParsed(s.file("/proc/vmstat"), parsePaging) }
 
-// parsePaging sums the counters of vmstat, which are pages. Before Linux 4.8 reclaim had counters of its own for each zone, pgscan_direct_normal; pgscan_direct_throttle
-// counts no pages. zswpin (Linux 5.19) are pages that did not come from a swap device, as they were kept compressed.
+// parsePaging sums counters of /proc/vmstat, which count pages. Before Linux 4.8, reclaim had one
+// counter per zone, such as pgscan_direct_normal. pgscan_direct_throttle counts no pages. zswpin
+// (Linux 5.19) counts pages that did not come from a swap device, because they were kept compressed
+// in memory.
 func parsePaging(text string) (Paging, error) {
 	var p Paging
 	page := int64(unix.Getpagesize())
@@ -83,10 +91,10 @@ func parsePaging(text string) (Paging, error) {
 		if !ok {
 			continue
 		}
-		into := &p.Scanned
+		field := &p.Scanned
 		switch {
 		case name == "pswpin" || name == "zswpin":
-			into = &p.SwapIns
+			field = &p.SwapIns
 		case name == "pgscan_direct_throttle":
 			continue
 		case !strings.HasPrefix(name, "pgscan_kswapd") && !strings.HasPrefix(name, "pgscan_direct"):
@@ -96,24 +104,25 @@ func parsePaging(text string) (Paging, error) {
 		if err != nil {
 			return Paging{}, fmt.Errorf("%s: %w", name, err)
 		}
-		*into = min(*into+int64(min(n, unlimited>>20))*page, unlimited) // cannot overflow: a page is no more than 64 KiB
+		// A page has at most 64 KiB, so this cannot overflow.
+		*field = min(*field+int64(min(n, unlimited>>20))*page, unlimited)
 	}
 	return p, nil
 }
 
-// Pressure is the time lost waiting for memory since the group was created. The kernel updates it every two seconds. (A trigger, see
-// [Watch], is told sooner.)
+// Pressure is the time lost waiting for memory since the group was created. The kernel updates it
+// every two seconds. (A trigger fires sooner, see [Watch].)
 type Pressure struct {
 	Some  time.Duration // at least one task waited
 	Full  time.Duration // all tasks that could have run waited
 	Whole bool          // the values are those of the whole machine since boot, because the group has none of its own
 }
 
-// Pressure reads the group's memory pressure. The error wraps [fs.ErrNotExist] if the kernel does not account for pressure (new in Linux
-// 4.20, optional).
+// Pressure reads the group's memory pressure. The error wraps [fs.ErrNotExist] if the kernel does
+// not account for pressure (new in Linux 4.20, optional).
 func (g *Group) Pressure() (Pressure, error) {
 	if g.v2 != (hierarchy{}) && g.v2.rel != "/" {
-		p, err := pressure(g.v2.file("memory.pressure"))
+		p, err := readPressure(g.v2.file("memory.pressure"))
 		if !errors.Is(err, fs.ErrNotExist) {
 			return p, err
 		}
@@ -121,18 +130,19 @@ func (g *Group) Pressure() (Pressure, error) {
 	return g.sys.pressure()
 }
 
-// HostPressure is the time lost on the whole machine since boot, whichever group lost it.
+// HostPressure is the time lost on the whole machine since boot, by all groups.
 func HostPressure() (Pressure, error) { return system{"/"}.pressure() }
 
 func (s system) pressure() (Pressure, error) {
-	p, err := pressure(s.file("/proc/pressure/memory"))
+	p, err := readPressure(s.file("/proc/pressure/memory"))
 	p.Whole = true
 	return p, err
 }
 
-// pressure parses lines of the form "some avg10=0.00 avg60=0.00 avg300=0.00 total=123"; total is in microseconds.
-func pressure(file string) (Pressure, error) { return parsed(file, parsePressure) }
+func readPressure(file string) (Pressure, error) { return readParsed(file, parsePressure) }
 
+// parsePressure parses lines of the form "some avg10=0.00 avg60=0.00 avg300=0.00 total=123". total
+// is in microseconds.
 func parsePressure(text string) (Pressure, error) {
 	var p Pressure
 	for line := range strings.Lines(text) {

@@ -1,7 +1,7 @@
-// This file changes groups: it creates and removes them, sets limits, and moves processes. This takes root, or ownership of the
-// directories.
-
 package cgroup
+
+// This file changes groups: it creates and removes them, sets limits, and moves processes. This
+// takes root, or ownership of the directories.
 
 import (
 	"errors"
@@ -27,11 +27,11 @@ func Root() (*Group, error) {
 }
 
 // at returns the group at another path, in each of g's hierarchies.
-func (g *Group) at(place func(rel string) string) *Group {
+func (g *Group) at(changePath func(rel string) string) *Group {
 	other := *g
 	for _, h := range []*hierarchy{&other.mem, &other.io, &other.v2} {
 		if *h != (hierarchy{}) {
-			h.rel = place(h.rel)
+			h.rel = changePath(h.rel)
 		}
 	}
 	return &other
@@ -48,8 +48,9 @@ func (g *Group) hierarchies() []hierarchy {
 	return all
 }
 
-// Create creates a group below parent, in all of parent's hierarchies. On version 2 it enables the controllers memory and io for the
-// parent's children, permanently; the kernel refuses that (EBUSY) if the parent has processes of its own and is not the root.
+// Create creates a group below parent, in all of parent's hierarchies. On version 2 it enables the
+// controllers memory and io for the parent's children, permanently; the kernel refuses that (EBUSY)
+// if the parent has processes of its own and is not the root.
 func Create(parent *Group, name string) (*Group, error) {
 	if name == "" || name == "." || name == ".." || strings.Contains(name, "/") {
 		return nil, fmt.Errorf("create control group %q: not a name", name)
@@ -57,7 +58,9 @@ func Create(parent *Group, name string) (*Group, error) {
 	if parent.version == 2 {
 		control := parent.mem.file("cgroup.subtree_control")
 		if err := write(control, "+memory"); errors.Is(err, unix.EBUSY) {
-			return nil, fmt.Errorf("enable the memory controller below %s, which has processes of its own (a container?): %w", parent.Name(), err)
+			return nil, fmt.Errorf(
+				"enable the memory controller below %s, which has processes of its own (a container?): %w",
+				parent.Name(), err)
 		} else if err != nil {
 			return nil, fmt.Errorf("enable the memory controller below %s: %w", parent.Name(), err)
 		}
@@ -79,16 +82,17 @@ func Create(parent *Group, name string) (*Group, error) {
 	return g, nil
 }
 
-// removeTimeout bounds how long Remove waits until killed processes are gone. A process in the kernel, for example in a page fault on a
-// slow disk, takes a while.
+// removeTimeout bounds how long Remove waits until killed processes are gone. A process in the
+// kernel, for example in a page fault on a slow disk, takes a while.
 const removeTimeout = 10 * time.Second
 
-// Remove kills the processes in the group and removes the group. A group with subgroups is not removed. Page cache that was charged to the
-// group is then charged to no group. It is no error if the group does not exist.
+// Remove kills the processes in the group and removes the group. A group with subgroups is not
+// removed. Page cache that was charged to the group is then charged to no group. It is no error if
+// the group does not exist.
 func (g *Group) Remove() error {
 	deadline := time.Now().Add(removeTimeout)
 	for {
-		if err := g.kill(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := g.killProcesses(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove control group %s: %w", g.Name(), err)
 		}
 		var busy error
@@ -96,7 +100,7 @@ func (g *Group) Remove() error {
 			err := unix.Rmdir(h.dir())
 			switch {
 			case err == nil || err == unix.ENOENT:
-			case err == unix.EBUSY && !hasGroups(h.dir()):
+			case err == unix.EBUSY && !hasSubgroups(h.dir()):
 				busy = err // its processes have not ended yet
 			default:
 				return fmt.Errorf("remove control group %s: %w", h.dir(), err)
@@ -112,7 +116,8 @@ func (g *Group) Remove() error {
 	}
 }
 
-func hasGroups(dir string) bool {
+// hasSubgroups reports whether a group's directory contains others.
+func hasSubgroups(dir string) bool {
 	entries, err := os.ReadDir(dir)
 	return err == nil && slices.ContainsFunc(entries, os.DirEntry.IsDir)
 }
@@ -136,7 +141,8 @@ func (g *Group) Procs() ([]int, error) {
 	return pids, nil
 }
 
-func (g *Group) kill() error {
+// killProcesses kills the processes in the group. It fails if this process is one of them.
+func (g *Group) killProcesses() error {
 	pids, err := g.Procs()
 	if err != nil {
 		return err
@@ -152,8 +158,8 @@ func (g *Group) kill() error {
 	return nil
 }
 
-// Join moves a process into the group, in all of the group's hierarchies. pid 0 is the caller. Memory that was charged before stays charged
-// to the group that the process leaves.
+// Join moves a process into the group, in all of the group's hierarchies. pid 0 is the caller.
+// Memory that was charged before stays charged to the group that the process leaves.
 func (g *Group) Join(pid int) error {
 	for _, file := range g.ProcsFiles() {
 		if err := write(file, strconv.Itoa(pid)); err != nil {
@@ -163,7 +169,8 @@ func (g *Group) Join(pid int) error {
 	return nil
 }
 
-// ProcsFiles returns the cgroup.procs files of the group, memory's first. A process joins the group by writing 0 to each.
+// ProcsFiles returns the cgroup.procs files of the group, memory's first. A process joins the group
+// by writing 0 to each.
 func (g *Group) ProcsFiles() []string {
 	var files []string
 	for _, h := range g.hierarchies() {
@@ -172,8 +179,9 @@ func (g *Group) ProcsFiles() []string {
 	return files
 }
 
-// SetLimit limits the group's memory and prevents it from swapping. If the limit is below the usage, the kernel reclaims; if that does not
-// suffice, version 1 refuses (EBUSY) and version 2 kills.
+// SetLimit limits the group's memory and prevents it from swapping. If the limit is below the
+// usage, the kernel reclaims; if that does not suffice, version 1 refuses (EBUSY) and version 2
+// kills.
 func (g *Group) SetLimit(limit int64) error {
 	if limit <= 0 {
 		return fmt.Errorf("limit control group %s to %d bytes: not an amount", g.Name(), limit)
@@ -186,13 +194,17 @@ func (g *Group) SetLimit(limit int64) error {
 
 func (g *Group) setLimit(limit string) error {
 	if g.version == 2 {
-		return errors.Join(ignoreAbsent(write(g.mem.file("memory.swap.max"), "0")), write(g.mem.file("memory.max"), limit))
+		return errors.Join(
+			ignoreAbsent(write(g.mem.file("memory.swap.max"), "0")),
+			write(g.mem.file("memory.max"), limit))
 	}
-	// A version 1 group inherits its parent's swappiness; 0 prevents swapping as long as there is page cache to drop.
+	// A version 1 group inherits its parent's swappiness; 0 prevents swapping as long as there is
+	// page cache to drop.
 	if err := ignoreAbsent(write(g.mem.file("memory.swappiness"), "0")); err != nil {
 		return err
 	}
-	// The limit of memory plus swap must never be below that of memory, so it is raised first and lowered last.
+	// The limit of memory plus swap must never be below that of memory, so it is raised first and
+	// lowered last.
 	memory, both := g.mem.file("memory.limit_in_bytes"), g.mem.file("memory.memsw.limit_in_bytes")
 	err := write(memory, limit)
 	if errors.Is(err, unix.EINVAL) {
@@ -207,6 +219,7 @@ func (g *Group) setLimit(limit string) error {
 	return ignoreAbsent(write(both, limit))
 }
 
+// ignoreAbsent drops errors that say that a file does not exist.
 func ignoreAbsent(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -214,8 +227,9 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// AccountReads makes sure that ReadBytes counts the reads from this disk from now on. Since Linux 6.10, version 1 counts nothing for a disk
-// until a group's reads from it have been throttled once. Therefore this sets a limit that is never reached, and removes it.
+// AccountReads makes sure that ReadBytes counts the reads from this disk from now on. Since Linux
+// 6.10, version 1 counts nothing for a disk until a group's reads from it have been throttled once.
+// Therefore this sets a limit that is never reached, and removes it.
 func (g *Group) AccountReads(major, minor uint32) error {
 	if g.version != 1 || g.io == (hierarchy{}) {
 		return nil
@@ -229,29 +243,37 @@ func (g *Group) AccountReads(major, minor uint32) error {
 	return nil
 }
 
-// ErrNoDiskControl says that reads from disks cannot be limited or counted here. The error that wraps it says why.
+// ErrNoDiskControl says that control groups cannot limit or count reads from disks here. The error
+// that wraps it says why.
 var ErrNoDiskControl = errors.New("control groups do not reach disks here")
 
-// SetReadRate limits how many bytes the group reads per second from a disk, by whatever way: the kernel charges what is read into the page
-// cache to the task that submits it (a fault, a readahead, an madvise). The disk is given as for [Group.ReadBytes]. The error wraps [ErrNoDiskControl] where the io controller (version 1: blkio) is not mounted, not enabled or has no
-// limits (CONFIG_BLK_DEV_THROTTLING).
+// SetReadRate limits how many bytes the group reads per second from a disk. It covers all kinds of
+// reads: the kernel charges a read into the page cache to the task that submits it (a fault, a
+// readahead, an madvise). The disk is given as for [Group.ReadBytes]. The error wraps
+// [ErrNoDiskControl] where the io controller (version 1: blkio) is not mounted, not enabled or has
+// no limits (CONFIG_BLK_DEV_THROTTLING).
 func (g *Group) SetReadRate(major, minor uint32, bytesPerSecond int64) error {
 	if bytesPerSecond <= 0 {
-		return fmt.Errorf("limit the reads of control group %s to %d bytes per second: not an amount", g.Name(), bytesPerSecond)
+		return fmt.Errorf("limit the reads of control group %s to %d bytes per second: not an amount",
+			g.Name(), bytesPerSecond)
 	}
-	file, text, missing := "io.max", fmt.Sprintf("%d:%d rbps=%d", major, minor, bytesPerSecond), "the io controller is not enabled above the group"
+	file, missing := "io.max", "the io controller is not enabled above the group"
+	text := fmt.Sprintf("%d:%d rbps=%d", major, minor, bytesPerSecond)
 	if g.version == 1 {
-		file, text, missing = "blkio.throttle.read_bps_device", fmt.Sprintf("%d:%d %d", major, minor, bytesPerSecond), "the kernel has no CONFIG_BLK_DEV_THROTTLING"
+		file, missing = "blkio.throttle.read_bps_device", "the kernel has no CONFIG_BLK_DEV_THROTTLING"
+		text = fmt.Sprintf("%d:%d %d", major, minor, bytesPerSecond)
 	}
 	if g.io == (hierarchy{}) {
-		return fmt.Errorf("%w: the blkio hierarchy is not mounted: mkdir -p /sys/fs/cgroup/blkio && mount -t cgroup -o blkio none /sys/fs/cgroup/blkio", ErrNoDiskControl)
+		return fmt.Errorf("%w: the blkio hierarchy is not mounted: mkdir -p /sys/fs/cgroup/blkio && "+
+			"mount -t cgroup -o blkio none /sys/fs/cgroup/blkio", ErrNoDiskControl)
 	}
 	err := write(g.io.file(file), text)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %s, or %s", ErrNoDiskControl, err, missing)
 	}
 	if err != nil {
-		return fmt.Errorf("limit the reads of control group %s from disk %d:%d: %w", g.Name(), major, minor, err)
+		return fmt.Errorf("limit the reads of control group %s from disk %d:%d: %w",
+			g.Name(), major, minor, err)
 	}
 	return nil
 }

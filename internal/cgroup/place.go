@@ -1,6 +1,6 @@
-// This file follows a process from group to group.
-
 package cgroup
+
+// This file follows a process as it is moved from group to group.
 
 import (
 	"bytes"
@@ -13,21 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrEnded says that a process whose group is asked for has ended, or is ending: it is in no group any more.
+// ErrEnded says that a process has ended or is ending, so that it is in no group any more.
 var ErrEnded = errors.New("the process has ended")
 
-// Place is where a process is among the control groups: anybody with the right to may move it at any time. It holds descriptors: Close it. Not for concurrent use.
+// Place tells in which control groups a process is. Anybody with the right to do so may move the
+// process at any time. A Place holds descriptors, so the caller must Close it. It is not safe for
+// concurrent use.
 type Place struct {
 	sys       system
 	pid       int
-	dir, file int // /proc/PID, and its file cgroup
-	text, was []byte
+	dir, file int    // descriptors of /proc/PID and of its file cgroup
+	text      []byte // of that file, as read last
+	reported  []byte // the text at the last Moved that returned true
 }
 
-// NewPlace follows a process, of which the caller knows that it is the one that is meant. The error is ErrEnded if there is none.
-func NewPlace(pid int) (*Place, error) { return system{"/"}.place(pid) }
+// NewPlace follows a process. The caller must make sure that pid is the process that it means. The
+// error is ErrEnded if there is no such process.
+func NewPlace(pid int) (*Place, error) { return system{"/"}.follow(pid) }
 
-func (s system) place(pid int) (*Place, error) {
+func (s system) follow(pid int) (*Place, error) {
 	fail := func(err error) (*Place, error) {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 			err = ErrEnded
@@ -48,23 +52,24 @@ func (s system) place(pid int) (*Place, error) {
 // Close releases the descriptors.
 func (p *Place) Close() error { return errors.Join(unix.Close(p.file), unix.Close(p.dir)) }
 
-// Moved reports whether the process may be in another group than at the last call, true at the first. It takes one system call if not. The error is ErrEnded if the process has
-// ended: then it seems to be in the topmost group, where it never was.
+// Moved reports whether the process may be in another group than at the last call. The first call
+// returns true. If nothing has changed it takes one system call. The error is ErrEnded if the
+// process has ended; the kernel then shows it in the topmost group.
 func (p *Place) Moved() (bool, error) {
 	if err := p.read(); err != nil {
 		return false, err
 	}
-	if bytes.Equal(p.text, p.was) {
+	if bytes.Equal(p.text, p.reported) {
 		return false, nil
 	}
-	exiting, err := p.exiting()
+	exiting, err := p.isExiting()
 	if err != nil {
 		return false, err
 	}
 	if exiting {
-		return false, p.ended()
+		return false, p.endedError()
 	}
-	p.was = append(p.was[:0], p.text...)
+	p.reported = append(p.reported[:0], p.text...)
 	return true, nil
 }
 
@@ -77,16 +82,19 @@ func (p *Place) Find() (*Group, error) {
 	return g, err
 }
 
-func (p *Place) ended() error { return fmt.Errorf("control groups of process %d: %w", p.pid, ErrEnded) }
+func (p *Place) endedError() error {
+	return fmt.Errorf("control groups of process %d: %w", p.pid, ErrEnded)
+}
 
-// read reads the text of /proc/PID/cgroup. The descriptor stays that of this process, whatever becomes of its number.
+// read reads the text of /proc/PID/cgroup. The descriptor belongs to this process even if another
+// one gets its id.
 func (p *Place) read() error {
 	var buf [4096]byte
 	p.text = p.text[:0]
 	for {
 		n, err := retry(func() (int, error) { return unix.Pread(p.file, buf[:], int64(len(p.text))) })
 		if errors.Is(err, unix.ESRCH) {
-			return p.ended()
+			return p.endedError()
 		}
 		if err != nil {
 			return fmt.Errorf("control groups of process %d: %w", p.pid, err)
@@ -96,19 +104,20 @@ func (p *Place) read() error {
 		}
 		p.text = append(p.text, buf[:n]...)
 		if n < len(buf) {
-			return nil // all of it: the kernel fills what it is given
+			return nil // that was all: the kernel fills the buffer if there is more
 		}
 	}
 }
 
-// isExiting is PF_EXITING, among the flags that stat shows: from then on version 1 says that a process is in the topmost group.
-const isExiting = 0x4
+// flagExiting is PF_EXITING, one of the flags in /proc/PID/stat. Once it is set, version 1 shows
+// the process in the topmost group.
+const flagExiting = 0x4
 
-// exiting tells whether the process is about to end, by the ninth word of /proc/PID/stat; the second may have spaces and is in parentheses.
-func (p *Place) exiting() (bool, error) {
+// isExiting reports whether the process is about to end.
+func (p *Place) isExiting() (bool, error) {
 	fd, err := retry(func() (int, error) { return unix.Openat(p.dir, "stat", unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
-		return true, nil // gone
+		return true, nil // it has ended
 	}
 	defer unix.Close(fd)
 	var buf [1024]byte
@@ -123,6 +132,8 @@ func (p *Place) exiting() (bool, error) {
 	return exiting, nil
 }
 
+// parseExiting finds the flags in the text of /proc/PID/stat. They are its ninth word. The second
+// word is the name in parentheses, which may contain spaces.
 func parseExiting(stat string) (bool, error) {
 	words := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(words) < 7 {
@@ -132,5 +143,5 @@ func parseExiting(stat string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("flags: %w", err)
 	}
-	return flags&isExiting != 0, nil
+	return flags&flagExiting != 0, nil
 }

@@ -1,6 +1,7 @@
-// These tests need the kernel and root: they create control groups below the highest visible one and remove them.
-
 package cgroup
+
+// The tests of this file need the real kernel and root. They create control groups below the
+// highest visible one and remove them.
 
 import (
 	"errors"
@@ -33,12 +34,12 @@ func TestSelf(t *testing.T) {
 	}
 	host, err := Host()
 	if err != nil || host.Total <= 0 || host.Available <= 0 || host.Available > host.Total {
-		t.Errorf("%+v, %v", host, err)
+		t.Errorf("Host() = %+v, %v; want amounts above 0, and Available at most Total", host, err)
 	}
 	t.Logf("version %d, %s, hidden %v", g.Version(), g.Name(), g.Hidden())
 }
 
-// newGroup makes a group for a test.
+// newGroup creates a group for a test.
 func newGroup(t *testing.T) *Group {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -51,7 +52,7 @@ func newGroup(t *testing.T) *Group {
 	}
 	g, err := Create(root, fmt.Sprintf("tensorcast-test-%d-%s", os.Getpid(), strings.ReplaceAll(t.Name(), "/", "-")))
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBUSY) {
-		t.Skipf("control groups cannot be made here: %v", err) // in a container
+		t.Skipf("control groups cannot be created here: %v", err) // in a container
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +63,7 @@ func newGroup(t *testing.T) *Group {
 		}
 		for _, file := range g.ProcsFiles() {
 			if _, err := os.Stat(filepath.Dir(file)); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%s is left: %v", file, err)
+				t.Errorf("%s still exists: %v", file, err)
 			}
 		}
 	})
@@ -101,7 +102,7 @@ func TestFindAndLimit(t *testing.T) {
 		t.Errorf("found %+v, want %+v", found, g)
 	}
 	if limit, ok, err := g.Limit(); ok || err != nil {
-		t.Errorf("limit of a new group: %d, %v, %v", limit, ok, err)
+		t.Errorf("limit of a new group: %d, %v, %v; want none", limit, ok, err)
 	}
 	for _, want := range []int64{64 << 20, 32 << 20, 128 << 20} { // down and up
 		if err := g.SetLimit(want); err != nil {
@@ -111,7 +112,7 @@ func TestFindAndLimit(t *testing.T) {
 			t.Errorf("limit %d, %v, %v; want %d", limit, ok, err, want)
 		}
 	}
-	end() // version 2 has no group below one with processes
+	end() // on version 2 a group with processes can have no subgroups
 	sub, err := Create(g, "sub")
 	if err != nil {
 		t.Fatal(err)
@@ -122,15 +123,17 @@ func TestFindAndLimit(t *testing.T) {
 		}
 	}()
 	levels, err := sub.Levels()
-	if err != nil || len(levels) == 0 || !strings.HasPrefix(levels[0].Name, g.Name()+" ") || levels[0].Limit != 128<<20 {
-		t.Errorf("levels of a group without a limit below one with: %v, %v", levels, err)
+	if err != nil || len(levels) == 0 || !strings.HasPrefix(levels[0].Name, g.Name()+" ") ||
+		levels[0].Limit != 128<<20 {
+		t.Errorf("levels of a group without a limit: %v, %v; want its parent's limit of %d first", levels, err, 128<<20)
 	}
 	if err := g.Remove(); err == nil {
-		t.Error("a group with a group in it was removed")
+		t.Error("a group with a subgroup was removed, want an error")
 	}
 }
 
-// What a process of the group reads and keeps is charged to the group; more than the limit is not kept, or kills.
+// Page cache and memory of a process are charged to its group. The limit bounds the page cache, and
+// kills a process that takes more memory.
 func TestCharge(t *testing.T) {
 	g := newGroup(t)
 	file := filepath.Join(t.TempDir(), "file")
@@ -177,12 +180,12 @@ func TestCharge(t *testing.T) {
 	}
 	if noDisk == nil {
 		if usage < size || stat.File < size {
-			t.Errorf("after reading %d bytes: usage %d, page cache %d", size, usage, stat.File)
+			t.Errorf("after reading %d bytes: usage %d, page cache %d; want at least as much", size, usage, stat.File)
 		}
 		if n, err := g.ReadBytes(major, minor); err != nil {
 			t.Error(err)
 		} else if n < size || n > size+8<<20 {
-			t.Errorf("after reading %d bytes from disk the account says %d", size, n)
+			t.Errorf("ReadBytes = %d, want about %d", n, size)
 		}
 	}
 
@@ -190,20 +193,21 @@ func TestCharge(t *testing.T) {
 		t.Fatal(err)
 	}
 	if usage, err := g.Usage(); err != nil || usage > 24<<20 {
-		t.Errorf("usage %d above the limit (%v)", usage, err)
+		t.Errorf("usage %d (%v), want at most the limit of %d", usage, err, 24<<20)
 	}
 	if n, err := g.OOMKills(); n != 0 || err != nil {
-		t.Errorf("%d processes killed (%v), none should have been", n, err)
+		t.Errorf("%d processes killed (%v), want 0", n, err)
 	}
 	err = inGroup(t, g, `exec dd if=/dev/zero of=/dev/null bs=100M count=1`).Run() // its buffer
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		t.Errorf("a process that takes more than the limit: %v", err)
+		t.Errorf("a process that takes more than the limit: %v, want killed", err)
 	}
 	if n, err := g.OOMKills(); n != 1 || err != nil {
 		t.Errorf("%d processes killed (%v), want 1", n, err)
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) { // the kernel adds up every two seconds
+	// The kernel updates the pressure every two seconds.
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		p, err := g.Pressure()
 		if err != nil {
 			t.Fatal(err)
@@ -212,13 +216,13 @@ func TestCharge(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Errorf("no pressure: %+v", p)
+			t.Errorf("pressure %+v, want Some above 0", p)
 			break
 		}
 	}
 }
 
-// Remove ends what is in the group.
+// Remove kills the processes in the group.
 func TestRemoveKills(t *testing.T) {
 	g := newGroup(t)
 	cmd := inGroup(t, g, `sleep 1000 & exec sleep 1000`)

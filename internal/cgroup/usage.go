@@ -1,6 +1,6 @@
-// This file reads what a group uses and what limits it.
-
 package cgroup
+
+// This file reads the usage of a group and its limits.
 
 import (
 	"errors"
@@ -11,10 +11,11 @@ import (
 	"strings"
 )
 
-// Limit returns the group's own limit in bytes: the lesser of memory.max and memory.high; on version 1 the lesser of the limits of memory
-// and of memory plus swap. ok is false if it has none. The limits of its ancestors apply, too: see [Group.Levels].
+// Limit returns the group's own limit in bytes. That is the lesser of memory.max and memory.high;
+// on version 1 the lesser of the limits of memory and of memory plus swap. ok is false if the group
+// has none. The limits of its ancestors apply, too: see [Group.Levels].
 func (g *Group) Limit() (limit int64, ok bool, err error) {
-	levels, err := g.level(g.mem)
+	levels, err := g.ownLevels(g.mem)
 	if err != nil {
 		return 0, false, err
 	}
@@ -28,46 +29,60 @@ func (g *Group) Limit() (limit int64, ok bool, err error) {
 
 // Usage returns the bytes charged to the group and its descendants, including page cache.
 func (g *Group) Usage() (int64, error) {
-	return number(g.mem.file(g.names().usage))
+	return readNumber(g.mem.file(g.fileNames().usage))
 }
 
-type names struct{ usage, events string }
+// fileNames are the names of a group's files that differ between the versions.
+type fileNames struct{ usage, events string }
 
-func (g *Group) names() names {
+func (g *Group) fileNames() fileNames {
 	if g.version == 1 {
-		return names{"memory.usage_in_bytes", "memory.oom_control"}
+		return fileNames{"memory.usage_in_bytes", "memory.oom_control"}
 	}
-	return names{"memory.current", "memory.events"}
+	return fileNames{"memory.current", "memory.events"}
 }
 
-// limits lists the files of the limits that a group may have, each with the file of the usage that counts against it.
-func (g *Group) limits() []struct{ limit, usage string } {
+// limitFiles are the file of a limit and the file of the usage that counts against it.
+type limitFiles struct{ limit, usage string }
+
+// limitFiles lists the limits that a group may have.
+func (g *Group) limitFiles() []limitFiles {
 	if g.version == 1 {
-		// The second one includes swap. Without swap it equals the first; it does not exist if the kernel does not account for swap.
-		return []struct{ limit, usage string }{{"memory.limit_in_bytes", "memory.usage_in_bytes"}, {"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"}}
+		// The second limit includes swap. Without swap it equals the first. It does not exist if
+		// the kernel does not account for swap.
+		return []limitFiles{
+			{"memory.limit_in_bytes", "memory.usage_in_bytes"},
+			{"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"},
+		}
 	}
-	return []struct{ limit, usage string }{{"memory.max", "memory.current"}, {"memory.high", "memory.current"}}
+	return []limitFiles{{"memory.max", "memory.current"}, {"memory.high", "memory.current"}}
 }
 
 // Level is a limit that applies to a group: its own, or an ancestor's.
 type Level struct {
 	Name  string // the limiting group's path and the kind of limit: "/a/b memory.max"
 	Limit int64
-	Usage int64 // what counts against the limit
-	Cache int64 // page cache of files that is part of Usage, which reclaim can take unless it is locked; without shared memory and tmpfs
+	Usage int64 // the bytes that count against the limit
+	// Cache is the page cache of files that is part of Usage, without shared memory and tmpfs.
+	// Reclaim can take it unless it is locked.
+	Cache int64
 }
 
-// Headroom is how much may still be charged before the limit is reached. It is negative if the limit was lowered below the usage.
+// Headroom is how many bytes may still be charged before the limit is reached. It is negative if
+// the limit was lowered below the usage.
 func (l Level) Headroom() int64 { return l.Limit - l.Usage }
 
-// Levels returns the limits that apply to the group: its own first, then those of its ancestors up to the last visible one. It is empty if
-// only the host limits the group. On version 1 the kernel also tells the least limit of hidden ancestors; it is one more level, with the
-// usage of the highest visible group, which is the least that theirs can be. On version 2 hidden limits are unknown: see [Group.Hidden].
+// Levels returns the limits that apply to the group: its own first, then those of its ancestors up
+// to the last visible one. It is empty if only the host limits the group.
+//
+// On version 1 the kernel also reports the least limit of hidden ancestors. It becomes one more
+// level, with the usage of the highest visible group as a lower bound of the usage. On version 2
+// hidden limits are unknown: see [Group.Hidden].
 func (g *Group) Levels() ([]Level, error) {
 	var all []Level
 	least := int64(unlimited)
 	for _, h := range g.mem.chain() {
-		levels, err := g.level(h)
+		levels, err := g.ownLevels(h)
 		if err != nil {
 			return nil, err
 		}
@@ -77,13 +92,13 @@ func (g *Group) Levels() ([]Level, error) {
 		all = append(all, levels...)
 	}
 	if g.version == 1 && g.Hidden() {
-		stat, err := pairs(g.mem.file("memory.stat"))
+		stat, err := readPairs(g.mem.file("memory.stat"))
 		if err != nil {
 			return nil, err
 		}
 		if limit, ok := stat["hierarchical_memory_limit"]; ok && limit < least {
 			top := hierarchy{g.mem.mount, "/"}
-			usage, err := number(top.file(g.names().usage))
+			usage, err := readNumber(top.file(g.fileNames().usage))
 			if err != nil {
 				return nil, err
 			}
@@ -97,14 +112,15 @@ func (g *Group) Levels() ([]Level, error) {
 	return all, nil
 }
 
-// level returns the limits of one group of the chain.
-func (g *Group) level(h hierarchy) ([]Level, error) {
+// ownLevels returns the limits of one group: of g or of one of its ancestors.
+func (g *Group) ownLevels(h hierarchy) ([]Level, error) {
 	var all []Level
-	for _, kind := range g.limits() {
-		limit, err := number(h.file(kind.limit))
+	for _, kind := range g.limitFiles() {
+		limit, err := readNumber(h.file(kind.limit))
 		if errors.Is(err, fs.ErrNotExist) {
-			// The root of version 2 has no limit files, nor has a group whose parent does not enable the controller. But a group that no
-			// longer exists must not look unlimited: that is an error.
+			// The root of version 2 has no limit files, and neither has a group whose parent does
+			// not enable the controller. But a group that no longer exists must not look unlimited,
+			// so that is an error.
 			if _, err := os.Stat(h.dir()); err != nil {
 				return nil, err
 			}
@@ -116,7 +132,7 @@ func (g *Group) level(h hierarchy) ([]Level, error) {
 		if limit >= unlimited {
 			continue
 		}
-		usage, err := number(h.file(kind.usage))
+		usage, err := readNumber(h.file(kind.usage))
 		if err != nil {
 			return nil, err
 		}
@@ -135,18 +151,20 @@ func (g *Group) level(h hierarchy) ([]Level, error) {
 	return all, nil
 }
 
-// Stat is what a group's memory is used for, in bytes, including its descendants. Mapped, Shmem and ActiveFile are parts of File.
+// Stat breaks down the memory of a group and its descendants, in bytes. Mapped, Shmem and
+// ActiveFile are parts of File.
 type Stat struct {
-	Anon        int64 // memory of no file: heap, stack
+	Anon        int64 // memory without a file, such as heap and stack
 	File        int64 // page cache
 	Mapped      int64 // page cache that some process maps
 	Shmem       int64 // shared memory and tmpfs, which have no file on disk
 	Unevictable int64 // locked memory (mlock), which reclaim cannot take
-	ActiveFile  int64 // page cache that was used more than once of late, as far as reclaim knows; nothing that is locked
+	ActiveFile  int64 // page cache that was used more than once recently, as far as reclaim knows; without locked pages
 	Kernel      int64 // memory of the kernel itself, used for the group; only [Group.Stat] has it
 }
 
-// Cache is the page cache of files, without shared memory and tmpfs: dropping that takes swap.
+// Cache is the page cache of files. It excludes shared memory and tmpfs, which can be dropped only
+// by swapping them out.
 func (s Stat) Cache() int64 { return max(s.File-s.Shmem, 0) }
 
 // Stat reads the group's memory statistics. A number that this kernel does not report is 0.
@@ -155,29 +173,36 @@ func (g *Group) Stat() (Stat, error) {
 	if err != nil || g.version == 2 {
 		return stat, err
 	}
-	stat.Kernel, err = number(g.mem.file("memory.kmem.usage_in_bytes"))
+	stat.Kernel, err = readNumber(g.mem.file("memory.kmem.usage_in_bytes"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Stat{}, err
 	}
 	return stat, nil
 }
 
-// stat reads the statistics of one group of the chain.
+// stat reads the statistics of one group: of g or of one of its ancestors.
 func (g *Group) stat(h hierarchy) (Stat, error) {
-	m, err := pairs(h.file("memory.stat"))
+	m, err := readPairs(h.file("memory.stat"))
 	if err != nil {
 		return Stat{}, err
 	}
 	if g.version == 2 {
-		return Stat{m["anon"], m["file"], m["file_mapped"], m["shmem"], m["unevictable"], m["active_file"], m["kernel"]}, nil
+		return Stat{
+			Anon: m["anon"], File: m["file"], Mapped: m["file_mapped"], Shmem: m["shmem"],
+			Unevictable: m["unevictable"], ActiveFile: m["active_file"], Kernel: m["kernel"],
+		}, nil
 	}
-	return Stat{m["total_rss"], m["total_cache"], m["total_mapped_file"], m["total_shmem"], m["total_unevictable"], m["total_active_file"], 0}, nil
+	return Stat{
+		Anon: m["total_rss"], File: m["total_cache"], Mapped: m["total_mapped_file"], Shmem: m["total_shmem"],
+		Unevictable: m["total_unevictable"], ActiveFile: m["total_active_file"],
+	}, nil
 }
 
-// OOMKills returns how many processes of the group the kernel has killed for lack of memory since the group was created.
+// OOMKills returns how many processes of the group the kernel has killed for lack of memory since
+// the group was created.
 func (g *Group) OOMKills() (int64, error) {
-	file := g.mem.file(g.names().events)
-	m, err := pairs(file)
+	file := g.mem.file(g.fileNames().events)
+	m, err := readPairs(file)
 	if err != nil {
 		return 0, err
 	}
@@ -188,9 +213,9 @@ func (g *Group) OOMKills() (int64, error) {
 	return n, nil
 }
 
-// ReadBytes returns how many bytes the group and its descendants have read from a disk since the group was created. The disk is given by
-// the device number that stat(2) reports for a file. Partitions have no account of their own; use the number of their disk. See
-// [Group.AccountReads].
+// ReadBytes returns how many bytes the group and its descendants have read from a disk since the
+// group was created. The disk is given by the device number that stat(2) reports for a file.
+// Partitions have no account of their own; use the number of their disk. See [Group.AccountReads].
 func (g *Group) ReadBytes(major, minor uint32) (int64, error) {
 	if g.io == (hierarchy{}) {
 		return 0, fmt.Errorf("no disk account of control groups is mounted: %w", fs.ErrNotExist)
@@ -200,10 +225,12 @@ func (g *Group) ReadBytes(major, minor uint32) (int64, error) {
 		name = "blkio.throttle.io_service_bytes_recursive"
 	}
 	device := fmt.Sprintf("%d:%d", major, minor)
-	return parsed(g.io.file(name), func(text string) (int64, error) { return parseReads(text, g.version, device) })
+	return readParsed(g.io.file(name), func(text string) (int64, error) {
+		return parseReads(text, g.version, device)
+	})
 }
 
-// parseReads finds how much was read from a device; 0 if there is nothing of it.
+// parseReads finds the bytes that were read from a device. It returns 0 if the device is not listed.
 func parseReads(text string, version int, device string) (int64, error) {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)

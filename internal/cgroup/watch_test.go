@@ -1,5 +1,7 @@
 package cgroup
 
+// This file tests Watch and Place, on fixtures and on the real kernel.
+
 import (
 	"errors"
 	"fmt"
@@ -17,7 +19,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// quiet discards what a kernel lacks.
+// quiet discards the log of sources that a kernel lacks.
 var quiet = slog.New(slog.DiscardHandler)
 
 // watch watches a group for a test.
@@ -35,32 +37,38 @@ func watch(t *testing.T, g *Group, s system) *Watch {
 	return w
 }
 
-func set(t *testing.T, file, text string) {
+func writeFile(t *testing.T, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Version 2, on plain files: what is written there is what the kernel would.
+// On version 2, with plain files: the test writes into them what the kernel would.
 func TestWatchV2(t *testing.T) {
 	for _, local := range []bool{true, false} {
-		s := writable(t, "v2")
+		s := copyFixture(t, "v2")
 		g, err := s.find(100)
 		if err != nil {
 			t.Fatal(err)
 		}
 		own, above := g.Dir(), filepath.Dir(g.Dir())
 		events := "memory.events"
-		if local { // what happened below counts in the other file only
+		if local { // then the other file also counts the events of descendants
 			events = "memory.events.local"
 			for _, dir := range []string{own, above} {
-				set(t, filepath.Join(dir, events), "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n")
+				writeFile(t, filepath.Join(dir, events), "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n")
 			}
 		}
 		w := watch(t, g, s)
 		if n := w.Notices(); n != (Notice{}) || w.Moved(1) {
-			t.Errorf("before anything happened: %+v", n)
+			t.Errorf("before anything happened: %+v, want nothing", n)
+		}
+		// Without the local file, counters that rose before the test do not count, so oom_kill is
+		// no news.
+		ownKill, aboveKill := "", "memory.events: max of /user.slice"
+		if local {
+			ownKill, aboveKill = "memory.events: oom_kill", "memory.events: oom_kill of /user.slice"
 		}
 		for _, step := range []struct {
 			file, text string
@@ -69,77 +77,80 @@ func TestWatchV2(t *testing.T) {
 			{filepath.Join(own, "memory.max"), "900000000\n", Notice{Limit: true}},
 			{filepath.Join(own, "memory.high"), "max\n", Notice{Limit: true}},
 			{filepath.Join(above, "memory.max"), "900000000\n", Notice{Limit: true}},
-			{filepath.Join(own, events), "low 5\nhigh 17\nmax 2211\noom 1\noom_kill 1\n", Notice{Short: map[bool]string{true: "memory.events: oom_kill"}[local]}},
+			{filepath.Join(own, events), "low 5\nhigh 17\nmax 2211\noom 1\noom_kill 1\n", Notice{Short: ownKill}},
 			{filepath.Join(own, events), "low 6\nhigh 17\nmax 2211\noom 1\noom_kill 1\n", Notice{}},
-			{filepath.Join(own, events), "low 6\nhigh 18\nmax 2211\noom 1\noom_kill 1\n", Notice{Short: "memory.events: high"}},
-			{filepath.Join(own, events), "low 6\nhigh 19\nmax 2212\noom 1\noom_kill 1\n", Notice{Short: "memory.events: max"}},
-			{filepath.Join(own, events), "low 6\nhigh 19\nmax 2212\noom 2\noom_kill 1\n", Notice{Short: "memory.events: oom"}},
-			{filepath.Join(above, events), "low 0\nhigh 0\nmax 1\noom 0\noom_kill 4\n", Notice{Short: map[bool]string{true: "memory.events: oom_kill of /user.slice", false: "memory.events: max of /user.slice"}[local]}},
+			{filepath.Join(own, events), "low 6\nhigh 18\nmax 2211\noom 1\noom_kill 1\n",
+				Notice{Short: "memory.events: high"}},
+			{filepath.Join(own, events), "low 6\nhigh 19\nmax 2212\noom 1\noom_kill 1\n",
+				Notice{Short: "memory.events: max"}},
+			{filepath.Join(own, events), "low 6\nhigh 19\nmax 2212\noom 2\noom_kill 1\n",
+				Notice{Short: "memory.events: oom"}},
+			{filepath.Join(above, events), "low 0\nhigh 0\nmax 1\noom 0\noom_kill 4\n", Notice{Short: aboveKill}},
 		} {
-			set(t, step.file, step.text)
+			writeFile(t, step.file, step.text)
 			if n := w.Notices(); n != step.want {
 				t.Errorf("local %v: %s: %+v, want %+v", local, step.text, n, step.want)
 			}
 			if n := w.Notices(); n != (Notice{}) {
-				t.Errorf("a second time: %+v", n)
+				t.Errorf("a second time: %+v, want nothing", n)
 			}
 		}
 		for _, dir := range []string{own, above} {
-			set(t, filepath.Join(dir, "memory.current"), "700000000\n")
+			writeFile(t, filepath.Join(dir, "memory.current"), "700000000\n")
 			if w.Moved(2 << 30) {
-				t.Error("less than a step is reported")
+				t.Error("a change of less than a step is reported")
 			}
 			if !w.Moved(1<<20) || w.Moved(1<<20) {
-				t.Errorf("usage of %s: not reported, or twice", dir)
+				t.Errorf("change of the usage of %s: not reported, or twice; want once", dir)
 			}
 		}
 	}
 }
 
-// Usage that goes up and down is reported when it leaves what it was lately, not each time.
+// Usage that goes up and down is reported only when it leaves the range of its latest values.
 func TestMovedUpAndDown(t *testing.T) {
-	s := writable(t, "v2")
+	s := copyFixture(t, "v2")
 	g, err := s.find(100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(g.Dir(), "memory.current")
-	set(t, file, "700000000\n")
+	writeFile(t, file, "700000000\n")
 	w := watch(t, g, s)
-	reports := func(usage ...string) (n int) {
+	countReports := func(usage ...string) (n int) {
 		for _, one := range usage {
-			set(t, file, one+"\n")
+			writeFile(t, file, one+"\n")
 			if w.Moved(1 << 20) {
 				n++
 			}
 		}
 		return n
 	}
-	if n := reports("720000000", "690000000"); n != 2 {
-		t.Errorf("%d reports of what is new", n)
+	if n := countReports("720000000", "690000000"); n != 2 {
+		t.Errorf("%d reports of new values, want 2", n)
 	}
-	for range bandLooks / 2 {
-		if n := reports("720500000", "689500000"); n != 0 {
-			t.Fatalf("%d reports of what is known", n)
+	for range bandCalls / 2 {
+		if n := countReports("720500000", "689500000"); n != 0 {
+			t.Fatalf("%d reports of known values, want 0", n)
 		}
 	}
-	if n := reports("730000000", "680000000"); n != 2 {
-		t.Errorf("%d reports beyond that", n)
+	if n := countReports("730000000", "680000000"); n != 2 {
+		t.Errorf("%d reports of values outside the range, want 2", n)
 	}
-	for range 2 * bandLooks {
-		reports("700000000")
+	for range 2 * bandCalls {
+		countReports("700000000")
 	}
-	if n := reports("720000000", "690000000"); n != 2 {
-		t.Errorf("%d reports after a while", n)
+	if n := countReports("720000000", "690000000"); n != 2 {
+		t.Errorf("%d reports after a while, want 2", n)
 	}
 }
 
-// Limits of the group and of its ancestor that are written are noticed; reading them is not.
+// Writing a limit of the group or of its ancestor is noticed. Reading it is not.
 func TestWatchLimits(t *testing.T) {
 	parent := newGroup(t)
 	g, err := Create(parent, "sub")
 	if err != nil {
-		t.Skipf("no level below: %v", err)
+		t.Skipf("no subgroups here: %v", err)
 	}
 	defer func() {
 		if err := g.Remove(); err != nil {
@@ -153,7 +164,7 @@ func TestWatchLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			if w.Notices().Limit {
-				t.Error("reading a limit is taken for a change")
+				t.Error("reading a limit is reported as a change")
 			}
 			if err := changed.SetLimit(limit); err != nil {
 				t.Fatal(err)
@@ -162,18 +173,19 @@ func TestWatchLimits(t *testing.T) {
 				t.Errorf("limit %d of %s was not noticed", limit, changed.Name())
 			}
 			if w.Notices().Limit {
-				t.Error("noticed twice")
+				t.Error("one change was reported twice")
 			}
 		}
 	}
 }
 
-// What a process in the group takes is noticed by the group and its ancestor; when it takes more than there is, the kernel's word is.
+// Memory that a process takes is noticed in its group and in the ancestor. When it takes more than
+// the limit, the kernel's report of a shortage is noticed.
 func TestWatchHog(t *testing.T) {
 	parent := newGroup(t)
 	g, err := Create(parent, "sub")
 	if err != nil {
-		t.Skipf("no level below: %v", err)
+		t.Skipf("no subgroups here: %v", err)
 	}
 	defer func() {
 		if err := g.Remove(); err != nil {
@@ -186,7 +198,8 @@ func TestWatchHog(t *testing.T) {
 	w := watch(t, g, system{"/"})
 	above := watch(t, parent, system{"/"})
 	// The shell keeps 8 MiB; then dd takes a buffer of its block size.
-	hog := inGroup(t, g, `x=$(head -c 8388608 /dev/zero | tr '\0' a); read -r line; exec dd if=/dev/zero of=/dev/null bs=96M count=1`)
+	hog := inGroup(t, g, `x=$(head -c 8388608 /dev/zero | tr '\0' a); read -r line
+		exec dd if=/dev/zero of=/dev/null bs=96M count=1`)
 	in, err := hog.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -200,23 +213,24 @@ func TestWatchHog(t *testing.T) {
 		t.Fatal(err)
 	}
 	var why string
-	testenv.WaitFor(t, "word that memory is short", func() bool { why = w.Notices().Short; return why != "" })
+	testenv.WaitFor(t, "a report that memory is short", func() bool { why = w.Notices().Short; return why != "" })
 	if !strings.HasPrefix(why, "memory.") {
-		t.Errorf("%q does not name a file of the kernel's", why)
+		t.Errorf("reason %q, want one that names a file memory.*", why)
 	}
 	if err := hog.Wait(); err == nil {
-		t.Error("it was not killed")
+		t.Error("the process was not killed")
 	}
 }
 
-// A modification that the kernel makes itself is reported, too, as that of memory.events is: here it is a file that version 2 has without the memory controller.
+// A modification that the kernel itself makes is reported, too, as for memory.events. The test uses
+// a file that version 2 has even without the memory controller.
 func TestKernelModifies(t *testing.T) {
 	g := newGroup(t)
 	if g.v2 == (hierarchy{}) {
 		t.Skip("no hierarchy of version 2")
 	}
 	w := watch(t, g, system{"/"})
-	if err := w.modified(g.v2.file("cgroup.events"), &source{limit: true}); err != nil {
+	if err := w.watchWrites(g.v2.file("cgroup.events"), &source{limit: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := inGroup(t, g, "exit 0").Run(); err != nil {
@@ -225,16 +239,16 @@ func TestKernelModifies(t *testing.T) {
 	testenv.WaitFor(t, "the change of populated", func() bool { return w.Notices().Limit })
 }
 
-// Each source that this kernel has is watched; triggers with or without privileges.
+// Each source that this kernel offers is watched. A trigger is set with or without privileges.
 func TestSources(t *testing.T) {
 	g := newGroup(t)
 	w := watch(t, g, system{"/"})
 	has := map[string]int{}
-	for _, src := range w.told {
-		has[src.short]++
+	for _, src := range w.byDescriptor {
+		has[src.reason]++
 	}
-	for _, src := range w.written {
-		has[filepath.Base(src.events)]++
+	for _, src := range w.byInotify {
+		has[filepath.Base(src.eventsFile)]++
 	}
 	var want []string
 	if _, err := HostPressure(); err == nil {
@@ -244,7 +258,8 @@ func TestSources(t *testing.T) {
 		}
 	}
 	if g.version == 1 {
-		want = append(want, "memory.pressure_level: medium", "memory.pressure_level: critical", "memory.oom_control: out of memory", "memory.pressure_level: critical of /")
+		want = append(want, "memory.pressure_level: medium", "memory.pressure_level: critical",
+			"memory.oom_control: out of memory", "memory.pressure_level: critical of /")
 	} else if _, err := os.Stat(g.mem.file("memory.events.local")); err == nil {
 		want = append(want, "memory.events.local")
 	} else {
@@ -252,27 +267,27 @@ func TestSources(t *testing.T) {
 	}
 	for _, what := range want {
 		if has[what] == 0 {
-			t.Errorf("%s is not watched; what is: %v", what, has)
+			t.Errorf("%s is not watched, only %v", what, has)
 		}
 	}
 }
 
-// A group that is removed while it is watched moves, and then says nothing for ever.
+// When a watched group is removed, Moved reports it. Then there are no more notices.
 func TestWatchRemoved(t *testing.T) {
 	parent := newGroup(t)
 	g, err := Create(parent, "sub")
 	if err != nil {
-		t.Skipf("no level below: %v", err)
+		t.Skipf("no subgroups here: %v", err)
 	}
 	w := watch(t, g, system{"/"})
 	if err := g.Remove(); err != nil {
 		t.Fatal(err)
 	}
 	if !w.Moved(1 << 40) {
-		t.Error("not noticed")
+		t.Error("Moved did not report the removal")
 	}
 	silent := 0
-	testenv.WaitFor(t, "it to say nothing more", func() bool {
+	testenv.WaitFor(t, "the end of all notices", func() bool {
 		if silent++; w.Notices() != (Notice{}) {
 			silent = 0
 		}
@@ -280,8 +295,8 @@ func TestWatchRemoved(t *testing.T) {
 	})
 }
 
-// descriptors lists those of this process.
-func descriptors(t *testing.T) []string {
+// listDescriptors lists this process's descriptors and their files.
+func listDescriptors(t *testing.T) []string {
 	t.Helper()
 	dirs, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -316,24 +331,25 @@ func TestNoDescriptorsLeft(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	use() // what the runtime opens once
-	before := descriptors(t)
+	use() // opens whatever the runtime opens once
+	before := listDescriptors(t)
 	for range 10 {
 		use()
 	}
-	if after := descriptors(t); !slices.Equal(before, after) {
+	if after := listDescriptors(t); !slices.Equal(before, after) {
 		t.Errorf("before %q\nafter %q", before, after)
 	}
 }
 
-// A process that is moved is found in its new group; one that ends has not moved to the top.
+// A process that was moved is found in its new group. A process that ends is not reported as moved
+// to the topmost group.
 func TestPlace(t *testing.T) {
 	parent := newGroup(t)
 	var groups [2]*Group
 	for i, name := range []string{"a", "b"} {
 		g, err := Create(parent, name)
 		if err != nil {
-			t.Skipf("no level below: %v", err)
+			t.Skipf("no subgroups here: %v", err)
 		}
 		defer func() {
 			if err := g.Remove(); err != nil {
@@ -354,17 +370,17 @@ func TestPlace(t *testing.T) {
 	}
 	defer p.Close()
 	if moved, err := p.Moved(); !moved || err != nil {
-		t.Errorf("the first look: %v, %v", moved, err)
+		t.Errorf("the first call: moved %v, %v; want true", moved, err)
 	}
 	for _, g := range []*Group{a, b, a} {
 		if moved, err := p.Moved(); moved || err != nil {
-			t.Errorf("moved %v, %v", moved, err)
+			t.Errorf("before the move: moved %v, %v; want false", moved, err)
 		}
 		if err := g.Join(cmd.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
 		if moved, err := p.Moved(); !moved || err != nil {
-			t.Errorf("to %s: moved %v, %v", g.Name(), moved, err)
+			t.Errorf("to %s: moved %v, %v; want true", g.Name(), moved, err)
 		}
 		if found, err := p.Find(); err != nil || *found != *g {
 			t.Errorf("found %+v, %v; want %+v", found, err, g)
@@ -376,7 +392,7 @@ func TestPlace(t *testing.T) {
 	for range 100 { // at first it is a zombie, which version 2 shows in its group
 		moved, err := p.Moved()
 		if moved {
-			t.Error("it seems to have moved when it ended")
+			t.Error("the end of the process is reported as a move")
 		}
 		if err != nil && !errors.Is(err, ErrEnded) {
 			t.Fatal(err)
@@ -385,35 +401,35 @@ func TestPlace(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	if _, err := p.Moved(); !errors.Is(err, ErrEnded) {
-		t.Error(err)
+		t.Errorf("Moved: error %v, want %v", err, ErrEnded)
 	}
 	if _, err := p.Find(); !errors.Is(err, ErrEnded) {
-		t.Error(err)
+		t.Errorf("Find: error %v, want %v", err, ErrEnded)
 	}
 	if _, err := NewPlace(cmd.Process.Pid); !errors.Is(err, ErrEnded) {
-		t.Error(err)
+		t.Errorf("NewPlace: error %v, want %v", err, ErrEnded)
 	}
 }
 
-// The words of stat are found whatever the program is named.
+// The flags in /proc/PID/stat are found whatever name the program has.
 func TestPlaceNames(t *testing.T) {
-	s := writable(t, "v2")
-	p, err := s.place(100)
+	s := copyFixture(t, "v2")
+	p, err := s.follow(100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
 	stat := filepath.Join(s.root, "proc/100/stat")
 	for name, flags := range map[string]int{"a": 0x400000, ") (x": 0x400000, "4 4 4) 4 4 4": 4, "b": 0x40000c} {
-		set(t, stat, fmt.Sprintf("100 (%s) S 1 100 100 0 -1 %d 1 2 3\n", name, flags))
-		if exiting, err := p.exiting(); err != nil || exiting != (flags&isExiting != 0) {
-			t.Errorf("%q, %#x: %v, %v", name, flags, exiting, err)
+		writeFile(t, stat, fmt.Sprintf("100 (%s) S 1 100 100 0 -1 %d 1 2 3\n", name, flags))
+		if exiting, err := p.isExiting(); err != nil || exiting != (flags&flagExiting != 0) {
+			t.Errorf("%q, flags %#x: exiting %v, %v; want %v", name, flags, exiting, err, !exiting)
 		}
 	}
 	for _, text := range []string{"", "100 (a) S 1 1\n", "100 (a) S 1 100 100 0 -1 x 1 2 3\n"} {
-		set(t, stat, text)
-		if _, err := p.exiting(); err == nil {
-			t.Errorf("%q is taken", text)
+		writeFile(t, stat, text)
+		if _, err := p.isExiting(); err == nil {
+			t.Errorf("%q gave no error", text)
 		}
 	}
 }

@@ -1,5 +1,7 @@
 package chart
 
+// This file tests bars, dots and steps by comparing pictures.
+
 import (
 	"bytes"
 	"errors"
@@ -13,22 +15,30 @@ import (
 	"gonum.org/v1/plot/cmpimg"
 )
 
-// stacked has two panels, one with parts, a label that is too long, and a caption.
+// stacked returns bars in two panels, one of which has several parts, with a label that is too long
+// and a caption.
 func stacked() *Bars {
 	return &Bars{
-		Title:  "a model: what is read again",
-		Labels: []string{"blk.0.ffn_up.weight", "blk.1." + strings.Repeat("long_", 20) + "weight", "output.weight", "never"},
+		Title: "a model: what is read again",
+		Labels: []string{
+			"blk.0.ffn_up.weight", "blk.1." + strings.Repeat("long_", 20) + "weight", "output.weight", "never",
+		},
 		Panels: []BarPanel{
-			{XLabel: "read again (MiB)", Parts: []BarPart{{"fault", []float64{1200, 300, 0, 0}}, {"readahead", []float64{1800, 0, 50, 0}}}},
+			{XLabel: "read again (MiB)", Parts: []BarPart{
+				{"fault", []float64{1200, 300, 0, 0}}, {"readahead", []float64{1800, 0, 50, 0}},
+			}},
 			{XLabel: "waiting (ms)", Parts: []BarPart{{"", []float64{1, 2, 3, 0}}}},
 		},
 		Caption: "2 CPUs; Linux 6.1; llama-cli -m model.gguf",
 	}
 }
 
-// dots has many points in each of two curves.
+// dots returns a figure with many points in each of two curves.
 func dots() *Figure {
-	f := &Figure{To: 10, High: 100, XLabel: "step", YLabel: "offset (MiB)", Beside: true, Caption: "a caption", Panels: []Panel{{Title: "where is read"}}}
+	f := &Figure{
+		To: 10, High: 100, XLabel: "step", YLabel: "offset (MiB)", Beside: true, Caption: "a caption",
+		Panels: []Panel{{Title: "where is read"}},
+	}
 	for i, name := range []string{"sequential", "backward"} {
 		c := Curve{Name: name, Dots: true}
 		for n := range 200 {
@@ -39,14 +49,19 @@ func dots() *Figure {
 	return f
 }
 
-// stairs has a curve whose values hold until the next, beside one with marks.
+// stairs returns a figure with a curve in steps and one with marks.
 func stairs() *Figure {
-	return &Figure{To: 10, High: 100, XLabel: "memory (GiB)", YLabel: "missed (%)", Panels: []Panel{{Title: "a curve in steps", Curves: []Curve{
-		{Name: "steps", Steps: true, Points: []Point{{X: 0, Y: 100}, {X: 4, Y: 50}, {X: 9, Y: 10}, {X: 10, Y: 10}}}, {Name: "marks", Points: []Point{{X: 1, Y: 20}, {X: 8, Y: 70}}},
-	}}}}
+	curves := []Curve{
+		{Name: "steps", Steps: true, Points: []Point{{X: 0, Y: 100}, {X: 4, Y: 50}, {X: 9, Y: 10}, {X: 10, Y: 10}}},
+		{Name: "marks", Points: []Point{{X: 1, Y: 20}, {X: 8, Y: 70}}},
+	}
+	return &Figure{
+		To: 10, High: 100, XLabel: "memory (GiB)", YLabel: "missed (%)",
+		Panels: []Panel{{Title: "a curve in steps", Curves: curves}},
+	}
 }
 
-// The golden images have been looked at.
+// Figures look like the golden images, which people have checked.
 func TestPictures(t *testing.T) {
 	type drawn interface {
 		Write(w io.Writer, format string) error
@@ -59,7 +74,9 @@ func TestPictures(t *testing.T) {
 	}
 	joined := stairs()
 	joined.Panels[0].Curves[0].Steps = false
-	for name, of := range map[string]struct{ figure, other drawn }{"stairs": {stairs(), joined}, "bars": {stacked(), other}, "dots": {dots(), moved}} {
+	for name, of := range map[string]struct{ figure, other drawn }{
+		"stairs": {stairs(), joined}, "bars": {stacked(), other}, "dots": {dots(), moved},
+	} {
 		t.Run(name, func(t *testing.T) {
 			draw := func(d drawn, format string) []byte {
 				var b bytes.Buffer
@@ -86,22 +103,25 @@ func TestPictures(t *testing.T) {
 				return ok
 			}
 			if !same(got) {
-				t.Errorf("the figure is not %s; see -update", path)
+				t.Errorf("the figure does not look like %s; see -update", path)
 			}
 			if same(draw(of.other, "png")) {
-				t.Error("a figure of other values passes for it")
+				t.Error("a figure of other values looks the same to this test")
 			}
 			for format, begin := range map[string]string{"svg": "<?xml", "pdf": "%PDF"} {
 				if b := draw(of.figure, format); !strings.HasPrefix(string(b), begin) {
-					t.Errorf("%s begins with %.10q", format, b)
+					t.Errorf("%s begins with %.10q, want %q", format, b, begin)
 				}
 			}
 		})
 	}
 }
 
-// What cannot be drawn is refused before anything is written.
+// Bars that cannot be drawn are refused before anything is written.
 func TestBarsRefused(t *testing.T) {
+	oneBar := func(value float64) *Bars {
+		return &Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", []float64{value}}}}}}
+	}
 	for name, of := range map[string]struct {
 		bars *Bars
 		want error
@@ -109,17 +129,17 @@ func TestBarsRefused(t *testing.T) {
 		"no labels": {&Bars{Panels: make([]BarPanel, 1)}, ErrEmpty},
 		"no panels": {&Bars{Labels: []string{"a"}}, ErrEmpty},
 		"too many":  {&Bars{Labels: make([]string, MaxBars+1), Panels: make([]BarPanel, 1)}, ErrTooLarge},
-		"infinite":  {&Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", []float64{math.Inf(1)}}}}}}, ErrTooLarge},
-		"unknown":   {&Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", []float64{math.NaN()}}}}}}, ErrTooLarge},
+		"infinite":  {oneBar(math.Inf(1)), ErrTooLarge},
+		"unknown":   {oneBar(math.NaN()), ErrTooLarge},
 		"values":    {&Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", nil}}}}}, nil},
 	} {
 		var b bytes.Buffer
 		if err := of.bars.Write(&b, "svg"); err == nil || of.want != nil && !errors.Is(err, of.want) || b.Len() > 0 {
-			t.Errorf("%s: %v, %d bytes", name, err, b.Len())
+			t.Errorf("%s: error %v, %d bytes; want %v (nil: any error), 0", name, err, b.Len(), of.want)
 		}
 	}
 	var b bytes.Buffer
-	if err := (&Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", []float64{0}}}}}}).Write(&b, "svg"); err != nil || b.Len() == 0 {
-		t.Errorf("bars of nothing: %v", err)
+	if err := oneBar(0).Write(&b, "svg"); err != nil || b.Len() == 0 {
+		t.Errorf("bars of length 0: error %v, %d bytes; want a picture", err, b.Len())
 	}
 }

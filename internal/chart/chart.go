@@ -1,8 +1,8 @@
-// Package chart draws figures: of lines ([Figure]: one or more panels, in each a curve for each thing that is compared, and dashed what bounds them; or dots), and of
-// bars ([Bars]).
+// Package chart draws figures. A [Figure] has one or more panels of curves or dots. Curves that
+// bound the others are dashed. [Bars] is a figure of horizontal bars.
 package chart
 
-// This file turns a figure into a picture.
+// This file draws figures of curves.
 
 import (
 	"errors"
@@ -27,21 +27,23 @@ import (
 // Formats are the formats of [Figure.Write], which are also the extensions of such files.
 var Formats = []string{"png", "svg", "pdf"}
 
-// FormatOf is the format that a file's name asks for; it need not be one of Formats.
+// FormatOf is the format that a file's name asks for by its extension. It need not be one of Formats.
 func FormatOf(file string) string {
 	return strings.ToLower(strings.TrimPrefix(filepath.Ext(file), "."))
 }
 
-// Figure is what is drawn. All panels have the same axes.
+// Figure is a figure of curves. All panels have the same axes.
 type Figure struct {
 	Panels  []Panel
-	Columns int // panels beside each other; 0: all
-	// From and To are the ends of the x axis; the y axis goes from 0 to High.
+	Columns int // number of panels side by side; 0: all
+	// From and To are the ends of the x axis. The y axis goes from 0 to High.
 	From, To, High float64
 	XLabel, YLabel string
-	// Beside puts the legend to the right of the curves, where there is room for any number of them; else it is above them, at the left.
+	// Beside puts the legend to the right of the curves, where there is room for any number of
+	// them. Otherwise it is at the top left.
 	Beside bool
-	// Caption is a line below, in small letters: on what machine, how. It is cut at the figure's width.
+	// Caption is a line in small letters below the figure, such as the machine and the command. It
+	// is cut at the figure's width.
 	Caption string
 }
 
@@ -51,16 +53,17 @@ type Panel struct {
 	Curves []Curve
 }
 
-// Curve is a line. A curve without points is not drawn, but has a colour: so the same thing has the same colour in all panels.
+// Curve is a line. A curve without points is not drawn, but takes a colour. So the curves of the
+// same thing have the same colour in all panels.
 type Curve struct {
 	Name   string
-	Points []Point // by X
-	Bound  bool    // it bounds the others: dashed, without marks, in no colour
-	Dots   bool    // its points are many: small, and no line joins them
-	Steps  bool    // its points are many: from each its value holds to the next one, and no marks are drawn
+	Points []Point // in the order of X
+	Bound  bool    // it bounds the others: drawn dashed, without marks, in no colour
+	Dots   bool    // for many points: they are small, and no line joins them
+	Steps  bool    // for many points: each value holds up to the next point, and no marks are drawn
 }
 
-// Point is a point of a curve. If High is more than Low, that range is drawn upright.
+// Point is a point of a curve. If High is greater than Low, that range is drawn as a vertical bar.
 type Point struct{ X, Y, Low, High float64 }
 
 // Errors of Write.
@@ -69,22 +72,27 @@ var (
 	ErrTooLarge = errors.New("the numbers are too large to draw")
 )
 
-// curveColors are told apart with and without colour blindness (Okabe and Ito, "Color Universal Design", 2008); the order avoids neighbours
-// of equal lightness. After the last, the first comes again, with other marks.
+// curveColors can be distinguished with and without colour blindness (Okabe and Ito, "Color
+// Universal Design", 2008). The order avoids neighbours of equal lightness. After the last colour,
+// the first comes again, with other marks.
 var curveColors = []color.RGBA{
-	{0x00, 0x72, 0xb2, 0xff}, {0xe6, 0x9f, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0xcc, 0x79, 0xa7, 0xff}, {0x56, 0xb4, 0xe9, 0xff},
+	{0x00, 0x72, 0xb2, 0xff}, {0xe6, 0x9f, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff},
+	{0xd5, 0x5e, 0x00, 0xff}, {0xcc, 0x79, 0xa7, 0xff}, {0x56, 0xb4, 0xe9, 0xff},
 }
 
 var (
-	curveMarks = []draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}, draw.SquareGlyph{}}
-	ink        = color.RGBA{0x20, 0x20, 0x20, 0xff}
-	gridInk    = color.RGBA{0xe4, 0xe4, 0xe4, 0xff}
+	curveMarks = []draw.GlyphDrawer{
+		draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}, draw.SquareGlyph{},
+	}
+	ink     = color.RGBA{0x20, 0x20, 0x20, 0xff}
+	gridInk = color.RGBA{0xe4, 0xe4, 0xe4, 0xff}
 )
 
 // Size of a panel.
 const width, height = 6.2 * vg.Inch, 4.6 * vg.Inch
 
-// Write draws the figure. It fails with [ErrEmpty] or [ErrTooLarge] before anything is written, or as w does.
+// Write draws the figure. It fails with [ErrEmpty] or [ErrTooLarge] before anything is written, or
+// as w does.
 func (f *Figure) Write(w io.Writer, format string) error {
 	if len(f.Panels) == 0 || !(f.From < f.To) || !(f.High > 0) {
 		return ErrEmpty
@@ -97,8 +105,8 @@ func (f *Figure) Write(w io.Writer, format string) error {
 		columns = len(f.Panels)
 	}
 	rows := (len(f.Panels) + columns - 1) / columns
-	beside := f.beside()
-	each := width + beside
+	legendWidth := f.legendWidth()
+	each := width + legendWidth
 	wide, high := each*vg.Length(columns), height*vg.Length(rows)+captionHeight(f.Caption)
 	canvas, err := NewCanvas(format, wide, high)
 	if err != nil {
@@ -108,11 +116,12 @@ func (f *Figure) Write(w io.Writer, format string) error {
 	for i := range f.Panels {
 		left, top := each*vg.Length(i%columns), height*vg.Length(i/columns)
 		part := draw.Crop(all, left, left+each-wide, high-top-height, -top)
-		if err := f.draw(&f.Panels[i], beside, draw.Crop(part, vg.Points(8), -vg.Points(12), vg.Points(6), -vg.Points(8))); err != nil {
+		part = draw.Crop(part, vg.Points(8), -vg.Points(12), vg.Points(6), -vg.Points(8))
+		if err := f.drawPanel(&f.Panels[i], legendWidth, part); err != nil {
 			return fmt.Errorf("draw figure: %w", err)
 		}
 	}
-	caption(all, f.Caption)
+	drawCaption(all, f.Caption)
 	if _, err := canvas.WriteTo(w); err != nil {
 		return fmt.Errorf("write figure: %w", err)
 	}
@@ -126,21 +135,21 @@ func captionHeight(text string) vg.Length {
 	return vg.Points(16)
 }
 
-// caption writes a line at the bottom of a figure.
-func caption(c draw.Canvas, line string) {
+// drawCaption draws a line at the bottom of a figure.
+func drawCaption(c draw.Canvas, line string) {
 	if line == "" {
 		return
 	}
 	style := newPlot("", "", "").X.Label.TextStyle
 	style.Font.Size, style.XAlign, style.YAlign = vg.Points(8), draw.XLeft, draw.YBottom
-	line = fit(line, func(s string) bool { return style.Width(s) <= c.Rectangle.Size().X-vg.Points(20) })
+	line = shorten(line, func(s string) bool { return style.Width(s) <= c.Rectangle.Size().X-vg.Points(20) })
 	c.FillText(style, vg.Point{X: vg.Points(10), Y: vg.Points(6)}, line)
 }
 
 // DPI is the resolution of pictures of pixels.
 const DPI = 144
 
-// NewCanvas makes what is drawn on: of pixels ([DPI] of them to the inch) for png.
+// NewCanvas makes a canvas in a format. For png it has [DPI] pixels per inch.
 func NewCanvas(format string, wide, high vg.Length) (vg.CanvasWriterTo, error) {
 	switch format {
 	case "png":
@@ -161,8 +170,8 @@ func newLegend() plot.Legend {
 	return l
 }
 
-// beside is the width of legends beside the curves.
-func (f *Figure) beside() (widest vg.Length) {
+// legendWidth is the width of legends beside the curves; 0 if they are not there.
+func (f *Figure) legendWidth() (widest vg.Length) {
 	if !f.Beside {
 		return 0
 	}
@@ -175,8 +184,8 @@ func (f *Figure) beside() (widest vg.Length) {
 	return widest + l.ThumbnailWidth + vg.Points(24)
 }
 
-// draw draws a panel, with its legend beside it if that has a width.
-func (f *Figure) draw(in *Panel, beside vg.Length, at draw.Canvas) error {
+// drawPanel draws a panel with its legend.
+func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) error {
 	p := newPlot(in.Title, f.XLabel, f.YLabel)
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(evenTicks), plot.TickerFunc(evenTicks)
 	lines := plotter.NewGrid()
@@ -184,7 +193,7 @@ func (f *Figure) draw(in *Panel, beside vg.Length, at draw.Canvas) error {
 	p.Add(lines)
 
 	legend := newLegend()
-	number := 0 // of the curves that have a colour
+	number := 0 // of the next curve that has a colour
 	for i := range in.Curves {
 		c := &in.Curves[i]
 		var err error
@@ -193,7 +202,9 @@ func (f *Figure) draw(in *Panel, beside vg.Length, at draw.Canvas) error {
 			err = addBound(p, &legend, c)
 		case !c.Bound:
 			if len(c.Points) > 0 {
-				err = addCurve(p, &legend, c, curveColors[number%len(curveColors)], curveMarks[(number+number/len(curveColors))%len(curveMarks)])
+				paint := curveColors[number%len(curveColors)]
+				mark := curveMarks[(number+number/len(curveColors))%len(curveMarks)]
+				err = addCurve(p, &legend, c, paint, mark)
 			}
 			number++
 		}
@@ -208,8 +219,8 @@ func (f *Figure) draw(in *Panel, beside vg.Length, at draw.Canvas) error {
 		p.Draw(at)
 		return nil
 	}
-	p.Draw(draw.Crop(at, 0, -beside, 0, 0))
-	legend.Draw(draw.Crop(at, at.Rectangle.Size().X-beside+vg.Points(8), 0, 0, -vg.Points(24)))
+	p.Draw(draw.Crop(at, 0, -legendWidth, 0, 0))
+	legend.Draw(draw.Crop(at, at.Rectangle.Size().X-legendWidth+vg.Points(8), 0, 0, -vg.Points(24)))
 	return nil
 }
 
@@ -218,14 +229,16 @@ func newPlot(title, x, y string) *plot.Plot {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
 	p.Title.TextStyle.Font.Size, p.Title.Padding = vg.Points(13), vg.Points(8)
-	for _, style := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label} {
+	for _, style := range []*text.Style{
+		&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label,
+	} {
 		style.Font.Variant, style.Color = "Sans", ink
 	}
 	return p
 }
 
 func addBound(p *plot.Plot, legend *plot.Legend, c *Curve) error {
-	l, err := plotter.NewLine(places(c.Points))
+	l, err := plotter.NewLine(toXYs(c.Points))
 	if err != nil {
 		return err
 	}
@@ -235,7 +248,8 @@ func addBound(p *plot.Plot, legend *plot.Legend, c *Curve) error {
 	return nil
 }
 
-func places(points []Point) plotter.XYs {
+// toXYs returns points without their ranges.
+func toXYs(points []Point) plotter.XYs {
 	var all plotter.XYs
 	for _, p := range points {
 		all = append(all, plotter.XY{X: p.X, Y: p.Y})
@@ -250,7 +264,7 @@ type spreads struct {
 }
 
 func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, paint color.Color, mark draw.GlyphDrawer) error {
-	line, points, err := plotter.NewLinePoints(places(c.Points))
+	line, points, err := plotter.NewLinePoints(toXYs(c.Points))
 	if err != nil {
 		return err
 	}
@@ -290,7 +304,8 @@ func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, paint color.Color, ma
 	return nil
 }
 
-// tickLabel has three digits, and more where they would be an exponent of a number that people read as it is.
+// tickLabel formats a number with three digits. Numbers from 1000 to a million have all their
+// digits instead of an exponent.
 func tickLabel(at float64) string {
 	if at >= 1000 && at < 1e6 {
 		return strconv.FormatFloat(at, 'f', 0, 64)
@@ -298,10 +313,11 @@ func tickLabel(at float64) string {
 	return strconv.FormatFloat(at, 'g', 3, 64)
 }
 
-// evenTicks places about eight ticks at multiples of 1, 2 or 5 times a power of ten.
-func evenTicks(low, high float64) []plot.Tick { return ticksOf(low, high, 9) }
+// evenTicks makes about eight ticks at multiples of 1, 2 or 5 times a power of ten.
+func evenTicks(low, high float64) []plot.Tick { return makeTicks(low, high, 9) }
 
-func ticksOf(low, high, most float64) []plot.Tick {
+// makeTicks makes ticks at a distance so that at most about most of them are between low and high.
+func makeTicks(low, high, most float64) []plot.Tick {
 	step := math.Pow(10, math.Floor(math.Log10((high-low)/(most-1))))
 	for _, k := range []float64{1, 2, 5, 10} {
 		if (high-low)/(k*step) <= most {

@@ -1,6 +1,6 @@
 package chart
 
-// This file tests figures by pictures that have been looked at.
+// This file tests figures of curves by comparing pictures.
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden images in testdata")
 
-// many is a figure of three panels in two columns, with more curves than there are colours.
+// many returns a figure of three panels in two columns, with more curves than there are colours.
 func many() *Figure {
 	f := &Figure{Columns: 2, From: 0, To: 10, High: 100, XLabel: "layer", YLabel: "recall (%)", Beside: true}
 	for panel := range 3 {
@@ -27,7 +27,7 @@ func many() *Figure {
 			c := Curve{Name: fmt.Sprint("predictor ", i), Bound: i == 13}
 			for x := range 10 {
 				if i == panel {
-					break // has no points here, and keeps its colour elsewhere
+					break // this curve has no points here, and keeps its colour in the other panels
 				}
 				y := 7*float64(i) + 3*math.Sin(float64(x+i))
 				at := Point{X: float64(x), Y: y}
@@ -52,7 +52,7 @@ func picture(t *testing.T, f *Figure, format string) []byte {
 	return b.Bytes()
 }
 
-// The golden image has been looked at.
+// The figure looks like the golden image, which people have checked.
 func TestFigure(t *testing.T) {
 	f := many()
 	got := picture(t, f, "png")
@@ -74,20 +74,20 @@ func TestFigure(t *testing.T) {
 		return ok
 	}
 	if !same(got, want) {
-		t.Errorf("the figure is not %s; see -update", path)
+		t.Errorf("the figure does not look like %s; see -update", path)
 	}
 	for i := range f.Panels[2].Curves[5].Points {
 		f.Panels[2].Curves[5].Points[i].Y += 5
 	}
 	if same(picture(t, f, "png"), want) {
-		t.Error("a figure with another curve passes for the golden image")
+		t.Error("a figure with another curve looks the same to this test")
 	}
 }
 
 func TestFormats(t *testing.T) {
 	for format, want := range map[string]string{"png": "\x89PNG", "svg": "<?xml", "pdf": "%PDF"} {
 		if got := picture(t, many(), format); !bytes.HasPrefix(got, []byte(want)) {
-			t.Errorf("%s begins with %q", format, got[:8])
+			t.Errorf("%s begins with %q, want %q", format, got[:8], want)
 		}
 	}
 	svg := string(picture(t, many(), "svg"))
@@ -97,7 +97,7 @@ func TestFormats(t *testing.T) {
 		}
 	}
 	if got := FormatOf("a.b/speed.SVG"); got != "svg" {
-		t.Error(got)
+		t.Errorf("FormatOf = %q, want svg", got)
 	}
 }
 
@@ -118,25 +118,28 @@ func TestRefuses(t *testing.T) {
 		f := many()
 		test.change(f)
 		var b bytes.Buffer
-		if err := f.Write(&b, test.format); err == nil || test.want != nil && !errors.Is(err, test.want) || b.Len() > 0 {
-			t.Errorf("%s: %v, %d bytes", name, err, b.Len())
+		err := f.Write(&b, test.format)
+		if err == nil || test.want != nil && !errors.Is(err, test.want) || b.Len() > 0 {
+			t.Errorf("%s: error %v, %d bytes; want %v (nil: any error), 0", name, err, b.Len(), test.want)
 		}
 	}
 }
 
 func TestEvenTicks(t *testing.T) {
-	for _, test := range []struct{ low, high float64 }{{0, 1}, {0, 20.5}, {0.27, 0.88}, {0.82, 0.88}, {0, 0.003}, {1e20, 1.0000000000001e20}, {0, math.MaxFloat64}} {
+	for _, test := range []struct{ low, high float64 }{
+		{0, 1}, {0, 20.5}, {0.27, 0.88}, {0.82, 0.88}, {0, 0.003}, {1e20, 1.0000000000001e20}, {0, math.MaxFloat64},
+	} {
 		ticks := evenTicks(test.low, test.high)
 		if len(ticks) > 10 {
-			t.Errorf("%v: %d ticks", test, len(ticks))
+			t.Errorf("%v: %d ticks, want at most 10", test, len(ticks))
 		}
 		for _, tick := range ticks {
 			if tick.Value > test.high || tick.Value < test.low*(1-1e-9) {
-				t.Errorf("%v: a tick at %v", test, tick.Value)
+				t.Errorf("%v: a tick at %v, want all within the range", test, tick.Value)
 			}
 		}
 	}
 	if ticks := evenTicks(0.27, 0.88); len(ticks) < 4 || ticks[0].Label != "0.3" {
-		t.Errorf("%+v", ticks)
+		t.Errorf("ticks %+v, want at least 4, the first at 0.3", ticks)
 	}
 }

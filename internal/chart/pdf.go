@@ -1,6 +1,6 @@
 package chart
 
-// This file works around what gonum's PDF canvas (vg/vgpdf of v0.17) does wrongly.
+// This file works around faults of gonum's PDF canvas (vg/vgpdf of v0.17).
 
 import (
 	"image"
@@ -14,7 +14,8 @@ import (
 	"gonum.org/v1/plot/vg/vgpdf"
 )
 
-// pdfCanvas draws images upright, and on white; writes in letters that its fonts are encoded with; and has no bold ones, which end in an error.
+// pdfCanvas draws images upright and on white. It replaces characters that its fonts do not encode,
+// and bold letters, which would end in an error.
 type pdfCanvas struct{ *vgpdf.Canvas }
 
 func (c pdfCanvas) DrawImage(at vg.Rectangle, img image.Image) {

@@ -1,6 +1,6 @@
 package chart
 
-// This file mends what gonum (vg/vgsvg of v0.17) writes of SVG.
+// This file works around faults in the SVG that gonum (vg/vgsvg of v0.17) writes.
 
 import (
 	"bytes"
@@ -9,23 +9,24 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// svgCanvas writes SVG as other readers than gonum's own expect it.
+// svgCanvas writes SVG that common viewers show correctly.
 type svgCanvas struct{ *vgsvg.Canvas }
 
-// mends are pairs of what is written, and what it is to be: images are PNG, whatever gonum says, and where Liberation's fonts are missing, those with the same widths come first.
-var mends = [][2]string{
+// corrections are pairs of a text that gonum writes and its replacement. Images are PNG, although
+// gonum says JPEG. Where Liberation's fonts are missing, fonts of the same widths are tried first.
+var corrections = [][2]string{
 	{`"data:image/jpg;base64,`, `"data:image/png;base64,`},
 	{`font-family:Liberation Sans;`, `font-family:'Liberation Sans',Arimo,Arial,Helvetica,sans-serif;`},
 }
 
-func (c svgCanvas) WriteTo(w io.Writer) (int64, error) {
+func (s svgCanvas) WriteTo(w io.Writer) (int64, error) {
 	var b bytes.Buffer
-	if _, err := c.Canvas.WriteTo(&b); err != nil {
+	if _, err := s.Canvas.WriteTo(&b); err != nil {
 		return 0, err
 	}
 	svg := b.Bytes()
-	for _, m := range mends {
-		svg = bytes.ReplaceAll(svg, []byte(m[0]), []byte(m[1]))
+	for _, c := range corrections {
+		svg = bytes.ReplaceAll(svg, []byte(c[0]), []byte(c[1]))
 	}
 	n, err := w.Write(svg)
 	return int64(n), err

@@ -1,23 +1,26 @@
-// Package cli is the frame that all commands share: errors and exit codes, signals, --version, flags with enumerated values and sizes, JSON
-// output. Its subpackage progress shows how far a command is, subpackage status what a capture is doing.
+// Package cli is the frame that all commands share: errors and exit codes, signals, --version,
+// flags with enumerated values and sizes, and JSON output. Its subpackage progress shows how far a
+// command is. Its subpackage status shows what a capture is doing.
 //
 // A command builds its cobra.Command and passes it to [Main]:
 //
 //	func main() { cli.Main(command()) }
 //
-// RunE writes to cmd.OutOrStdout and cmd.ErrOrStderr, waits on cmd.Context, and returns an error. On a terminal, text that others chose is
-// shown and cannot act (see [Safe]). [Usage] and [Usagef] mark errors of the
-// command line; errors that cobra finds before RunE (flags, arguments, subcommands) are marked automatically. This package prints the
-// errors, not the command:
+// RunE writes to cmd.OutOrStdout and cmd.ErrOrStderr, waits on cmd.Context, and returns an error.
+// On a terminal, text that others chose is shown but cannot control the terminal (see [Safe]).
+// [Usage] and [Usagef] mark errors of the command line. Errors that cobra finds before RunE (flags,
+// arguments, subcommands) are marked automatically. This package prints the errors, not the
+// command:
 //
 //	name: message (see name --help)    wrong usage: exit code 2
 //	name: message                      any other failure: exit code 1
 //
 // Here, name is the command with its subcommands ("lab overhead"). [Exit] sets another exit code.
 //
-// The context ends at the first SIGINT, SIGTERM or SIGHUP: see [Signals]. A command then removes incomplete outputs, ends the processes
-// that it has started and returns the context's error, which is printed as "name: interrupted by SIGINT". A command that handles signals
-// itself, because it passes them on to a command that it runs, uses [Run] instead of Main:
+// The context ends at the first SIGINT, SIGTERM or SIGHUP: see [Signals]. A command then removes
+// incomplete outputs, ends the processes that it has started and returns the context's error, which
+// is printed as "name: interrupted by SIGINT". A command that handles signals itself, because it
+// passes them on to a command that it runs, uses [Run] instead of Main:
 //
 //	func main() { os.Exit(cli.Run(context.Background(), command(), os.Args[1:], os.Stdout, os.Stderr)) }
 //
@@ -63,8 +66,8 @@ func Usage(err error) error {
 // Usagef is [fmt.Errorf] for errors of the command line.
 func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
-// Exit is an error that ends the command with an exit code of its own: tracer returns the code of the command that it traced. Nothing is
-// printed if Err is nil.
+// Exit is an error that ends the command with a certain exit code. tracer uses it to return the
+// code of the command that it traced. Nothing is printed if Err is nil.
 type Exit struct {
 	Code int
 	Err  error
@@ -79,7 +82,8 @@ func (e *Exit) Error() string {
 
 func (e *Exit) Unwrap() error { return e.Err }
 
-// Main runs the command of this process, with a context that [Signals] end, and ends the process.
+// Main runs the command of this process, with a context that ends at a signal (see [Signals]), and
+// ends the process.
 func Main(root *cobra.Command) {
 	ctx, stop := Signals(context.Background())
 	code := Run(ctx, root, os.Args[1:], os.Stdout, os.Stderr)
@@ -87,17 +91,18 @@ func Main(root *cobra.Command) {
 	os.Exit(code)
 }
 
-// Run runs a command once and returns its exit code. It adds --version to root, and errors for unknown subcommands. What the command prints
-// on a terminal passes [Safe]; once ctx has ended, a reader that does not read keeps it no longer than [Unblocked] does.
+// Run runs a command once and returns its exit code. It adds --version to root, and errors for
+// unknown subcommands. Output to a terminal passes through [Safe]. Once ctx has ended, a reader
+// that does not read can block the command only briefly (see [Unblocked]).
 func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = Safe(stdout), Safe(stderr)
 	for _, w := range []io.Writer{stdout, stderr} {
 		if s, ok := w.(*screen); ok {
-			defer s.end()
+			defer s.flush()
 		}
 	}
 	stdout = Unblocked(ctx, stdout)
-	accepted := false // false: an error comes from cobra, so it is one of the command line
+	accepted := false // as long as it is false, an error comes from cobra and is one of the command line
 	prepare(root, &accepted)
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.Version = Version()
@@ -133,18 +138,19 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 		}
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		err = errors.Join(append([]error{context.Cause(ctx)}, others(err)...)...)
+		err = errors.Join(append([]error{context.Cause(ctx)}, withoutCanceled(err)...)...)
 	}
 	fmt.Fprintf(stderr, "%s: %s\n", name, Message(err))
 	return code
 }
 
-// others lists the errors joined in err other than the end of the context: failures while the command cleaned up.
-func others(err error) []error {
+// withoutCanceled lists the errors joined in err, except those that say that the context was
+// canceled. The rest are failures while the command cleaned up.
+func withoutCanceled(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
 		for _, e := range joined.Unwrap() {
-			all = append(all, others(e)...)
+			all = append(all, withoutCanceled(e)...)
 		}
 		return all
 	}
@@ -152,12 +158,13 @@ func others(err error) []error {
 		return []error{err}
 	}
 	if inner := errors.Unwrap(err); inner != nil {
-		return others(inner)
+		return withoutCanceled(inner)
 	}
 	return nil
 }
 
-// prepare makes each command record that its command line was accepted, and commands with subcommands reject unknown ones.
+// prepare makes each command record that its command line was accepted, and commands with
+// subcommands reject unknown ones.
 func prepare(cmd *cobra.Command, accepted *bool) {
 	for _, sub := range cmd.Commands() {
 		prepare(sub, accepted)
@@ -175,7 +182,7 @@ func prepare(cmd *cobra.Command, accepted *bool) {
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		var names []string
 		for _, sub := range cmd.Commands() {
-			if sub.IsAvailableCommand() && sub.Name() != "completion" { // not cobra's own, listed beside ours
+			if sub.IsAvailableCommand() && sub.Name() != "completion" { // cobra adds completion itself
 				names = append(names, sub.Name())
 			}
 		}
@@ -188,10 +195,11 @@ func prepare(cmd *cobra.Command, accepted *bool) {
 		return Usagef("no command %q: want %s", args[0], OneOf(names))
 	}
 	cmd.SuggestionsMinimumDistance = 2
-	cmd.RunE = func(*cobra.Command, []string) error { return nil } // without this, cobra would show the help instead of calling Args
+	// Without RunE, cobra would show the help instead of calling Args.
+	cmd.RunE = func(*cobra.Command, []string) error { return nil }
 }
 
-// flagError brings errors about a flag's value into one form: --name "value": why.
+// flagError brings errors about a flag's value into the form --name "value": why.
 func flagError(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {

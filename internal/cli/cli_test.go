@@ -1,5 +1,7 @@
 package cli
 
+// This file tests errors, exit codes, flags and --version with a command that can fail in every way.
+
 import (
 	"bytes"
 	"context"
@@ -15,14 +17,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-// When this variable is set the test binary is the command of command_test: signals and exit codes are those of a real process.
+// asCommand is an environment variable. If it is set, the test binary acts as the command below, so
+// that signals and exit codes are those of a real process.
 const asCommand = "TENSORCAST_CLI_TEST"
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(asCommand) {
 	case "":
 	case "first":
-		ctx, _ := FirstSignal(context.Background()) // for as long as there is the process
+		ctx, _ := FirstSignal(context.Background()) // never stopped: it lasts as long as the process
 		os.Exit(Run(ctx, command(), os.Args[1:], os.Stdout, os.Stderr))
 	default:
 		Main(command())
@@ -30,16 +33,18 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// command fails in every way that a command can.
+// command returns a command that can fail in every way.
 func command() *cobra.Command {
 	root := &cobra.Command{Use: "demo", Short: "Fail in every way"}
 	var order, format string
 	var size int64
 	var names []string
-	fail := &cobra.Command{Use: "fail [text]", Short: "Fail", Args: cobra.MaximumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+	fail := &cobra.Command{Use: "fail [text]", Short: "Fail", Args: cobra.MaximumNArgs(1)}
+	fail.RunE = func(cmd *cobra.Command, args []string) error {
 		switch strings.Join(args, "") {
 		case "":
-			return WriteJSON(cmd.OutOrStdout(), map[string]any{"order": order, "format": format, "size": size, "names": names})
+			values := map[string]any{"order": order, "format": format, "size": size, "names": names}
+			return WriteJSON(cmd.OutOrStdout(), values)
 		case "usage":
 			return Usagef("--order %q: not today", order)
 		case "wrapped":
@@ -51,10 +56,11 @@ func command() *cobra.Command {
 		case "exit and say":
 			return fmt.Errorf("told: %w", &Exit{Code: 8, Err: errors.New("so")})
 		case "canceled":
-			return fmt.Errorf("reading: %w", errors.Join(fmt.Errorf("deep: %w", context.Canceled), errors.New("clean up")))
+			canceled := fmt.Errorf("deep: %w", context.Canceled)
+			return fmt.Errorf("reading: %w", errors.Join(canceled, errors.New("clean up")))
 		}
 		return errors.New(args[0])
-	}}
+	}
 	order = "access"
 	EnumVar(fail, &order, "order", "o", []string{"access", "file"}, "rows")
 	EnumVar(fail, &format, "format", "", []string{"csv", "Q8_0"}, "format")
@@ -87,21 +93,27 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"fail", "exit and say"}, 8, "demo fail: told: so\n"},
 		{[]string{"fail", "a", "b"}, 2, "demo fail: accepts at most 1 arg(s), received 2 (see demo fail --help)\n"},
 		{[]string{"fail", "--nope"}, 2, "demo fail: unknown flag: --nope (see demo fail --help)\n"},
-		{[]string{"fail", "--count", "many"}, 2, "demo fail: --count \"many\": want a whole number (see demo fail --help)\n"},
-		{[]string{"fail", "--time", "3"}, 2, "demo fail: --time \"3\": want a time such as 500ms or 1m30s (see demo fail --help)\n"},
-		{[]string{"fail", "-o", "random"}, 2, "demo fail: --order \"random\": want access or file (see demo fail --help)\n"},
+		{[]string{"fail", "--count", "many"}, 2,
+			"demo fail: --count \"many\": want a whole number (see demo fail --help)\n"},
+		{[]string{"fail", "--time", "3"}, 2,
+			"demo fail: --time \"3\": want a time such as 500ms or 1m30s (see demo fail --help)\n"},
+		{[]string{"fail", "-o", "random"}, 2,
+			"demo fail: --order \"random\": want access or file (see demo fail --help)\n"},
 		{[]string{"fail", "--format="}, 0, ""},
 		{[]string{"fail", "--names", "a,d"}, 2, "demo fail: --names \"a,d\": want a, b or c (see demo fail --help)\n"},
-		{[]string{"fail", "--size", "-3"}, 2, "demo fail: --size \"-3\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
-		{[]string{"fail", "--size", "0"}, 2, "demo fail: --size \"0\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
-		{[]string{"fail", "--size", "20EB"}, 2, "demo fail: --size \"20EB\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
+		{[]string{"fail", "--size", "-3"}, 2,
+			"demo fail: --size \"-3\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
+		{[]string{"fail", "--size", "0"}, 2,
+			"demo fail: --size \"0\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
+		{[]string{"fail", "--size", "20EB"}, 2,
+			"demo fail: --size \"20EB\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
 		{nil, 2, "demo: a command is needed: fail or wait (see demo --help)\n"},
 		{[]string{"fial"}, 2, "demo: no command \"fial\": did you mean fail? (see demo --help)\n"},
 		{[]string{"something"}, 2, "demo: no command \"something\": want fail or wait (see demo --help)\n"},
 	} {
 		code, _, stderr := run(t.Context(), tt.args...)
 		if code != tt.code || stderr != tt.stderr {
-			t.Errorf("%q: exit %d, want %d; said %q, want %q", tt.args, code, tt.code, stderr, tt.stderr)
+			t.Errorf("%q: exit %d, want %d; stderr %q, want %q", tt.args, code, tt.code, stderr, tt.stderr)
 		}
 	}
 }
@@ -112,7 +124,8 @@ func TestValues(t *testing.T) {
 		want string
 	}{
 		{nil, `{"format":"","names":["a","b"],"order":"access","size":0}`},
-		{[]string{"--size", "2GiB", "-o", "FILE", "--format", "q8_0"}, `{"format":"Q8_0","names":["a","b"],"order":"file","size":2147483648}`},
+		{[]string{"--size", "2GiB", "-o", "FILE", "--format", "q8_0"},
+			`{"format":"Q8_0","names":["a","b"],"order":"file","size":2147483648}`},
 		{[]string{"--names", "c,A", "--names", "b"}, `{"format":"","names":["c","a","b"],"order":"access","size":0}`},
 	} {
 		code, stdout, stderr := run(t.Context(), append([]string{"fail"}, tt.args...)...)
@@ -125,13 +138,15 @@ func TestValues(t *testing.T) {
 
 func TestHelpAndCompletion(t *testing.T) {
 	code, stdout, _ := run(t.Context(), "fail", "--help")
-	for _, want := range []string{"--order access|file", `(default access)`, "--format csv|Q8_0", "--size much", "--names names", "(default a,b)"} {
+	for _, want := range []string{
+		"--order access|file", `(default access)`, "--format csv|Q8_0", "--size much", "--names names", "(default a,b)",
+	} {
 		if code != 0 || !strings.Contains(stdout, want) {
-			t.Errorf("exit %d, the help lacks %q:\n%s", code, want, stdout)
+			t.Errorf("exit %d, the help has no %q:\n%s", code, want, stdout)
 		}
 	}
 	if strings.Contains(stdout, "how much (default") {
-		t.Errorf("a size that is not given has a default:\n%s", stdout)
+		t.Errorf("the help shows a default for a size, want none:\n%s", stdout)
 	}
 	for typed, want := range map[string]string{"--order=": "access\nfile\n", "--names=c,": "c,a\nc,b\nc,c\n"} {
 		if _, stdout, _ := run(t.Context(), "__complete", "fail", typed); !strings.HasPrefix(stdout, want) {
@@ -140,7 +155,8 @@ func TestHelpAndCompletion(t *testing.T) {
 	}
 }
 
-// An error that came because the context ended is said as that; what failed besides is said too.
+// An error because the context ended is reported as an interruption. Other failures are reported as
+// well.
 func TestContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(&Interrupted{15})
@@ -149,39 +165,43 @@ func TestContextEnds(t *testing.T) {
 		t.Errorf("exit %d, %q, want %q", code, stderr, want)
 	}
 	if _, _, stderr := run(ctx, "fail", "it broke"); stderr != "demo fail: it broke\n" {
-		t.Errorf("another failure became %q", stderr)
+		t.Errorf("another failure after the end of the context: %q, want it unchanged", stderr)
 	}
-	if _, _, stderr := run(t.Context(), "fail", "canceled"); !strings.Contains(stderr, "deep: context canceled") {
-		t.Errorf("the context did not end, and the error became %q", stderr)
+	const want = "deep: context canceled"
+	if _, _, stderr := run(t.Context(), "fail", "canceled"); !strings.Contains(stderr, want) {
+		t.Errorf("while the context has not ended: %q, want %q", stderr, want)
 	}
 }
 
-// The hash is that of the file, so that sha256sum tells which objects a command has.
+// The hash is that of the file, so that sha256sum can tell which objects a command has.
 func TestVersionObjects(t *testing.T) {
 	root := command()
 	Objects(root, map[string][]byte{"b": []byte("abc"), "a": nil})
 	var out bytes.Buffer
-	if code := Run(t.Context(), root, []string{"--version"}, &out, &out); code != 0 || !strings.HasSuffix(out.String(), ", BPF a e3b0c44298fc, b ba7816bf8f01\n") {
-		t.Errorf("exit %d, %q", code, out.String())
+	code := Run(t.Context(), root, []string{"--version"}, &out, &out)
+	if want := ", BPF a e3b0c44298fc, b ba7816bf8f01\n"; code != 0 || !strings.HasSuffix(out.String(), want) {
+		t.Errorf("exit %d, %q; want 0, and %q at the end", code, out.String(), want)
 	}
 }
 
 func TestVersion(t *testing.T) {
 	code, stdout, stderr := run(t.Context(), "--version")
-	if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "demo version ") || !strings.Contains(stdout, "go1.") || strings.Count(stdout, "\n") != 1 {
-		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
+	if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "demo version ") ||
+		!strings.Contains(stdout, "go1.") || strings.Count(stdout, "\n") != 1 {
+		t.Errorf("exit %d, stdout %q, stderr %q; want one line with the Go version", code, stdout, stderr)
 	}
 	info := &debug.BuildInfo{GoVersion: "go1.26", Settings: []debug.BuildSetting{
-		{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"},
-		{Key: "GOOS", Value: "linux"}, {Key: "GOARCH", Value: "amd64"},
+		{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"},
+		{Key: "vcs.modified", Value: "true"}, {Key: "GOOS", Value: "linux"}, {Key: "GOARCH", Value: "amd64"},
 	}}
-	if got, want := versionOf(info), "(devel), revision abc of 2026-01-02T03:04:05Z with changes, go1.26 linux/amd64"; got != want {
+	want := "(devel), revision abc of 2026-01-02T03:04:05Z with changes, go1.26 linux/amd64"
+	if got := versionOf(info); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	revision, revisionTime = "def", "2026-01-02T03:04:05Z"
 	t.Cleanup(func() { revision, revisionTime = "", "" })
 	if got := Version(); !strings.Contains(got, "revision ") {
-		t.Errorf("%q lacks the linker's revision", got)
+		t.Errorf("%q, want one with the linker's revision", got)
 	}
 	info.Settings, info.Main.Version = info.Settings[3:], "v1.2.3"
 	if got, want := versionOf(info), "v1.2.3, go1.26 linux/amd64"; got != want {

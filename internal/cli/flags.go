@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// EnumVar adds a flag that takes one of choices, in upper or lower case. *p is the default, which need not be one of the choices. Help and
-// errors list the choices, and shells complete them.
+// EnumVar adds a flag that takes one of choices, in upper or lower case. *p is the default, which
+// need not be one of the choices. Help texts and errors list the choices, and shells complete them.
 func EnumVar(cmd *cobra.Command, p *string, name, shorthand string, choices []string, usage string) {
 	cmd.Flags().VarP(&enum{p, *p, choices}, name, shorthand, usage)
 	// The error is impossible: the flag exists.
@@ -23,26 +23,27 @@ func EnumVar(cmd *cobra.Command, p *string, name, shorthand string, choices []st
 
 type enum struct {
 	value   *string
-	preset  string
+	preset  string // the default
 	choices []string
 }
 
 func (e *enum) String() string { return *e.value }
-func (e *enum) Type() string   { return strings.Join(e.choices, "|") } // how the help calls the value
+func (e *enum) Type() string   { return strings.Join(e.choices, "|") } // the help shows it in place of the value
 
 func (e *enum) Set(text string) error {
 	if text == e.preset {
 		*e.value = text
 		return nil
 	}
-	choice, err := choose(text, e.choices)
+	choice, err := parseChoice(text, e.choices)
 	if err == nil {
 		*e.value = choice
 	}
 	return err
 }
 
-func choose(text string, choices []string) (string, error) {
+// parseChoice finds text among choices, in upper or lower case.
+func parseChoice(text string, choices []string) (string, error) {
 	i := slices.IndexFunc(choices, func(c string) bool { return strings.EqualFold(c, text) })
 	if i < 0 {
 		return "", fmt.Errorf("want %s", OneOf(choices))
@@ -50,17 +51,19 @@ func choose(text string, choices []string) (string, error) {
 	return choices[i], nil
 }
 
-// EnumsVar adds a flag that takes several of choices, separated by commas or in several flags. *p is the default.
+// EnumsVar adds a flag that takes several of choices, separated by commas or in several flags. *p
+// is the default.
 func EnumsVar(cmd *cobra.Command, p *[]string, name string, choices []string, usage string) {
 	cmd.Flags().Var(&enums{value: p, choices: choices}, name, usage)
-	_ = cmd.RegisterFlagCompletionFunc(name, func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	complete := func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		before := typed[:strings.LastIndexByte(typed, ',')+1]
 		var all []string
 		for _, c := range choices {
 			all = append(all, before+c)
 		}
 		return all, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
-	})
+	}
+	_ = cmd.RegisterFlagCompletionFunc(name, complete) // cannot fail: the flag exists
 }
 
 type enums struct {
@@ -75,7 +78,7 @@ func (e *enums) Type() string   { return "names" }
 func (e *enums) Set(text string) error {
 	var all []string
 	for _, t := range strings.Split(text, ",") {
-		choice, err := choose(t, e.choices)
+		choice, err := parseChoice(t, e.choices)
 		if err != nil {
 			return err
 		}
@@ -88,8 +91,8 @@ func (e *enums) Set(text string) error {
 	return nil
 }
 
-// SizeVar adds a flag that takes a number of bytes, at least 1: 600MB, 2GiB, 4096. If the flag is not given, *p is unchanged. The help
-// shows no default.
+// SizeVar adds a flag that takes a number of bytes, at least 1: 600MB, 2GiB, 4096. If the flag is
+// not given, *p is unchanged. The help shows no default.
 func SizeVar(f *pflag.FlagSet, p *int64, name, usage string) { f.Var((*size)(p), name, usage) }
 
 type size int64

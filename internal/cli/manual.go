@@ -1,7 +1,8 @@
 package cli
 
-// This file writes a command's manual page from its tree of commands, in roff. Texts of commands are plain text, in which indented lines are
-// tables or examples: they are shown as they are. (cobra's own writer reads them as Markdown, which runs such lines together.)
+// This file writes a command's manual page from its tree of commands, in roff. Texts of commands
+// are plain text. Indented lines in them are tables or examples, and keep their line breaks.
+// (cobra's own writer reads the texts as Markdown, which joins such lines.)
 
 import (
 	"bufio"
@@ -15,10 +16,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// manualCommand, as the only argument, makes a command print its manual page. It is for packaging, and no help mentions it.
+// manualCommand, as the only argument, makes a command print its manual page. It is for packaging,
+// so no help text mentions it.
 const manualCommand = "__man"
 
-// writeManual writes the page of root and its subcommands (section 1). Date and revision are those of the build.
+// writeManual writes the page of root and its subcommands (section 1). Date and revision are those
+// of the build.
 func writeManual(out io.Writer, root *cobra.Command) error {
 	var date, source string
 	if info, ok := buildInfo(); ok {
@@ -32,7 +35,7 @@ func writeManual(out io.Writer, root *cobra.Command) error {
 	writeText(w, root.Long)
 	fmt.Fprint(w, ".SH OPTIONS\n")
 	writeFlags(w, root)
-	if subs := shown(root); len(subs) > 0 {
+	if subs := visibleCommands(root); len(subs) > 0 {
 		fmt.Fprint(w, ".SH COMMANDS\n")
 		for _, c := range subs {
 			fmt.Fprintf(w, ".SS %s\n", roff(c.UseLine()))
@@ -58,7 +61,7 @@ func writeManual(out io.Writer, root *cobra.Command) error {
 	return nil
 }
 
-// pageOrigin returns the day of the commit, and the program and its revision.
+// pageOrigin returns the date of the commit, and the name of the project with its revision.
 func pageOrigin(info *debug.BuildInfo) (date, source string) {
 	source = "tensorcast"
 	for _, s := range info.Settings {
@@ -74,18 +77,19 @@ func pageOrigin(info *debug.BuildInfo) (date, source string) {
 	return date, source
 }
 
-// shown lists the commands below cmd that its help shows, each before its own; not cobra's.
-func shown(cmd *cobra.Command) []*cobra.Command {
+// visibleCommands lists the commands below cmd that the help shows, each before its own
+// subcommands. It leaves out those that cobra adds.
+func visibleCommands(cmd *cobra.Command) []*cobra.Command {
 	var all []*cobra.Command
 	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() && c.Name() != "help" && c.Name() != "completion" {
-			all = append(append(all, c), shown(c)...)
+			all = append(append(all, c), visibleCommands(c)...)
 		}
 	}
 	return all
 }
 
-// writeText writes paragraphs, which are filled, and indented lines, which are not.
+// writeText writes a text. Paragraphs are filled, indented lines are not.
 func writeText(w io.Writer, text string) {
 	fmt.Fprint(w, ".PP\n")
 	table := false
@@ -112,7 +116,7 @@ func writeText(w io.Writer, text string) {
 	}
 }
 
-// flagLine is a line of pflag's usages: names, and behind two spaces the description.
+// flagLine matches a line of pflag's usages: names, two or more spaces, and the description.
 var flagLine = regexp.MustCompile(`^ *((?:-\S, )?--.+?) {2,}(.*)$`)
 
 // writeFlags writes an entry per flag that the help shows.
@@ -128,8 +132,9 @@ func writeFlags(w io.Writer, cmd *cobra.Command) {
 	}
 }
 
-// special are the characters that mean something to roff, or that it would print as typographic ones.
-var special = strings.NewReplacer(`\`, `\(rs`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, `"`, `\(dq`)
+// special replaces characters that mean something to roff, or that it would print as typographic ones.
+var special = strings.NewReplacer(
+	`\`, `\(rs`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, `"`, `\(dq`)
 
 // roff quotes one line of text.
 func roff(line string) string {

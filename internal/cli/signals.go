@@ -1,6 +1,6 @@
 package cli
 
-// This file defines what signals do to a command.
+// This file defines how signals end a command.
 
 import (
 	"context"
@@ -19,41 +19,48 @@ type Interrupted struct{ Signal syscall.Signal }
 func (e *Interrupted) Error() string { return "interrupted by " + unix.SignalName(e.Signal) }
 func (e *Interrupted) Unwrap() error { return context.Canceled }
 
-// oneRequest is the time within which two signals count as one: timeout(1) signals a process and then the process group, which contains the
-// process.
+// oneRequest is the time within which two signals count as one. timeout(1) signals a process and
+// then its process group, which contains the process as well.
 const oneRequest = 300 * time.Millisecond
 
-// Signals returns a context that ends at SIGINT, SIGTERM or SIGHUP, with [Interrupted] as its cause. The command should then end in order,
-// with outputs that are complete or do not exist. A second signal, at least 300 ms later, ends the process at once with exit code 128 + its
-// number; temporary files and started processes may remain. stop restores the signals' effect, and waits for the goroutine.
+// Signals returns a context that ends at SIGINT, SIGTERM or SIGHUP, with [Interrupted] as its
+// cause. The command should then end in order, with outputs that are complete or do not exist. A
+// second signal, at least 300 ms later, ends the process at once with exit code 128 + its number.
+// Then temporary files and started processes may remain. stop restores the signals' effect, and
+// waits for the goroutine.
 //
-// If SIGHUP is ignored when the process starts, it stays ignored; that is how nohup keeps a command alive. SIGINT is handled even if it is
-// ignored at the start. Shells without job control (all scripts) start background jobs with SIGINT ignored, so that a Ctrl-C that ends the
-// script does not end the jobs; but then `kill -INT $!` would not end them either, and a measurement that continues unseen disturbs the
-// next one. As a consequence, Ctrl-C in a script also ends these commands in its background; setsid(1) prevents that.
+// If SIGHUP is ignored when the process starts, it stays ignored. That is how nohup keeps a command
+// alive.
+//
+// SIGINT is handled even if it is ignored at the start. Shells without job control (all scripts)
+// start background jobs with SIGINT ignored, so that a Ctrl-C that ends the script does not end the
+// jobs. But then `kill -INT $!` would not end them either, and a measurement that continues unseen
+// disturbs the next one. As a consequence, Ctrl-C in a script also ends these commands in its
+// background. setsid(1) prevents that.
 func Signals(parent context.Context) (ctx context.Context, stop func()) {
 	return signals(parent, func(s syscall.Signal) { os.Exit(128 + int(s)) })
 }
 
-// FirstSignal is Signals for a command that has much to write after it was told to end: further signals have no effect until stop.
+// FirstSignal is Signals for a command that has much to write after the first signal. Further
+// signals have no effect until stop.
 func FirstSignal(parent context.Context) (ctx context.Context, stop func()) {
 	return signals(parent, func(syscall.Signal) {})
 }
 
-// signals is Signals or FirstSignal: it calls again for each signal after the first.
-func signals(parent context.Context, again func(syscall.Signal)) (ctx context.Context, stop func()) {
-	heard := []os.Signal{unix.SIGINT, unix.SIGTERM}
+// signals implements Signals and FirstSignal. It calls onSecond for each signal after the first.
+func signals(parent context.Context, onSecond func(syscall.Signal)) (ctx context.Context, stop func()) {
+	caught := []os.Signal{unix.SIGINT, unix.SIGTERM}
 	if !signal.Ignored(unix.SIGHUP) {
-		heard = append(heard, unix.SIGHUP)
+		caught = append(caught, unix.SIGHUP)
 	}
-	came := make(chan os.Signal, 8)
-	signal.Notify(came, heard...)
+	arrived := make(chan os.Signal, 8)
+	signal.Notify(arrived, caught...)
 	ctx, cancel := context.WithCancelCause(parent)
 	stopping, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		select {
-		case s := <-came:
+		case s := <-arrived:
 			cancel(&Interrupted{s.(syscall.Signal)})
 		case <-stopping:
 			return
@@ -61,9 +68,9 @@ func signals(parent context.Context, again func(syscall.Signal)) (ctx context.Co
 		first := time.Now()
 		for {
 			select {
-			case s := <-came:
+			case s := <-arrived:
 				if time.Since(first) >= oneRequest {
-					again(s.(syscall.Signal))
+					onSecond(s.(syscall.Signal))
 				}
 			case <-stopping:
 				return
@@ -71,7 +78,7 @@ func signals(parent context.Context, again func(syscall.Signal)) (ctx context.Co
 		}
 	}()
 	return ctx, sync.OnceFunc(func() {
-		signal.Stop(came)
+		signal.Stop(arrived)
 		close(stopping)
 		<-ended
 		cancel(nil)

@@ -1,6 +1,6 @@
 package cli
 
-// These tests send signals to real processes, started as shells start them.
+// This file sends signals to real processes that a shell has started.
 
 import (
 	"bufio"
@@ -24,10 +24,12 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// waiting is a command that writes a file until it is told to end, and one that does not listen.
+// waiting returns a command that writes a file until its context ends. With --deaf it ignores the
+// context.
 func waiting() *cobra.Command {
 	var deaf bool
-	cmd := &cobra.Command{Use: "wait FILE", Short: "Write a file until told to end", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+	cmd := &cobra.Command{Use: "wait FILE", Short: "Write a file until told to end", Args: cobra.ExactArgs(1)}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return outfile.Write(args[0], func(w io.Writer) error {
 			for i := 0; deaf || cmd.Context().Err() == nil; i++ {
 				if _, err := fmt.Fprintln(w, i); err != nil {
@@ -40,12 +42,12 @@ func waiting() *cobra.Command {
 			}
 			return cmd.Context().Err()
 		})
-	}}
+	}
 	cmd.Flags().BoolVar(&deaf, "deaf", false, "do not listen")
 	return cmd
 }
 
-// started is the command run by a shell, and its process id.
+// started is a command that a shell has started.
 type started struct {
 	shell  *exec.Cmd
 	pid    int
@@ -53,10 +55,11 @@ type started struct {
 	stderr bytes.Buffer
 }
 
-// start runs a shell script, in which "$0" is the command, and waits until the command is at work.
+// start runs a shell script, in which "$0" is the command, and waits until the command writes its file.
 func start(t *testing.T, script string, args ...string) *started {
 	t.Helper()
-	s := &started{shell: exec.CommandContext(t.Context(), "/bin/sh", append([]string{"-c", script, os.Args[0]}, args...)...)}
+	args = append([]string{"-c", script, os.Args[0]}, args...)
+	s := &started{shell: exec.CommandContext(t.Context(), "/bin/sh", args...)}
 	s.shell.Env = append(os.Environ(), asCommand+"=1")
 	s.shell.Stderr = &s.stderr
 	out, err := s.shell.StdoutPipe()
@@ -72,7 +75,7 @@ func start(t *testing.T, script string, args ...string) *started {
 		t.Fatalf("%v: %q", err, s.stderr.String())
 	}
 	s.out = r
-	t.Cleanup(func() { _ = unix.Kill(s.pid, unix.SIGKILL) }) // it is gone, unless the test failed
+	t.Cleanup(func() { _ = unix.Kill(s.pid, unix.SIGKILL) }) // it has ended, unless the test failed
 	return s
 }
 
@@ -83,8 +86,8 @@ func (s *started) signal(t *testing.T, signal syscall.Signal) {
 	}
 }
 
-// end waits for the shell, and returns its exit code.
-func (s *started) end(t *testing.T) int {
+// wait waits for the end of the shell, and returns its exit code.
+func (s *started) wait(t *testing.T) int {
 	t.Helper()
 	_, _ = io.Copy(io.Discard, s.out)
 	err := s.shell.Wait()
@@ -117,45 +120,47 @@ func TestSignals(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := start(t, tt.script, old)
-			if name == "SIGINT to a background job" && !inSet(t, s.pid, unix.SIGINT, "SigCgt") {
+			if name == "SIGINT to a background job" && !isInMask(t, s.pid, unix.SIGINT, "SigCgt") {
 				t.Error("SIGINT is not handled")
 			}
 			s.signal(t, tt.signal)
-			code := s.end(t)
-			if want := "demo wait: interrupted by " + unix.SignalName(tt.signal) + "\n"; code != 1 || !strings.Contains(tt.script, "nohup") && s.stderr.String() != want {
-				t.Errorf("exit %d, %q, want %q", code, s.stderr.String(), want)
+			code := s.wait(t)
+			want := "demo wait: interrupted by " + unix.SignalName(tt.signal) + "\n"
+			if code != 1 || !strings.Contains(tt.script, "nohup") && s.stderr.String() != want {
+				t.Errorf("exit %d, %q; want 1, %q", code, s.stderr.String(), want)
 			}
 			entries, err := os.ReadDir(dir)
 			if b, _ := os.ReadFile(old); err != nil || len(entries) != 1 || string(b) != "old" {
-				t.Errorf("%d files (%v), the old one is %q", len(entries), err, b)
+				t.Errorf("%d files (%v), the old one has %q; want 1, old", len(entries), err, b)
 			}
 		})
 	}
 }
 
-// A script's background job starts with SIGINT ignored: without that, the test above would show nothing.
+// A script's background job starts with SIGINT ignored. Without that, the test above would prove
+// nothing.
 func TestShellIgnoresSIGINT(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `cat /proc/self/status & wait $!`).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !has(string(out), unix.SIGINT, "SigIgn") {
+	if !maskHas(string(out), unix.SIGINT, "SigIgn") {
 		t.Skip("this shell does not ignore SIGINT in background jobs")
 	}
 }
 
-// nohup's SIGHUP stays ignored: the command goes on.
+// Under nohup, SIGHUP stays ignored, and the command goes on.
 func TestNohup(t *testing.T) {
 	t.Parallel()
 	s := start(t, `exec nohup "$0" wait "$1"`, filepath.Join(t.TempDir(), "file"))
-	if !inSet(t, s.pid, unix.SIGHUP, "SigIgn") {
+	if !isInMask(t, s.pid, unix.SIGHUP, "SigIgn") {
 		t.Fatal("SIGHUP is not ignored")
 	}
 	s.signal(t, unix.SIGHUP)
 	time.Sleep(2 * oneRequest)
 	s.signal(t, unix.SIGINT)
-	if code := s.end(t); code != 1 || !strings.Contains(s.stderr.String(), "interrupted by SIGINT") {
-		t.Errorf("exit %d, %q", code, s.stderr.String())
+	if code := s.wait(t); code != 1 || !strings.Contains(s.stderr.String(), "interrupted by SIGINT") {
+		t.Errorf("exit %d, %q; want 1, interrupted by SIGINT", code, s.stderr.String())
 	}
 }
 
@@ -163,19 +168,19 @@ func TestSecondSignal(t *testing.T) {
 	t.Parallel()
 	for _, background := range []string{`exec "$0" wait --deaf "$1"`, `"$0" wait --deaf "$1" & wait $!`} {
 		s := start(t, background, filepath.Join(t.TempDir(), "file"))
-		// timeout(1) sends two at once: they are one request.
+		// timeout(1) sends two signals at once, which count as one.
 		s.signal(t, unix.SIGINT)
 		s.signal(t, unix.SIGINT)
 		time.Sleep(2 * oneRequest)
 		s.signal(t, 0)
 		s.signal(t, unix.SIGINT)
-		if code := s.end(t); code != 128+int(unix.SIGINT) {
-			t.Errorf("exit %d, %q", code, s.stderr.String())
+		if code := s.wait(t); code != 128+int(unix.SIGINT) {
+			t.Errorf("exit %d, %q; want %d", code, s.stderr.String(), 128+int(unix.SIGINT))
 		}
 	}
 }
 
-// After FirstSignal the command has as long as it wants.
+// With FirstSignal, only the first signal has an effect.
 func TestFirstSignal(t *testing.T) {
 	t.Parallel()
 	s := start(t, asCommand+`=first exec "$0" wait --deaf "$1"`, filepath.Join(t.TempDir(), "file"))
@@ -184,39 +189,42 @@ func TestFirstSignal(t *testing.T) {
 		time.Sleep(2 * oneRequest)
 	}
 	s.signal(t, unix.SIGKILL)
-	if s.end(t); s.shell.ProcessState.String() != "signal: killed" {
-		t.Errorf("%v, %q", s.shell.ProcessState, s.stderr.String())
+	if s.wait(t); s.shell.ProcessState.String() != "signal: killed" {
+		t.Errorf("%v, %q; want signal: killed", s.shell.ProcessState, s.stderr.String())
 	}
-	heard := start(t, asCommand+`=first exec "$0" wait "$1"`, filepath.Join(t.TempDir(), "file"))
-	heard.signal(t, unix.SIGTERM)
-	if code := heard.end(t); code != 1 || heard.stderr.String() != "demo wait: interrupted by SIGTERM\n" {
-		t.Errorf("exit %d, %q", code, heard.stderr.String())
+	const want = "demo wait: interrupted by SIGTERM\n"
+	other := start(t, asCommand+`=first exec "$0" wait "$1"`, filepath.Join(t.TempDir(), "file"))
+	other.signal(t, unix.SIGTERM)
+	if code := other.wait(t); code != 1 || other.stderr.String() != want {
+		t.Errorf("exit %d, %q; want 1, %q", code, other.stderr.String(), want)
 	}
 }
 
-// timeout signals the command, and then its group.
+// timeout(1) signals the command, and then its group. That counts as one signal.
 func TestTimeout(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("timeout"); err != nil {
 		t.Skip(err)
 	}
 	s := start(t, `exec timeout 1 "$0" wait "$1"`, filepath.Join(t.TempDir(), "file"))
-	if code := s.end(t); code != 124 || s.stderr.String() != "demo wait: interrupted by SIGTERM\n" {
-		t.Errorf("exit %d, %q", code, s.stderr.String())
+	const want = "demo wait: interrupted by SIGTERM\n"
+	if code := s.wait(t); code != 124 || s.stderr.String() != want {
+		t.Errorf("exit %d, %q; want 124, %q", code, s.stderr.String(), want)
 	}
 }
 
-func inSet(t *testing.T, pid int, signal syscall.Signal, set string) bool {
+// isInMask reports whether a set of signals in /proc/PID/status has a signal.
+func isInMask(t *testing.T, pid int, signal syscall.Signal, set string) bool {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return has(string(b), signal, set)
+	return maskHas(string(b), signal, set)
 }
 
-// has says whether a set of signals in /proc/PID/status has a signal.
-func has(status string, signal syscall.Signal, set string) bool {
+// maskHas is isInMask for the text of the file.
+func maskHas(status string, signal syscall.Signal, set string) bool {
 	_, rest, _ := strings.Cut(status, set+":")
 	mask, _, _ := strings.Cut(rest, "\n")
 	n, _ := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)

@@ -1,6 +1,7 @@
 package cli
 
-// This file keeps text from acting on a terminal: names in models, of files and of processes are chosen by others.
+// This file prevents text from controlling a terminal. Others choose names of files and processes,
+// and names in models.
 
 import (
 	"io"
@@ -14,8 +15,9 @@ import (
 	"tensorcast/internal/visible"
 )
 
-// Safe returns a writer to w that makes visible what would act on a terminal (see package visible) if w is one; else it returns w, and what
-// is written stays as it is. [Run] passes such writers to commands. It may be used concurrently.
+// Safe returns a writer to w. If w is a terminal, the writer makes characters visible that would
+// control it (see package visible). Otherwise Safe returns w, and text stays as it is. [Run] passes
+// such writers to commands. They may be used concurrently.
 func Safe(w io.Writer) io.Writer {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -24,7 +26,8 @@ func Safe(w io.Writer) io.Writer {
 	return &screen{file: f}
 }
 
-// Raw returns the file behind a writer that Safe or Unblocked returned, for those that move a terminal's cursor; else w.
+// Raw returns the file behind a writer that Safe or Unblocked returned, for callers that move a
+// terminal's cursor. It returns other writers as they are.
 func Raw(w io.Writer) io.Writer {
 	switch w := w.(type) {
 	case *screen:
@@ -41,12 +44,12 @@ func IsTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// screen is a terminal on which text is shown, and does nothing else.
+// screen is a terminal that shows text and cannot be controlled by it.
 type screen struct {
 	file *os.File
 
 	mu   sync.Mutex
-	rest []byte // the beginning of a character whose end the next Write may bring
+	rest []byte // the beginning of a character whose end may come with the next Write
 }
 
 func (s *screen) Write(p []byte) (int, error) {
@@ -68,16 +71,16 @@ func (s *screen) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end writes what was held back.
-func (s *screen) end() {
+// flush writes the bytes of an incomplete character.
+func (s *screen) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, _ = s.file.Write(visible.Append(nil, s.rest)) // half a character: there is nobody left to tell
+	_, _ = s.file.Write(visible.Append(nil, s.rest)) // nobody is left to whom an error could be reported
 	s.rest = nil
 }
 
-// Message is an error's text for people: errors that were joined have a line each, and nothing else makes a line. A name with a line break
-// in it cannot pass for a message of its own.
+// Message is an error's text for people. Joined errors have a line each, and nothing else begins a
+// new line. So a name with a line break in it cannot look like a message of its own.
 func Message(err error) string {
 	var inner []error
 	switch e := err.(type) {
@@ -100,7 +103,7 @@ func Message(err error) string {
 	for i := range texts {
 		before, after, ok := strings.Cut(text, texts[i])
 		if !ok {
-			break // the rest is not made of the errors that it wraps
+			break // the rest of the text does not contain the texts of the wrapped errors
 		}
 		message.WriteString(visible.Line(before) + lines[i])
 		text = after

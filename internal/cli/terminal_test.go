@@ -1,5 +1,7 @@
 package cli
 
+// This file tests output to terminals and pipes, and the texts of errors.
+
 import (
 	"bytes"
 	"context"
@@ -15,40 +17,44 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// hostile is what somebody might call a file: it would clear the screen, set the title and begin a line of its own.
+// hostile is a name that somebody might give a file. It would clear the screen, set the title and
+// begin a new line.
 const hostile = "a\x1b[2J\x1b]0;title\a\u202egpj.\nb\x9b1m é"
 
-// printing prints hostile text in every way that a command can.
+// printing returns a command that prints hostile text in every way that it can.
 func printing() *cobra.Command {
 	return &cobra.Command{Use: "demo", RunE: func(cmd *cobra.Command, _ []string) error {
 		fmt.Fprintf(cmd.OutOrStdout(), "out %s\n", hostile)
 		fmt.Fprintf(cmd.ErrOrStderr(), "err %s\n", hostile)
-		for _, part := range []string{"in parts: \xe6", "\x97", "\xa5 and half of one: \xe2", "x\n", "the end \xe2\x82"} {
+		parts := []string{"in parts: \xe6", "\x97", "\xa5 and half of one: \xe2", "x\n", "the end \xe2\x82"}
+		for _, part := range parts {
 			fmt.Fprint(cmd.OutOrStdout(), part)
 		}
-		return errors.Join(&fs.PathError{Op: "open", Path: hostile, Err: fs.ErrNotExist}, fmt.Errorf("read %s: %w", hostile, errors.Join(errors.New("one"), errors.New("two"))))
+		return errors.Join(
+			&fs.PathError{Op: "open", Path: hostile, Err: fs.ErrNotExist},
+			fmt.Errorf("read %s: %w", hostile, errors.Join(errors.New("one"), errors.New("two"))))
 	}}
 }
 
-// Nothing acts on a terminal, and errors make as many lines as there are.
+// No text controls a terminal, and each error has one line.
 func TestTerminal(t *testing.T) {
 	term := testenv.NewTerminal(t)
 	if !IsTerminal(term.Slave) || !IsTerminal(Safe(term.Slave)) || Raw(Safe(term.Slave)) != term.Slave {
-		t.Error("a terminal is not taken for one")
+		t.Error("a terminal is not recognized as one")
 	}
 	if code := Run(context.Background(), printing(), nil, term.Slave, term.Slave); code != Failure {
-		t.Errorf("exit %d", code)
+		t.Errorf("exit %d, want %d", code, Failure)
 	}
 	const line = `a\x1b[2J\x1b]0;title\a\u202egpj.\nb\x9b1m é`
 	text := strings.ReplaceAll(line, `\n`, "\n")
 	want := "out " + text + "\nerr " + text + "\nin parts: 日 and half of one: \\xe2x\nthe end " +
 		"demo: open " + line + ": file does not exist\nread " + line + ": one\ntwo\n\\xe2\\x82"
 	if got := strings.ReplaceAll(term.End(), "\r\n", "\n"); got != want {
-		t.Errorf("on the screen is\n%q\nwant\n%q", got, want)
+		t.Errorf("the screen shows\n%q\nwant\n%q", got, want)
 	}
 }
 
-// What goes elsewhere stays as it is, but for error messages, which have a line each.
+// Output to a pipe or a file stays as it is, except error messages, which have a line each.
 func TestPipe(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -59,11 +65,13 @@ func TestPipe(t *testing.T) {
 	Run(context.Background(), printing(), nil, w, &errs)
 	w.Close()
 	var out bytes.Buffer
-	if _, err := out.ReadFrom(r); err != nil || out.String() != "out "+hostile+"\nin parts: 日 and half of one: \xe2x\nthe end \xe2\x82" {
-		t.Errorf("%q, %v", &out, err)
+	want := "out " + hostile + "\nin parts: 日 and half of one: \xe2x\nthe end \xe2\x82"
+	if _, err := out.ReadFrom(r); err != nil || out.String() != want {
+		t.Errorf("stdout %q, %v; want %q", &out, err, want)
 	}
-	if got := errs.String(); !strings.HasPrefix(got, "err "+hostile+"\n") || strings.Count(got, "\n") != 5 || Safe(&errs) != &errs {
-		t.Errorf("%q", got)
+	got := errs.String()
+	if !strings.HasPrefix(got, "err "+hostile+"\n") || strings.Count(got, "\n") != 5 || Safe(&errs) != &errs {
+		t.Errorf("stderr %q, want the text unchanged and three lines of errors", got)
 	}
 }
 

@@ -1,6 +1,6 @@
 package cli
 
-// This file keeps a pipe that nobody reads from making a command deaf to signals.
+// This file prevents a pipe that nobody reads from blocking a command that was told to end by a signal.
 
 import (
 	"context"
@@ -14,15 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotRead says that a command was told to end while nobody read what it writes.
+// ErrNotRead says that a command was told to end while nobody read its output.
 var ErrNotRead = errors.New("nobody reads the output")
 
-// patience is how long, once the context has ended, a write waits for somebody to read.
-const patience = 300 * time.Millisecond
+// readerTimeout is how long a write waits for a reader once the context has ended.
+const readerTimeout = 300 * time.Millisecond
 
-// Unblocked returns a writer to w, a pipe or a terminal that may be full (w is an *os.File, or what Safe made of one; others are returned as
-// they are). It waits for its reader until ctx ends, and then no longer: what
-// cannot be written within 300 ms is an error that wraps ErrNotRead, and so is each later write. It may be used concurrently.
+// Unblocked returns a writer to w that does not block for long once ctx has ended. It is for pipes
+// and terminals, which may be full: w is an *os.File or the result of Safe. Other writers are
+// returned as they are.
+//
+// Until ctx ends, a write waits for its reader. After that it fails if it cannot finish within 300
+// ms, and so does each later write. The error wraps ErrNotRead. The writer may be used
+// concurrently.
 func Unblocked(ctx context.Context, w io.Writer) io.Writer {
 	f, ok := Raw(w).(*os.File)
 	if !ok {
@@ -33,21 +37,21 @@ func Unblocked(ctx context.Context, w io.Writer) io.Writer {
 
 type unblocked struct {
 	ctx  context.Context
-	file *os.File // is waited for
-	to   io.Writer
+	file *os.File  // the file to wait for
+	to   io.Writer // the file, or the writer to it that Safe returned
 
 	mu     sync.Mutex
-	failed error
+	failed error // the error of all later writes
 }
 
-// atomicWrite is PIPE_BUF: a pipe that poll calls writable takes as many bytes at once (pipe(7)).
+// atomicWrite is PIPE_BUF. A pipe that poll reports as writable takes so many bytes at once (pipe(7)).
 const atomicWrite = 4096
 
 func (u *unblocked) Write(p []byte) (n int, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for n < len(p) && u.failed == nil {
-		if u.failed = u.wait(); u.failed != nil {
+		if u.failed = u.waitWritable(); u.failed != nil {
 			break
 		}
 		var part int
@@ -57,8 +61,9 @@ func (u *unblocked) Write(p []byte) (n int, err error) {
 	return n, u.failed
 }
 
-// wait returns once the file takes something. It looks at the context now and then, which is simpler than to be woken, and soon enough.
-func (u *unblocked) wait() error {
+// waitWritable returns once the file takes bytes. It checks the context every 50 ms, which is
+// simpler than being woken, and soon enough.
+func (u *unblocked) waitWritable() error {
 	fds := []unix.PollFd{{Fd: int32(u.file.Fd()), Events: unix.POLLOUT}}
 	var ended time.Time
 	for {
@@ -66,7 +71,7 @@ func (u *unblocked) wait() error {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return fmt.Errorf("wait for the reader of %s: %w", u.file.Name(), err)
-		case ready > 0: // or the reader is gone, which the write will tell
+		case ready > 0: // also if the reader is gone; then the write fails
 			return nil
 		}
 		if u.ctx.Err() == nil {
@@ -75,7 +80,7 @@ func (u *unblocked) wait() error {
 		if ended.IsZero() {
 			ended = time.Now()
 		}
-		if time.Since(ended) >= patience {
+		if time.Since(ended) >= readerTimeout {
 			return fmt.Errorf("%s: %w", u.file.Name(), ErrNotRead)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 // bpfObjects is the annotation of a root command that names its BPF objects.
 const bpfObjects = "bpf"
 
-// Objects makes --version of root name the BPF objects in it, which are compiled apart from it: each with the first 12 digits of the SHA-256
-// of its file.
+// Objects adds the BPF objects in a command to the output of --version. They are compiled apart
+// from the command. Each is named with the first 12 hexadecimal digits of the SHA-256 of its file.
 func Objects(root *cobra.Command, objects map[string][]byte) {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(objects)) {
@@ -29,11 +29,12 @@ func Objects(root *cobra.Command, objects map[string][]byte) {
 	root.Annotations[bpfObjects] = strings.Join(parts, ", ")
 }
 
-// revision and revisionTime (RFC 3339) are of the commit, for builds that Go cannot stamp itself, as in git's worktrees. The linker sets them:
-// -X tensorcast/internal/cli.revision=...
+// revision and revisionTime (RFC 3339) are those of the commit, for builds that Go cannot stamp
+// itself, as in git's worktrees. The linker sets them: -X tensorcast/internal/cli.revision=...
 var revision, revisionTime string
 
-// Version is what --version prints: the release or revision that the command was built from, and the Go version.
+// Version is the output of --version: the release or revision that the command was built from, and
+// the Go version.
 func Version() string {
 	info, ok := buildInfo()
 	if !ok {
@@ -42,11 +43,15 @@ func Version() string {
 	return versionOf(info)
 }
 
-// buildInfo returns what the build says of itself, with the revision.
+// buildInfo returns the build information of this program. If Go did not stamp a revision, it adds
+// the linker's.
 func buildInfo() (*debug.BuildInfo, bool) {
 	info, ok := debug.ReadBuildInfo()
-	if ok && revision != "" && !slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "vcs.revision" }) {
-		info.Settings = append(info.Settings, debug.BuildSetting{Key: "vcs.revision", Value: revision}, debug.BuildSetting{Key: "vcs.time", Value: revisionTime})
+	isRevision := func(s debug.BuildSetting) bool { return s.Key == "vcs.revision" }
+	if ok && revision != "" && !slices.ContainsFunc(info.Settings, isRevision) {
+		info.Settings = append(info.Settings,
+			debug.BuildSetting{Key: "vcs.revision", Value: revision},
+			debug.BuildSetting{Key: "vcs.time", Value: revisionTime})
 	}
 	return info, ok
 }
@@ -70,5 +75,6 @@ func versionOf(info *debug.BuildInfo) string {
 		}
 		parts = append(parts, text)
 	}
-	return strings.Join(append(parts, fmt.Sprintf("%s %s/%s", info.GoVersion, settings["GOOS"], settings["GOARCH"])), ", ")
+	parts = append(parts, fmt.Sprintf("%s %s/%s", info.GoVersion, settings["GOOS"], settings["GOARCH"]))
+	return strings.Join(parts, ", ")
 }

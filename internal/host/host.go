@@ -1,4 +1,5 @@
-// Package host describes the machine that this program runs on ([Read]), so that measurements record where they were made.
+// Package host describes the machine that this program runs on ([Read]), so that measurements
+// record where they were made.
 package host
 
 // This file reads the description from the system.
@@ -25,7 +26,8 @@ type Info struct {
 	CPUs     int    `json:"cpus"`   // logical CPUs that this process may run on
 	Memory   int64  `json:"memory_bytes"`
 	PageSize int    `json:"page_size"` // bytes
-	// CgroupVersion is the version (1 or 2) of the hierarchy with the memory controller; 0 if none is visible.
+	// CgroupVersion is the version (1 or 2) of the hierarchy with the memory controller; 0 if none
+	// is visible.
 	CgroupVersion int `json:"cgroup_version"`
 	// Load is the load average over the minute before Read.
 	Load float64 `json:"load_before"`
@@ -41,12 +43,12 @@ func Read() Info {
 	if group, err := cgroup.Find(0); err == nil {
 		h.CgroupVersion = group.Version()
 	}
-	h.texts(procfs.DefaultMountPoint)
+	h.readProc(procfs.DefaultMountPoint)
 	return h
 }
 
-// texts reads what the kernel tells as text in the proc file system.
-func (h *Info) texts(mount string) {
+// readProc fills in the fields that come from texts of the proc file system.
+func (h *Info) readProc(mount string) {
 	proc, err := procfs.NewFS(mount)
 	if err != nil {
 		return
@@ -54,15 +56,18 @@ func (h *Info) texts(mount string) {
 	if text, err := os.ReadFile(filepath.Join(mount, "cpuinfo")); err == nil {
 		h.CPU = modelName(string(text))
 	}
-	if memory, err := proc.Meminfo(); err == nil && memory.MemTotalBytes != nil && *memory.MemTotalBytes <= math.MaxInt64 {
+	memory, err := proc.Meminfo()
+	if err == nil && memory.MemTotalBytes != nil && *memory.MemTotalBytes <= math.MaxInt64 {
 		h.Memory = int64(*memory.MemTotalBytes)
 	}
-	if load, err := proc.LoadAvg(); err == nil && load.Load1 >= 0 && load.Load1 <= math.MaxFloat64 { // ParseFloat takes "NaN" and "Inf", JSON has neither
+	// ParseFloat accepts "NaN" and "Inf", but JSON has neither.
+	if load, err := proc.LoadAvg(); err == nil && load.Load1 >= 0 && load.Load1 <= math.MaxFloat64 {
 		h.Load = load.Load1
 	}
 }
 
-// modelName is that of the first CPU in the text of cpuinfo, "" if it has none. (Package procfs panics on texts that it does not expect.)
+// modelName finds the model name of the first CPU in the text of /proc/cpuinfo; "" if it has none.
+// (Package procfs panics on texts that it does not expect.)
 func modelName(cpuinfo string) string {
 	for line := range strings.Lines(cpuinfo) {
 		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {

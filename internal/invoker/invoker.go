@@ -1,8 +1,12 @@
-// Package invoker finds out on whose behalf a program runs that was started with sudo: who that user is, which environment sudo replaced,
-// and how to act with the user's permissions. cmd/tracer runs its target as that user and writes files for them.
+// Package invoker is for programs that were started with sudo. It finds out who used sudo and which
+// environment sudo replaced, and acts with that user's permissions. cmd/tracer runs its target as
+// that user and writes files for them.
 //
-// All methods may be called on a nil *User, which means that there is nobody to act for; they then change nothing.
+// All methods may be called on a nil *User, which means that there is nobody to act for. Then they
+// change nothing.
 package invoker
+
+// This file finds the user, and acts on the user's behalf.
 
 import (
 	"bufio"
@@ -33,7 +37,8 @@ type User struct {
 	environ  []string // environment that sudo was started with; nil if sudo was not found
 }
 
-// UID is the id of the user that Find would find; ok is false if there is none, or if sudo's variables make no sense, which Find reports.
+// UID is the id of the user that Find would find. ok is false if there is none, or if sudo's
+// variables are invalid, which Find reports.
 func UID(environ []string) (uid uint32, ok bool) {
 	text, ok := lookup(environ, "SUDO_UID")
 	n, err := strconv.ParseUint(text, 10, 32)
@@ -43,8 +48,9 @@ func UID(environ []string) (uid uint32, ok bool) {
 	return uint32(n), true
 }
 
-// Find returns the user that sudo's variables in a process's environment name. It returns nil if sudo was not used, or was used by root, or
-// if this process is not root and so cannot act for others.
+// Find returns the user who is named by sudo's variables in a process's environment. It returns nil
+// if sudo was not used, or was used by root, or if this process is not root and so cannot act for
+// others.
 func Find(environ []string) (*User, error) {
 	text, ok := lookup(environ, "SUDO_UID")
 	if !ok || os.Geteuid() != 0 {
@@ -70,7 +76,10 @@ func Find(environ []string) (*User, error) {
 	if err != nil {
 		return nil, fmt.Errorf("SUDO_GID is %q, which is not a group id", primary)
 	}
-	u := &User{UID: uint32(uid), GID: uint32(gid), Groups: []uint32{uint32(gid)}, Name: account.Username, Home: account.HomeDir}
+	u := &User{
+		UID: uint32(uid), GID: uint32(gid), Groups: []uint32{uint32(gid)},
+		Name: account.Username, Home: account.HomeDir,
+	}
 	ids, err := account.GroupIds()
 	if err != nil {
 		return nil, fmt.Errorf("the groups of %s: %w", u.Name, err)
@@ -86,7 +95,7 @@ func Find(environ []string) (*User, error) {
 	}
 	u.environ = sudoEnviron(uint32(uid))
 	if passwd, err := os.Open("/etc/passwd"); err == nil {
-		u.Shell = shell(passwd, text)
+		u.Shell = findShell(passwd, text)
 		passwd.Close()
 	}
 	if u.Shell == "" { // the account comes from a directory service, not from this file
@@ -95,10 +104,11 @@ func Find(environ []string) (*User, error) {
 	return u, nil
 }
 
-// shell finds the login shell of a user id, which os/user does not provide.
-func shell(passwd io.Reader, uid string) string {
+// findShell finds the login shell of a user id in the text of /etc/passwd. Package os/user does not
+// provide it.
+func findShell(passwd io.Reader, uid string) string {
 	lines := bufio.NewScanner(passwd)
-	lines.Buffer(nil, 16<<20) // it would end at a line that is too long
+	lines.Buffer(nil, 16<<20) // the scan would end at a line that is longer than the buffer
 	for lines.Scan() {
 		if f := strings.Split(lines.Text(), ":"); len(f) == 7 && f[2] == uid {
 			return f[6]
@@ -107,7 +117,7 @@ func shell(passwd io.Reader, uid string) string {
 	return ""
 }
 
-// Credential is what processes of the user run with.
+// Credential has the ids with which processes of the user run.
 func (u *User) Credential() *syscall.Credential {
 	if u == nil {
 		return nil
@@ -115,9 +125,10 @@ func (u *User) Credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
 }
 
-// Env turns own, the environment that sudo made for root, into one for the user: with the account's HOME, USER, LOGNAME and SHELL, the
-// user's own PATH (sudo's is secure_path), and variables that sudo removed, such as LD_LIBRARY_PATH. Other variables of own stay, because
-// they may have been set on sudo's command line.
+// Env turns own, the environment that sudo made for root, into one for the user. It has the
+// account's HOME, USER, LOGNAME and SHELL, the user's own PATH (sudo's is secure_path), and
+// variables that sudo removed, such as LD_LIBRARY_PATH. Other variables of own stay, because they
+// may have been set on sudo's command line.
 func (u *User) Env(own []string) []string {
 	if u == nil {
 		return own
@@ -140,7 +151,7 @@ func (u *User) Env(own []string) []string {
 	for _, kv := range own {
 		name, value, _ := strings.Cut(kv, "=")
 		switch {
-		case strings.HasPrefix(name, "SUDO_"), name == "SHELL", name == "MAIL": // set by sudo, or root's
+		case strings.HasPrefix(name, "SUDO_"), name == "SHELL", name == "MAIL": // set by sudo, or belongs to root
 			continue
 		}
 		if v, ok := set[name]; ok {
@@ -172,7 +183,7 @@ func (u *User) LookPath(name string, env []string) (string, error) {
 			if dir == "" {
 				dir = "."
 			}
-			candidate := dir + "/" + name // with a slash in it, LookPath does not search
+			candidate := dir + "/" + name // LookPath does not search for a name with a slash
 			_, err := exec.LookPath(candidate)
 			if err == nil {
 				found = candidate
@@ -192,7 +203,8 @@ func (u *User) LookPath(name string, env []string) (string, error) {
 	return found, err
 }
 
-// Command is the command args with this process's streams, as the user: the user's environment, ids and PATH. The error says that it was not found.
+// Command returns a command that runs args as the user, with the user's environment, ids and PATH,
+// and with this process's streams. The error says that the program was not found.
 func (u *User) Command(args []string) (*exec.Cmd, error) {
 	env := u.Env(os.Environ())
 	path, err := u.LookPath(args[0], env)
@@ -205,9 +217,10 @@ func (u *User) Command(args []string) (*exec.Cmd, error) {
 	}, nil
 }
 
-// Do calls f on a thread of its own, whose files are created and opened as the user: what f writes belongs to the user and is written only
-// where the user may write, even through symbolic links that somebody planted. Reading is not restricted (f may read models and memory maps
-// of any process), nor are root's other privileges. Goroutines that f starts are not affected by this.
+// Do calls f on a separate thread that creates and opens files as the user. So files that f writes
+// belong to the user, and f can write only where the user may write, even through symbolic links
+// that somebody planted. Reading is not restricted (f may read models and memory maps of any
+// process), and neither are root's other privileges. Goroutines that f starts run as root.
 func (u *User) Do(f func() error) error {
 	if u == nil {
 		return f()
@@ -216,7 +229,7 @@ func (u *User) Do(f func() error) error {
 	go func() {
 		// Never unlocked: the thread ends with this goroutine, so no other goroutine gets its identity.
 		runtime.LockOSThread()
-		if err := u.assume(); err != nil {
+		if err := u.assumeIdentity(); err != nil {
 			done <- fmt.Errorf("act as %s: %w", u.Name, err)
 			return
 		}
@@ -225,9 +238,10 @@ func (u *User) Do(f func() error) error {
 	return <-done
 }
 
-// assume changes the file system identity of the calling thread. (The functions of x/sys/unix, like the kernel's, affect one thread; those
-// of package syscall would affect all.)
-func (u *User) assume() error {
+// assumeIdentity changes the file system identity of the calling thread. (The functions of
+// x/sys/unix affect one thread, as the kernel's do. Those of package syscall would affect all
+// threads.)
+func (u *User) assumeIdentity() error {
 	groups := make([]int, len(u.Groups))
 	for i, g := range u.Groups {
 		groups[i] = int(g)
@@ -235,7 +249,8 @@ func (u *User) assume() error {
 	if err := unix.Setgroups(groups); err != nil {
 		return fmt.Errorf("set groups: %w", err)
 	}
-	// setfsuid and setfsgid report no errors. To read back the result, they are called again with an invalid id.
+	// setfsuid and setfsgid report no errors. To read back the result, they are called again with
+	// an invalid id.
 	if err := unix.Setfsgid(int(u.GID)); err != nil {
 		return fmt.Errorf("set the group for files: %w", err)
 	}
@@ -248,7 +263,7 @@ func (u *User) assume() error {
 	if uid, err := unix.SetfsuidRetUid(-1); err != nil || uid != int(u.UID) {
 		return errors.New("the kernel refused the user for files")
 	}
-	// This has removed all capabilities for files. Restore the one for reading.
+	// The calls above have removed all capabilities for files. Restore the one for reading.
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&header, &caps[0]); err != nil {

@@ -1,5 +1,7 @@
 package invoker
 
+// This file tests finding the user and acting on the user's behalf.
+
 import (
 	"errors"
 	"io/fs"
@@ -31,14 +33,14 @@ func find(t *testing.T) *User {
 func TestFind(t *testing.T) {
 	u := find(t)
 	if u.UID != nobody || u.GID != 12345 || u.Name != "nobody" || u.Home == "" {
-		t.Errorf("found %+v", u)
+		t.Errorf("found %+v, want nobody with group 12345", u)
 	}
 	if !slices.Contains(u.Groups, 12345) || !slices.Contains(u.Groups, nobody) {
 		t.Errorf("groups %v: want the account's and SUDO_GID", u.Groups)
 	}
 	for name, tc := range map[string]struct {
 		environ []string
-		says    string // of the error; empty: nobody is found
+		reason  string // part of the error; if empty, nobody is found and there is no error
 	}{
 		"no sudo":         {nil, ""},
 		"root used sudo":  {[]string{"SUDO_UID=0", "SUDO_GID=0"}, ""},
@@ -48,8 +50,9 @@ func TestFind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			u, err := Find(tc.environ)
-			if u != nil || (err != nil) != (tc.says != "") || err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("found %+v, error %v", u, err)
+			if u != nil || (err != nil) != (tc.reason != "") ||
+				err != nil && !strings.Contains(err.Error(), tc.reason) {
+				t.Errorf("found %+v, error %v; want nobody, %q", u, err, tc.reason)
 			}
 		})
 	}
@@ -58,7 +61,7 @@ func TestFind(t *testing.T) {
 func TestShell(t *testing.T) {
 	const passwd = "root:x:0:0:root:/root:/bin/bash\nbroken\nme:x:1000:1000:Me,,,:/home/me:/bin/zsh\n"
 	for uid, want := range map[string]string{"0": "/bin/bash", "1000": "/bin/zsh", "100": ""} {
-		if got := shell(strings.NewReader(passwd), uid); got != want {
+		if got := findShell(strings.NewReader(passwd), uid); got != want {
 			t.Errorf("shell of %s is %q, want %q", uid, got, want)
 		}
 	}
@@ -66,17 +69,18 @@ func TestShell(t *testing.T) {
 
 func TestEnv(t *testing.T) {
 	own := []string{
-		"PATH=/secure", "HOME=/root", "USER=root", "LOGNAME=root", "SHELL=/bin/bash", "MAIL=/var/mail/root", "TERM=xterm",
-		"SUDO_UID=1000", "SUDO_COMMAND=tracer", "LLAMA_ARG_THREADS=2", "=odd",
+		"PATH=/secure", "HOME=/root", "USER=root", "LOGNAME=root", "SHELL=/bin/bash", "MAIL=/var/mail/root",
+		"TERM=xterm", "SUDO_UID=1000", "SUDO_COMMAND=tracer", "LLAMA_ARG_THREADS=2", "=odd",
 	}
 	u := &User{Name: "me", Home: "/home/me", Shell: "/bin/zsh", environ: []string{
-		"PATH=/home/me/bin:/bin", "HOME=/elsewhere", "MAIL=/var/mail/me", "TERM=dumb", "LD_LIBRARY_PATH=/home/me/lib", "LLAMA_ARG_THREADS=9", "SUDO_ASKPASS=x", "odd",
+		"PATH=/home/me/bin:/bin", "HOME=/elsewhere", "MAIL=/var/mail/me", "TERM=dumb",
+		"LD_LIBRARY_PATH=/home/me/lib", "LLAMA_ARG_THREADS=9", "SUDO_ASKPASS=x", "odd",
 	}}
 	got := u.Env(own)
 	slices.Sort(got)
 	want := []string{
-		"=odd", "HOME=/home/me", "LD_LIBRARY_PATH=/home/me/lib", "LLAMA_ARG_THREADS=2", "LOGNAME=me", "MAIL=/var/mail/me", "PATH=/home/me/bin:/bin",
-		"SHELL=/bin/zsh", "TERM=xterm", "USER=me",
+		"=odd", "HOME=/home/me", "LD_LIBRARY_PATH=/home/me/lib", "LLAMA_ARG_THREADS=2", "LOGNAME=me",
+		"MAIL=/var/mail/me", "PATH=/home/me/bin:/bin", "SHELL=/bin/zsh", "TERM=xterm", "USER=me",
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("environment\n%q, want\n%q", got, want)
@@ -84,10 +88,10 @@ func TestEnv(t *testing.T) {
 
 	u.environ = nil
 	if path, _ := lookup(u.Env(own), "PATH"); path != "/secure" {
-		t.Errorf("without sudo's process PATH is %q, want the own one", path)
+		t.Errorf("without sudo's process PATH = %q, want /secure", path)
 	}
 	if got := (*User)(nil).Env(own); !reflect.DeepEqual(got, own) {
-		t.Errorf("for nobody the environment is %q", got)
+		t.Errorf("without a user the environment is %q, want it unchanged", got)
 	}
 }
 
@@ -106,7 +110,7 @@ func TestLookPath(t *testing.T) {
 	}
 	first := write("a/everyone", 0o755)
 	write("b/everyone", 0o755)
-	write("a/roots", 0o700) // no use for the user: the search goes on
+	write("a/roots", 0o700) // the user may not run it, so the search goes on
 	second := write("b/roots", 0o755)
 	write("a/data", 0o644)
 	if err := os.Mkdir(filepath.Join(dir, "a", "directory"), 0o755); err != nil {
@@ -119,11 +123,11 @@ func TestLookPath(t *testing.T) {
 		}
 	}
 	if _, err := u.LookPath("data", env); !errors.Is(err, os.ErrPermission) {
-		t.Errorf("a file that is not executable: %v", err)
+		t.Errorf("a file that is not executable: error %v, want %v", err, os.ErrPermission)
 	}
 	for _, name := range []string{"missing", "directory"} {
 		if _, err := u.LookPath(name, env); err == nil || !strings.Contains(err.Error(), "no such command") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want no such command", name, err)
 		}
 	}
 }
@@ -149,13 +153,13 @@ func TestDoWritesAsTheUser(t *testing.T) {
 	made := filepath.Join(mine, "made")
 	err := u.Do(func() error {
 		if err := os.WriteFile(filepath.Join(dir, "stray"), nil, 0o644); !errors.Is(err, os.ErrPermission) {
-			t.Errorf("a file was made in a directory of root: %v", err)
+			t.Errorf("creating a file in a directory of root: error %v, want %v", err, os.ErrPermission)
 		}
 		if err := os.WriteFile(planted, nil, 0o644); !errors.Is(err, os.ErrPermission) {
-			t.Errorf("a planted link was followed: %v", err)
+			t.Errorf("writing through a planted link: error %v, want %v", err, os.ErrPermission)
 		}
 		if _, err := os.ReadFile(roots); err != nil {
-			t.Errorf("reading is to stay root's: %v", err)
+			t.Errorf("reading a file of root: error %v, want none", err)
 		}
 		return os.WriteFile(made, nil, 0o644)
 	})
@@ -167,13 +171,13 @@ func TestDoWritesAsTheUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st := info.Sys().(*syscall.Stat_t); st.Uid != nobody || st.Gid != 12345 {
-		t.Errorf("the file belongs to %d:%d", st.Uid, st.Gid)
+		t.Errorf("the file belongs to %d:%d, want %d:12345", st.Uid, st.Gid, nobody)
 	}
 	if data, err := os.ReadFile(roots); err != nil || string(data) != "secret" {
-		t.Errorf("root's file holds %q (%v)", data, err)
+		t.Errorf("root's file has %q (%v), want secret", data, err)
 	}
 
-	// Other threads, and those that come later, are root as before.
+	// Other threads, also later ones, are root as before.
 	for range 20 {
 		stray := filepath.Join(dir, "later")
 		if err := os.WriteFile(stray, nil, 0o644); err != nil {
@@ -184,14 +188,15 @@ func TestDoWritesAsTheUser(t *testing.T) {
 		}
 	}
 	if err := (*User)(nil).Do(func() error { return os.ErrExist }); err != os.ErrExist {
-		t.Errorf("for nobody: %v", err)
+		t.Errorf("Do without a user: error %v, want that of the function", err)
 	}
 }
 
-// helper makes the test binary report what it finds as an ancestor's environment.
+// helper is an environment variable. If it is set, the test binary prints the PATH of sudo's
+// environment instead of running tests.
 const helper = "INVOKER_TEST_HELPER"
 
-// stranger is a user whom no process of the test belongs to.
+// stranger is a user to whom no process of the test belongs.
 func stranger() uint32 { return uint32(os.Geteuid()) + 1 }
 
 func TestMain(m *testing.M) {
@@ -203,7 +208,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// sudo's own environment is found behind shells and wrappers; that of a process which is neither sudo nor the user's is not taken for it.
+// sudo's own environment is found even with shells and wrappers in between. The environment of a
+// process that is neither sudo nor belongs to the user is not used.
 func TestSudoEnviron(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -213,7 +219,8 @@ func TestSudoEnviron(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What counts is a process's name, and that it has no variable of sudo: a shell named sudo will do.
+	// Only two things matter: a process's name, and that it has no variable of sudo. So a shell
+	// named sudo will do.
 	sudo := filepath.Join(t.TempDir(), "sudo")
 	if err := os.Symlink(sh, sudo); err != nil {
 		t.Fatal(err)

@@ -8,12 +8,14 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// maxAncestors bounds the walk up to process 1; without it, the walk might not end if processes come and go meanwhile.
+// maxAncestors bounds the walk up to process 1; without it, the walk might not end if processes
+// come and go meanwhile.
 const maxAncestors = 100
 
-// sudoEnviron returns the environment that sudo was started with: that of sudo's own process, which is the first ancestor without sudo's
-// variables. If sudo has replaced itself by its command instead of waiting for it, this is the user's shell, with the environment that it
-// was started with. nil if neither is an ancestor any more.
+// sudoEnviron returns the environment that sudo was started with. It is that of sudo's own process,
+// which is the first ancestor without sudo's variables. If sudo has replaced itself by its command
+// instead of waiting for it, that ancestor is the user's shell, with the environment that the shell
+// was started with. The result is nil if neither is an ancestor any more.
 func sudoEnviron(uid uint32) []string {
 	pid := os.Getppid()
 	for range maxAncestors {

@@ -1,6 +1,6 @@
 package outfile
 
-// This file writes into a directory that outputs fill.
+// This file writes into a directory of outputs.
 
 import (
 	"errors"
@@ -18,18 +18,19 @@ import (
 // ErrLocked says that another process has the directory locked.
 var ErrLocked = errors.New("is being written by another process")
 
-// Dir is a directory in which nobody else can make or remove anything. Names are those of entries, without slashes. It is not safe for
-// concurrent use.
+// Dir is a directory in which nobody else can create or remove anything. Its methods take names of
+// entries, without slashes. It is not safe for concurrent use.
 type Dir struct {
 	path   string
 	f      *os.File
-	parent int // descriptor
-	base   string
-	made   bool
+	parent int    // descriptor of the parent directory
+	base   string // name in it
+	made   bool   // OpenDir has created the directory
 }
 
-// OpenDir opens a directory, and makes it with these permissions if it is missing (directories above it with 0755, less the umask). If
-// others can write to it, or it is somebody else's, it fails with ErrUnsafe.
+// OpenDir opens a directory. If it is missing, OpenDir creates it with these permissions, and
+// missing directories above it with 0755, less the umask. It fails with ErrUnsafe if others can
+// write to the directory or it belongs to somebody else.
 func OpenDir(path string, mode uint32) (*Dir, error) {
 	made := false
 	at, err := locate(path, func(dir int, name string, last bool) error {
@@ -44,14 +45,14 @@ func OpenDir(path string, mode uint32) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	if at.own != nil {
-		at.own.Close()
+	if at.duplicate != nil {
+		at.duplicate.Close()
 	}
 	return openDir(at, path, made)
 }
 
-// openDir opens the directory at a place, whose descriptor it takes.
-func openDir(at *place, path string, made bool) (*Dir, error) {
+// openDir opens the directory at a location, and takes over the location's descriptor.
+func openDir(at *location, path string, made bool) (*Dir, error) {
 	d := &Dir{path: path, parent: at.dir, base: at.base, made: made}
 	flags := unix.O_NOFOLLOW
 	if at.magic {
@@ -68,45 +69,46 @@ func openDir(at *place, path string, made bool) (*Dir, error) {
 		d.Close()
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	if wrong := at.by.private(fd, &st); wrong != "" {
+	if problem := at.writer.findDanger(fd, &st); problem != "" {
 		d.Close()
 		advice := "choose a directory of your own"
-		if at.by.trusts(st.Uid) {
+		if at.writer.trusts(st.Uid) {
 			advice = "chmod go-w it, or choose another directory"
 		}
-		return nil, fmt.Errorf("%s: %w: %s: %s", path, ErrUnsafe, wrong, advice)
+		return nil, fmt.Errorf("%s: %w: %s: %s", path, ErrUnsafe, problem, advice)
 	}
 	return d, nil
 }
 
-// Sub is OpenDir for an entry of the directory.
+// Sub opens an entry of the directory, as OpenDir does.
 func (d *Dir) Sub(name string, mode uint32) (*Dir, error) {
-	by, err := theWriter()
+	w, err := currentWriter()
 	if err != nil {
 		return nil, err
 	}
 	parent, err := unix.FcntlInt(d.f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, d.wrong("open", name, err)
+		return nil, d.pathError("open", name, err)
 	}
 	err = unix.Mkdirat(parent, name, mode)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		_ = unix.Close(parent)
-		return nil, d.wrong("make", name, err)
+		return nil, d.pathError("make", name, err)
 	}
-	return openDir(&place{by: by, dir: parent, base: name}, d.Path(name), err == nil)
+	return openDir(&location{writer: w, dir: parent, base: name}, d.Path(name), err == nil)
 }
 
-// Close gives the lock back and closes the directory.
+// Close releases the lock and closes the directory.
 func (d *Dir) Close() {
 	_ = d.f.Close() // nothing is written through it
 	_ = unix.Close(d.parent)
 }
 
-// Forget is Close; if OpenDir made the directory and nothing is in it, it removes it.
+// Forget closes the directory. If OpenDir has created it and it is empty, Forget also removes it.
 func (d *Dir) Forget() {
 	if d.made {
-		_ = unix.Unlinkat(d.parent, d.base, unix.AT_REMOVEDIR) // it is not empty, or its name has become something else's
+		// This fails if the directory is not empty, or something else has its name now.
+		_ = unix.Unlinkat(d.parent, d.base, unix.AT_REMOVEDIR)
 	}
 	d.Close()
 }
@@ -116,12 +118,14 @@ func (d *Dir) Path(name string) string { return filepath.Join(d.path, name) }
 
 func (d *Dir) fd() int { return int(d.f.Fd()) }
 
-func (d *Dir) wrong(op, name string, err error) error {
+// pathError returns an error about an entry.
+func (d *Dir) pathError(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: d.Path(name), Err: err}
 }
 
-// Lock locks the directory until it is closed (flock(2)), or the process ends, however it ends. It fails with ErrLocked if somebody else
-// has it locked, and with errors.ErrUnsupported on a file system that cannot lock directories. Readers need no lock.
+// Lock locks the directory until it is closed (flock(2)) or the process ends in whatever way. It
+// fails with ErrLocked if somebody else has it locked, and with errors.ErrUnsupported on a file
+// system that cannot lock directories. Readers need no lock.
 func (d *Dir) Lock() error {
 	err := retry(func() error { return unix.Flock(d.fd(), unix.LOCK_EX|unix.LOCK_NB) })
 	switch {
@@ -130,29 +134,29 @@ func (d *Dir) Lock() error {
 	case err != nil:
 		return fmt.Errorf("lock %s: %w (%w)", d.path, err, errors.ErrUnsupported)
 	}
-	// Whoever had it locked may have removed it.
+	// The process that had it locked before may have removed it.
 	var st unix.Stat_t
 	err = unix.Fstat(d.fd(), &st)
 	if err == nil && st.Nlink == 0 {
 		err = fs.ErrNotExist
 	}
 	if err != nil {
-		return d.wrong("lock", "", err)
+		return d.pathError("lock", "", err)
 	}
 	return nil
 }
 
-// Entry is what a directory holds.
+// Entry is an entry of a directory.
 type Entry struct {
 	Name string
-	Dir  bool
+	Dir  bool // it is a directory
 }
 
-// Entries lists the directory, by name.
+// Entries lists the directory, sorted by name.
 func (d *Dir) Entries() ([]Entry, error) {
-	fd, err := open(d.fd(), ".", unix.O_RDONLY|unix.O_DIRECTORY, 0) // not d.f, which is read only once
+	fd, err := open(d.fd(), ".", unix.O_RDONLY|unix.O_DIRECTORY, 0) // not d.f, which can be listed only once
 	if err != nil {
-		return nil, d.wrong("read", "", err)
+		return nil, d.pathError("read", "", err)
 	}
 	f := os.NewFile(uintptr(fd), d.path)
 	defer f.Close()
@@ -166,28 +170,28 @@ func (d *Dir) Entries() ([]Entry, error) {
 		var st unix.Stat_t
 		err := stat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 		if errors.Is(err, unix.ENOENT) {
-			continue // it is gone already
+			continue // it was removed meanwhile
 		}
 		if err != nil {
-			return nil, d.wrong("read", name, err)
+			return nil, d.pathError("read", name, err)
 		}
-		entries = append(entries, Entry{name, kind(&st) == unix.S_IFDIR})
+		entries = append(entries, Entry{name, fileType(&st) == unix.S_IFDIR})
 	}
 	return entries, nil
 }
 
-// Create makes a file that did not exist, to be written at once under its name.
+// Create creates a file that must not exist yet. It appears under its name at once.
 func (d *Dir) Create(name string, mode uint32) (*os.File, error) {
 	fd, err := open(d.fd(), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, mode)
 	if err != nil {
-		return nil, d.wrong("create", name, err)
+		return nil, d.pathError("create", name, err)
 	}
 	return os.NewFile(uintptr(fd), d.Path(name)), nil
 }
 
-// Begin begins a file that appears with File.Commit, possibly in the place of another one.
+// Begin begins a file that appears with File.Commit. It may replace another one.
 func (d *Dir) Begin(name string, mode uint32) (*File, error) {
-	return begin(d.fd(), name, d.Path(name), mode)
+	return beginFile(d.fd(), name, d.Path(name), mode)
 }
 
 // Write writes a file whole or not at all. Errors of write are returned unchanged.
@@ -199,22 +203,22 @@ func (d *Dir) Write(name string, mode uint32, write func(io.Writer) error) error
 	return f.finish(write(f))
 }
 
-// Remove removes an entry, whatever it is; a directory must be empty.
+// Remove removes an entry of any type. A directory must be empty.
 func (d *Dir) Remove(name string) error {
 	err := retry(func() error { return unix.Unlinkat(d.fd(), name, 0) })
 	if errors.Is(err, unix.EISDIR) {
 		err = retry(func() error { return unix.Unlinkat(d.fd(), name, unix.AT_REMOVEDIR) })
 	}
 	if err != nil {
-		return d.wrong("remove", name, err)
+		return d.pathError("remove", name, err)
 	}
 	return nil
 }
 
 var temporary = regexp.MustCompile(`^\.(.+)\.[0-9]+-[0-9]+\.tmp$`)
 
-// Temporary returns of which file an entry is a temporary one, which a process left that was killed while it replaced that file; empty if
-// it is none.
+// Temporary returns the name of the file for which an entry is a temporary file, or "" if the entry
+// is none. A process that is killed while it replaces a file leaves such an entry.
 func Temporary(entry string) string {
 	if m := temporary.FindStringSubmatch(entry); m != nil {
 		return m[1]

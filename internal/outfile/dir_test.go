@@ -1,5 +1,7 @@
 package outfile
 
+// This file tests directories of outputs.
+
 import (
 	"errors"
 	"io"
@@ -19,59 +21,62 @@ func openTest(t *testing.T, path string) *Dir {
 	return d
 }
 
-// Directories are made as asked for; files in them are made, replaced and removed, and links among them are not followed.
+// A directory is created with the given permissions. Files in it are created, replaced and removed.
+// Links in it are not followed.
 func TestDir(t *testing.T) {
 	top := t.TempDir()
 	d := openTest(t, filepath.Join(top, "a", "b"))
 	if info, err := os.Stat(filepath.Join(top, "a", "b")); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("%v, %v", info.Mode(), err)
+		t.Errorf("mode %v, %v; want 0700", info.Mode(), err)
 	}
 	precious := filepath.Join(top, "precious")
 	must(t, os.WriteFile(precious, []byte("precious"), 0o600))
 	for _, name := range []string{"created", "written", "removed", "sub"} {
 		must(t, os.Symlink(precious, d.Path(name)))
 	}
-	if f, err := d.Create("created", 0o600); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), d.Path("created")) {
-		t.Errorf("%v, %v", f, err)
+	f, err := d.Create("created", 0o600)
+	if !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), d.Path("created")) {
+		t.Errorf("Create over a link: %v, error %v; want %v that names it", f, err, fs.ErrExist)
 	}
 	must(t, d.Write("written", 0o600, text("new")))
 	must(t, d.Remove("removed"))
 	if sub, err := d.Sub("sub", 0o700); err == nil {
-		t.Errorf("%v is a link", sub)
+		t.Errorf("Sub opened %v through a link, want an error", sub)
 	}
 	if info, err := os.Lstat(d.Path("written")); err != nil || info.Mode() != 0o600 {
-		t.Errorf("%v, %v", info, err)
+		t.Errorf("%v, %v; want a regular file of mode 0600", info, err)
 	}
 	if data, err := os.ReadFile(precious); err != nil || string(data) != "precious" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("the file behind the links has %q, %v; want precious", data, err)
 	}
 	sub, err := d.Sub("directory", 0o700)
 	must(t, err)
 	must(t, sub.Write("file", 0o600, text("x")))
 	if err := d.Remove("directory"); err == nil {
-		t.Error("it was not empty")
+		t.Error("Remove of a directory that is not empty gave no error")
 	}
 	must(t, sub.Remove("file"))
 	sub.Close()
 	for range 2 { // the list is the same each time
 		entries, err := d.Entries()
-		if want := []Entry{{"created", false}, {"directory", true}, {"sub", false}, {"written", false}}; err != nil || !reflect.DeepEqual(entries, want) {
-			t.Errorf("%v, %v", entries, err)
+		want := []Entry{{"created", false}, {"directory", true}, {"sub", false}, {"written", false}}
+		if err != nil || !reflect.DeepEqual(entries, want) {
+			t.Errorf("Entries() = %v, %v; want %v", entries, err, want)
 		}
 	}
 	must(t, d.Remove("directory"))
 	if err := d.Remove("directory"); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("Remove a second time: error %v, want %v", err, fs.ErrNotExist)
 	}
 	if d, err := OpenDir(precious, 0o700); err == nil {
-		t.Errorf("%v is a file", d)
+		t.Errorf("OpenDir of a file returned %v, want an error", d)
 	}
 	if d, err := OpenDir("", 0o700); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v, %v", d, err)
+		t.Errorf("OpenDir of \"\": %v, error %v; want %v", d, err, fs.ErrNotExist)
 	}
 }
 
-// A file that was begun appears with Commit, over one that appeared meanwhile as well; after Discard nothing is left.
+// A file that was begun appears with Commit, also over one that exists. After Discard nothing is left.
 func TestBegin(t *testing.T) {
 	d := openTest(t, t.TempDir())
 	for _, before := range []string{"", "old"} {
@@ -94,21 +99,24 @@ func TestBegin(t *testing.T) {
 			}
 		}
 	}
-	only(t, d.Path(""), map[string]string{"file": "new", "fileold": "new"})
-	// Others cannot stand in the way by taking the temporary name.
+	checkFiles(t, d.Path(""), map[string]string{"file": "new", "fileold": "new"})
+	// Others cannot prevent a write by taking the temporary name.
 	must(t, os.Symlink("elsewhere", d.Path(tempName("file", os.Getpid(), 0))))
 	must(t, d.Write("file", 0o600, text("newer")))
 	if data, err := os.ReadFile(d.Path("file")); err != nil || string(data) != "newer" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("the file has %q, %v; want newer", data, err)
 	}
-	for name, want := range map[string]string{tempName("a.json", 17, 2): "a.json", ".a.json.tmp": "", "a.json": "", "..17-2.tmp": ""} {
+	for name, want := range map[string]string{
+		tempName("a.json", 17, 2): "a.json", ".a.json.tmp": "", "a.json": "", "..17-2.tmp": "",
+	} {
 		if got := Temporary(name); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
+			t.Errorf("Temporary(%q) = %q, want %q", name, got, want)
 		}
 	}
 }
 
-// Of those who lock a directory one succeeds, until it ends; that it removes the directory meanwhile is noticed.
+// Only one of several can lock a directory, until it closes it. If it removes the directory then,
+// the next lock fails.
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir")
 	first, err := OpenDir(path, 0o700)
@@ -116,18 +124,18 @@ func TestLock(t *testing.T) {
 	must(t, first.Lock())
 	second := openTest(t, path)
 	if err := second.Lock(); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), path) {
-		t.Error(err)
+		t.Errorf("the second lock: error %v, want %v that names the directory", err, ErrLocked)
 	}
-	first.Forget() // which made it, and it is empty
+	first.Forget() // removes the directory, because first created it and it is empty
 	if err := second.Lock(); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("the lock of a removed directory: error %v, want %v", err, fs.ErrNotExist)
 	}
 	third := openTest(t, path)
 	must(t, third.Lock())
 	must(t, third.Write("file", 0o600, text("x")))
 	fourth, err := OpenDir(path, 0o700)
 	must(t, err)
-	fourth.Forget() // which did not make it
+	fourth.Forget() // does not remove it, because fourth did not create it
 	third.Forget()
-	only(t, path, map[string]string{"file": "x"})
+	checkFiles(t, path, map[string]string{"file": "x"})
 }

@@ -1,6 +1,6 @@
 package pagecache
 
-// This file has memory for reads past the page cache.
+// This file allocates memory for reads that bypass the page cache.
 
 import (
 	"errors"
@@ -11,18 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bufferAlignment is that of huge pages, on all usual processors.
+// bufferAlignment is the size of huge pages on all usual processors, in bytes.
 const bufferAlignment = 2 << 20
 
-// DirectBuffer returns memory for reads with O_DIRECT, aligned to 2 MiB, in huge pages where the kernel has them, and what frees it. Into single pages a disk may deliver less than half as much: each is a
-// segment of its own of a request, and a virtual disk pays for each. It is mapped instead of allocated on Go's heap, which would keep the memory afterwards, and touched: reads are not to wait for it.
+// DirectBuffer returns memory for reads with O_DIRECT, and a function that frees it. The memory is
+// aligned to 2 MiB, and in huge pages where the kernel has them. Into single pages a disk may
+// deliver less than half as much, because each page is a segment of its own in the request, and a
+// virtual disk pays for each segment.
+//
+// The memory is mapped, because Go's heap would keep it afterwards. It is touched, so that reads
+// need not wait for its pages.
 func DirectBuffer(bytes int) (buffer []byte, free func() error, err error) {
-	memory, err := unix.Mmap(-1, 0, bytes+bufferAlignment, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	memory, err := unix.Mmap(-1, 0, bytes+bufferAlignment,
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, nil, fmt.Errorf("map %d bytes of buffers: %w", bytes, err)
 	}
 	free = func() error { return unix.Munmap(memory) }
-	if err := unix.Madvise(memory, unix.MADV_HUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: a kernel without them
+	// EINVAL: the kernel has no huge pages.
+	if err := unix.Madvise(memory, unix.MADV_HUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
 		return nil, nil, errors.Join(fmt.Errorf("ask for huge pages: %w", err), free())
 	}
 	address := uintptr(unsafe.Pointer(unsafe.SliceData(memory)))

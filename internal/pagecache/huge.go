@@ -1,6 +1,7 @@
 package pagecache
 
-// This file tells how a mapping of this process is mapped: by pages, or by large folios as a whole.
+// This file finds out how much of a mapping of this process is mapped by large folios as a whole,
+// and not page by page.
 
 import (
 	"errors"
@@ -14,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FolioBytes is the size of the folios that one entry of a page table's middle level (PMD) maps as a whole, 2 MiB on x86-64; 0 if this kernel has none (built without
-// transparent huge pages).
+// FolioBytes is the size of the folios that one entry of a page table's middle level (PMD) maps as
+// a whole: 2 MiB on x86-64. It is 0 if this kernel was built without transparent huge pages.
 func FolioBytes() int64 {
 	data, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 	if err != nil {
@@ -42,8 +43,9 @@ const (
 	pageIsHuge  = 1 << 6     // PAGE_IS_HUGE
 )
 
-// Huge returns how many bytes of mem, a part of a mapping of this process, are mapped by PMD entries now: these pages lie in large folios. It asks PAGEMAP_SCAN (Linux
-// 6.7); before that its error wraps errors.ErrUnsupported.
+// Huge returns how many bytes of mem are mapped by PMD entries now, so that their pages lie in
+// large folios. mem is a part of a mapping of this process. Huge uses PAGEMAP_SCAN (Linux 6.7). On
+// older kernels its error wraps errors.ErrUnsupported.
 func Huge(mem []byte) (int64, error) {
 	if len(mem) == 0 {
 		return 0, nil
@@ -55,7 +57,11 @@ func Huge(mem []byte) (int64, error) {
 	defer f.Close()
 	var regions [64]pageRegion
 	start := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
-	arg := pmScanArg{start: start, end: start + uint64(len(mem)), vec: uint64(uintptr(unsafe.Pointer(&regions))), vecLen: uint64(len(regions)), categoryMask: pageIsHuge, categoryReturns: pageIsHuge}
+	arg := pmScanArg{
+		start: start, end: start + uint64(len(mem)),
+		vec: uint64(uintptr(unsafe.Pointer(&regions))), vecLen: uint64(len(regions)),
+		categoryMask: pageIsHuge, categoryReturns: pageIsHuge,
+	}
 	arg.size = uint64(unsafe.Sizeof(arg))
 	var bytes int64
 	for arg.start < arg.end {

@@ -1,7 +1,10 @@
-// Package pagecache tells which bytes of files are resident in the page cache ([Resident]), and drops them ([Drop]).
+// Package pagecache counts how many bytes of files are resident in the page cache ([Resident]) and
+// ready for use ([Usable]), and drops files from it ([Drop]). It also counts memory that is mapped
+// by large folios ([Huge]), and allocates memory for reads that bypass the page cache
+// ([DirectBuffer]).
 package pagecache
 
-// This file measures residency.
+// This file measures how much of a file is resident in the page cache.
 
 import (
 	"errors"
@@ -12,13 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mincoreBytes bounds how much is mapped at once, and so the size of mincore's result, which has a byte per page.
+// mincoreBytes bounds how many bytes are mapped at once. That also bounds the size of mincore's
+// result, which has a byte per page.
 const mincoreBytes = 1 << 30
 
-// Resident returns how many bytes of a file's range are in the page cache. It counts whole pages, including the first and the last one, so
-// the result may exceed length. It reads nothing into the cache: it uses cachestat (Linux 6.5) or, without that, mincore. The kernel tells
-// which pages are resident only to users who own the file or may write to it (mincore since Linux 5.2, later cachestat too);
-// for others the error wraps fs.ErrPermission.
+// Resident returns how many bytes of a file's range are in the page cache. It counts whole pages,
+// including the first and the last one, so the result may exceed length. It reads nothing into the
+// cache: it uses cachestat (Linux 6.5) or, without that, mincore.
+//
+// The kernel tells which pages are resident only to users who own the file or may write to it
+// (mincore since Linux 5.2, later also cachestat). For others the error wraps fs.ErrPermission.
 func Resident(f *os.File, offset, length int64) (int64, error) {
 	if length <= 0 {
 		return 0, nil
@@ -35,15 +41,16 @@ func Resident(f *os.File, offset, length int64) (int64, error) {
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return 0, fmt.Errorf("ask for the resident pages of %s: %w", f.Name(), err)
 	}
-	n, err := mincore(f, offset, length)
+	n, err := residentByMincore(f, offset, length)
 	if err != nil {
 		return 0, fmt.Errorf("ask for the resident pages of %s: %w", f.Name(), err)
 	}
 	return n, nil
 }
 
-// mincore counts the resident pages of a mapping that is never touched.
-func mincore(f *os.File, offset, length int64) (int64, error) {
+// residentByMincore counts the resident bytes with mincore. It maps the file but never touches the
+// mapping.
+func residentByMincore(f *os.File, offset, length int64) (int64, error) {
 	// To other users, the kernel reports all pages as resident.
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
@@ -62,7 +69,8 @@ func mincore(f *os.File, offset, length int64) (int64, error) {
 			return 0, fmt.Errorf("map: %w", err)
 		}
 		pages := make([]byte, (part+page-1)/page)
-		_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mapping[0])), uintptr(part), uintptr(unsafe.Pointer(&pages[0])))
+		_, _, errno := unix.Syscall(unix.SYS_MINCORE,
+			uintptr(unsafe.Pointer(&mapping[0])), uintptr(part), uintptr(unsafe.Pointer(&pages[0])))
 		if err := unix.Munmap(mapping); err != nil {
 			return 0, fmt.Errorf("unmap: %w", err)
 		}

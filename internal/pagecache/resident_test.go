@@ -1,5 +1,7 @@
 package pagecache
 
+// This file tests Resident with both system calls that it may use.
+
 import (
 	"os"
 	"path/filepath"
@@ -25,22 +27,25 @@ func TestResident(t *testing.T) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	ask := func(offset, length int64) int64 {
+	resident := func(offset, length int64) int64 {
 		t.Helper()
 		n, err := Resident(f, offset, length)
 		must(t, err)
-		// Both ways to ask agree.
-		if m, err := mincore(f, offset, length); length > 0 && (err != nil || m != n) {
-			t.Errorf("bytes %d+%d: mincore says %d, %v, cachestat %d", offset, length, m, err, n)
+		// Both system calls agree.
+		if m, err := residentByMincore(f, offset, length); length > 0 && (err != nil || m != n) {
+			t.Errorf("%d bytes at %d: mincore counts %d, %v; cachestat %d", length, offset, m, err, n)
 		}
 		return n
 	}
-	if got := ask(0, 64*page); got != 64*page {
-		t.Errorf("%d bytes of what was just written", got)
+	if got := resident(0, 64*page); got != 64*page {
+		t.Errorf("%d bytes are resident of a file just written, want %d", got, 64*page)
 	}
-	for _, tt := range [][3]int64{{0, 0, 0}, {0, -1, 0}, {0, 1, page}, {page - 1, 2, 2 * page}, {page, page, page}, {63*page + 10, page, page}, {100 * page, page, 0}} {
-		if got := ask(tt[0], tt[1]); got != tt[2] {
-			t.Errorf("bytes %d+%d: %d, want %d", tt[0], tt[1], got, tt[2])
+	for _, tt := range []struct{ offset, length, want int64 }{
+		{0, 0, 0}, {0, -1, 0}, {0, 1, page}, {page - 1, 2, 2 * page}, {page, page, page},
+		{63*page + 10, page, page}, {100 * page, page, 0},
+	} {
+		if got := resident(tt.offset, tt.length); got != tt.want {
+			t.Errorf("%d bytes at %d: %d are resident, want %d", tt.length, tt.offset, got, tt.want)
 		}
 	}
 	if _, err := Resident(f, -1, 1); err == nil {
@@ -49,14 +54,14 @@ func TestResident(t *testing.T) {
 	must(t, f.Sync())
 	must(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 	must(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM))
-	if ask(0, 64*page) != 0 {
+	if resident(0, 64*page) != 0 {
 		t.Skip("the file system keeps its pages")
 	}
 	if _, err := f.ReadAt(make([]byte, 1), 10*page); err != nil {
 		t.Fatal(err)
 	}
-	if ask(0, 64*page) == 0 || ask(10*page, 1) != page || ask(40*page, 10*page) != 0 {
-		t.Error("what was read is not what is resident")
+	if resident(0, 64*page) == 0 || resident(10*page, 1) != page || resident(40*page, 10*page) != 0 {
+		t.Error("after a read of page 10: want page 10 resident, and not pages 40 to 49")
 	}
 	must(t, f.Close())
 	if _, err := Resident(f, 0, 1); err == nil {

@@ -1,6 +1,6 @@
 package pagecache
 
-// This file tells which pages have been read.
+// This file counts the pages of a mapping whose read is complete.
 
 import (
 	"fmt"
@@ -10,16 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usable returns how many bytes of mem, a part of a mapping of a file that begins at a page, can be used without waiting for the disk: their pages are in the page cache, and their
-// read is over. Resident counts pages that are being read, too, where the kernel has cachestat; mincore, which this asks, counts folios that are up to date only (mincore_page,
-// mm/mincore.c). It counts whole pages, so the result may exceed the length. To users who neither own the file nor may write to it the kernel says that all is there.
+// Usable returns how many bytes of mem can be used without waiting for the disk. mem is a part of a
+// mapping of a file and begins at a page. A page counts if it is in the page cache and its read is
+// complete: mincore counts only folios that are up to date (mincore_page in mm/mincore.c). Resident
+// uses cachestat where the kernel has it, which also counts pages that are being read.
+//
+// Usable counts whole pages, so the result may exceed the length. If the user neither owns the file
+// nor may write to it, the kernel reports all pages as present.
 func Usable(mem []byte) (int64, error) {
 	if len(mem) == 0 {
 		return 0, nil
 	}
 	page := os.Getpagesize()
 	pages := make([]byte, (len(mem)+page-1)/page)
-	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(len(mem)), uintptr(unsafe.Pointer(unsafe.SliceData(pages)))); errno != 0 {
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE,
+		uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(len(mem)),
+		uintptr(unsafe.Pointer(unsafe.SliceData(pages))))
+	if errno != 0 {
 		return 0, fmt.Errorf("mincore: %w", errno)
 	}
 	var bytes int64

@@ -1,5 +1,7 @@
 package pagecache_test
 
+// This file tests Usable on a file that is read in part.
+
 import (
 	"os"
 	"path/filepath"
@@ -11,7 +13,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// Pages can be used once they were read, and not before; those beside them make no difference.
+// Pages are usable once they were read, and not before. Their neighbours make no difference.
 func TestUsable(t *testing.T) {
 	page := os.Getpagesize()
 	path := filepath.Join(t.TempDir(), "file")
@@ -42,7 +44,7 @@ func TestUsable(t *testing.T) {
 		t.Skipf("%d bytes stay in memory: this file system does not give its pages back", left)
 	}
 	if n := usable(0, 64*page); n != 0 {
-		t.Errorf("%d bytes can be used of what nobody read", n)
+		t.Errorf("%d bytes are usable before any read, want 0", n)
 	}
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
 		t.Fatal(err)
@@ -54,12 +56,13 @@ func TestUsable(t *testing.T) {
 		return usable(8*page, 16*page) == int64(8*page)
 	})
 	if n, part := usable(0, 64*page), usable(15*page, 16*page+1); n != int64(8*page) || part != int64(page) {
-		t.Errorf("%d bytes can be used of 64 pages, %d of the last one that was read and the next", n, part)
+		t.Errorf("%d bytes are usable of all pages, %d of the last page that was read and the next; want %d, %d",
+			n, part, 8*page, page)
 	}
 	if n, err := pagecache.Usable(nil); n != 0 || err != nil {
-		t.Errorf("of nothing %d bytes can be used, %v", n, err)
+		t.Errorf("Usable(nil) = %d, %v; want 0", n, err)
 	}
 	if _, err := pagecache.Usable(mapping[1:page]); err == nil {
-		t.Error("what begins within a page is no error")
+		t.Error("memory that begins within a page gave no error")
 	}
 }

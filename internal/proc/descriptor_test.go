@@ -1,6 +1,6 @@
 package proc
 
-// This file tests files that another process has open.
+// This file tests how the open files of another process are listed and shared.
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// An open file of another process is that very file: it has one position.
+// A descriptor taken from another process is the same open file: both have one position.
 func TestDescriptor(t *testing.T) {
 	testenv.NeedRoot(t)
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
@@ -42,7 +42,7 @@ func TestDescriptor(t *testing.T) {
 	defer p.Close()
 	names, err := p.Descriptors()
 	if err != nil || names[0] != f.Name() {
-		t.Errorf("open files %v, %v", names, err)
+		t.Errorf("Descriptors() = %v, %v; want 0: %s", names, err, f.Name())
 	}
 	got, err := p.Descriptor(0)
 	if err != nil {
@@ -51,12 +51,12 @@ func TestDescriptor(t *testing.T) {
 	defer got.Close()
 	one := make([]byte, 1)
 	if _, err := got.Read(one); err != nil || one[0] != '3' {
-		t.Errorf("read %q, %v", one, err)
+		t.Errorf("read %q, %v; want 3", one, err)
 	}
 	if at, err := f.Seek(0, io.SeekCurrent); err != nil || at != 4 {
-		t.Errorf("its own is at %d, %v", at, err)
+		t.Errorf("the position of the other descriptor is %d, %v; want 4", at, err)
 	}
 	if _, err := p.Descriptor(1000); !errors.Is(err, unix.EBADF) {
-		t.Errorf("one that is not open: %v", err)
+		t.Errorf("a descriptor that is not open: error %v, want EBADF", err)
 	}
 }

@@ -9,11 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// GiveWay changes the scheduling policy of this process's threads to SCHED_BATCH: a thread that wakes up waits for the next scheduler tick
-// instead of preempting another thread. Its share of the processor is unchanged. It is meant for a process beside a target whose compute
-// threads spin on all cores: preempting one of them would make all others wait at their next barrier.
+// GiveWay changes the scheduling policy of this process's threads to SCHED_BATCH. Then a thread
+// that wakes up does not preempt another thread but waits for the next scheduler tick. Its share of
+// the processor is unchanged. It is meant for a process beside a target whose compute threads spin
+// on all cores: preempting one of them would make all others wait at their next barrier.
 //
-// Children inherit the policy, so call it after the target has been started. If the kernel refuses, nothing changes.
+// Children inherit the policy, so call it after the target has been started. If the kernel refuses,
+// nothing changes.
 func GiveWay() {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {

@@ -1,6 +1,7 @@
 package proc
 
-// This file runs commands in process groups of their own. A group is asked to end with a signal, and killed as a whole if it does not.
+// This file runs commands in process groups of their own. A group is asked to end with a signal,
+// and killed as a whole if it does not.
 
 import (
 	"context"
@@ -16,8 +17,8 @@ import (
 // Grace is how long a Group may take to end after a signal: removing many probes takes seconds.
 const Grace = 30 * time.Second
 
-// GroupCommand is exec.CommandContext for a command in a process group of its own: a terminal's Ctrl-C does not reach it, and the whole
-// group is killed when ctx ends.
+// GroupCommand is exec.CommandContext for a command in a process group of its own: a terminal's
+// Ctrl-C does not reach it, and the whole group is killed when ctx ends.
 func GroupCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -26,8 +27,8 @@ func GroupCommand(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Group is a command that runs in a process group of its own, together with the processes that it has started. Its methods are safe for
-// concurrent use.
+// Group is a command that runs in a process group of its own, together with the processes that it
+// has started. Its methods are safe for concurrent use.
 type Group struct {
 	PID    int             // process id of the command and process group id
 	Done   <-chan struct{} // closed when the command has ended
@@ -36,7 +37,8 @@ type Group struct {
 	cancel context.CancelFunc
 }
 
-// StartGroup starts a command. The caller must call Kill in any case. The group is also killed when ctx ends.
+// StartGroup starts a command. The caller must call Kill in any case. The group is also killed when
+// ctx ends.
 func StartGroup(ctx context.Context, args ...string) (*Group, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

@@ -1,5 +1,7 @@
 package proc
 
+// This file tests process groups and the tail of their output.
+
 import (
 	"context"
 	"strings"
@@ -12,7 +14,8 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestGroup(t *testing.T) {
-	p, err := StartGroup(t.Context(), "sh", "-c", "trap 'echo over; exit 3' TERM; echo ready; while :; do sleep 0.01; done")
+	const script = "trap 'echo over; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
+	p, err := StartGroup(t.Context(), "sh", "-c", script)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,11 +26,11 @@ func TestGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !p.Ended() || p.State().ExitCode() != 3 || p.LastLine() != "over" {
-		t.Errorf("ended %v, %v, %q", p.Ended(), p.State(), p.LastLine())
+		t.Errorf("ended %v, %v, %q; want true, exit status 3, over", p.Ended(), p.State(), p.LastLine())
 	}
 }
 
-// TestGroupKill: what a command has started is killed with it, and the end of the context does the same.
+// Kill also kills the processes that the command has started, and so does the end of the context.
 func TestGroupKill(t *testing.T) {
 	for _, byContext := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -41,13 +44,13 @@ func TestGroupKill(t *testing.T) {
 		}
 		p.Kill()
 		cancel()
-		// The children are not ours to reap: the group is gone when init has done so.
+		// Its children are reaped by init, not by this test. The group exists until then.
 		if p.State().Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL || p.LastLine() != "it said nothing" {
-			t.Errorf("%v, %q", p.State(), p.LastLine())
+			t.Errorf("state %v, last line %q; want killed, it said nothing", p.State(), p.LastLine())
 		}
 	}
 	if _, err := StartGroup(t.Context(), "/nonexistent"); err == nil {
-		t.Error("started what is not there")
+		t.Error("StartGroup of a program that does not exist gave no error")
 	}
 }
 
@@ -59,6 +62,6 @@ func TestTail(t *testing.T) {
 		}
 	}
 	if got := tail.LastLine(); got != "bc" || len(tail.String()) != tailBytes {
-		t.Errorf("%d bytes, last line %q", len(tail.String()), got)
+		t.Errorf("%d bytes, last line %q; want %d, bc", len(tail.String()), got, tailBytes)
 	}
 }

@@ -1,7 +1,8 @@
-// Package proc handles processes of the system. It starts commands that stay stopped until probes are attached ([Launch]) or that run in
-// process groups of their own ([StartGroup]), passes signals on to them ([Relay]), holds running processes by pidfd so that a reused
-// process id is not mistaken for them ([Open]), and reads which files a process maps and where these can be opened ([Mappings],
-// [Mapping.Locate], [Locate]).
+// Package proc handles processes of the system. It starts commands that stay stopped until probes
+// are attached ([Launch]) or that run in process groups of their own ([StartGroup]), passes signals
+// on to them ([Relay]), holds running processes by pidfd so that a reused process id is not
+// mistaken for them ([Open]), and reads which files a process maps and where these can be opened
+// ([Mappings], [Mapping.Locate], [Locate]).
 package proc
 
 // This file holds running processes by pidfd.
@@ -19,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a running process, not necessarily a child. It is held by a pidfd, so a later process with the same id is never mistaken for
-// it. Its methods are safe for concurrent use, except Close.
+// Process is a running process, not necessarily a child. It is held by a pidfd, so a later process
+// with the same id is never mistaken for it. Its methods are safe for concurrent use, except Close.
 type Process struct{ pid, fd int }
 
 // Open opens a process. The error is ErrNoProcess if it does not exist. The caller must call Close.
@@ -78,9 +79,13 @@ func wakeAt(ctx context.Context) (wake int, done func(), err error) {
 	}, nil
 }
 
-// poll waits up to timeout milliseconds (-1: without limit), or until wake is readable, and reports whether the process has ended.
+// poll waits up to timeout milliseconds (-1: without limit), or until wake is readable, and reports
+// whether the process has ended.
 func (p *Process) poll(wake, timeout int) (bool, error) {
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}} // poll ignores negative descriptors
+	fds := []unix.PollFd{
+		{Fd: int32(p.fd), Events: unix.POLLIN},
+		{Fd: int32(wake), Events: unix.POLLIN}, // poll ignores negative descriptors
+	}
 	_, err := unix.Poll(fds, timeout)
 	if errors.Is(err, unix.EINTR) {
 		return false, nil
@@ -94,12 +99,14 @@ func (p *Process) poll(wake, timeout int) (bool, error) {
 // Close releases the pidfd; the process is not affected.
 func (p *Process) Close() error { return unix.Close(p.fd) }
 
-// PageOut reclaims the process's pages in an address range of length bytes (process_madvise with MADV_PAGEOUT, Linux 5.10). It needs ptrace
-// access and CAP_SYS_NICE, and the process or the caller must own the mapped file or be allowed to write it. Pages that another process
-// maps, too, are not reclaimed; that is no error. The error wraps unix.ESRCH if the process has ended.
+// PageOut reclaims the process's pages in an address range of length bytes (process_madvise with
+// MADV_PAGEOUT, Linux 5.10). It needs ptrace access and CAP_SYS_NICE, and the process or the caller
+// must own the mapped file or be allowed to write it. Pages that another process maps, too, are not
+// reclaimed; that is no error. The error wraps unix.ESRCH if the process has ended.
 func (p *Process) PageOut(address uint64, length int64) error {
 	iov := unix.RemoteIovec{Base: uintptr(address), Len: int(length)}
-	_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(p.fd), uintptr(unsafe.Pointer(&iov)), 1, unix.MADV_PAGEOUT, 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE,
+		uintptr(p.fd), uintptr(unsafe.Pointer(&iov)), 1, unix.MADV_PAGEOUT, 0, 0)
 	if errno == unix.EPERM {
 		return fmt.Errorf("page out memory of process %d: %w: it takes CAP_SYS_NICE and CAP_SYS_PTRACE", p.pid, errno)
 	}
@@ -110,8 +117,9 @@ func (p *Process) PageOut(address uint64, length int64) error {
 	return nil
 }
 
-// Descriptors tells which files the process has open, by the numbers of its descriptors: their names, as the kernel has them (pipe:[123] is one, too). It needs ptrace access. The error wraps
-// ErrNoProcess if the process has ended.
+// Descriptors lists the files that the process has open. The keys are descriptor numbers, the
+// values are names as the kernel has them, so pipe:[123] is one, too. It needs ptrace access. The
+// error wraps ErrNoProcess if the process has ended.
 func (p *Process) Descriptors() (map[int]string, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", p.pid)
 	entries, err := os.ReadDir(dir)
@@ -134,8 +142,10 @@ func (p *Process) Descriptors() (map[int]string, error) {
 	return names, nil
 }
 
-// Descriptor opens a file that the process has open, by the number of its descriptor: not the file anew, but the same open file, with its position and readahead (pidfd_getfd, Linux 5.6). It
-// needs ptrace access. The error wraps unix.EBADF if the process has closed it. The caller must close it.
+// Descriptor duplicates descriptor n of the process (pidfd_getfd, Linux 5.6). It does not open the
+// file anew: both share one open file description, with its position and readahead. It needs ptrace
+// access. The error wraps unix.EBADF if the process has closed the descriptor. The caller must
+// close the result.
 func (p *Process) Descriptor(n int) (*os.File, error) {
 	fd, err := unix.PidfdGetfd(p.fd, n, 0)
 	if err != nil {

@@ -1,7 +1,8 @@
 package proc
 
-// This file stops a command, and the processes that it starts, after each execve. So probes are in place before the first instruction of
-// the program that computes, even if a shell, a wrapper or a server starts it.
+// This file stops a command, and the processes that it starts, after each execve. So probes are in
+// place before the first instruction of the program that computes, even if a shell, a wrapper or a
+// server starts it.
 
 import (
 	"errors"
@@ -13,12 +14,12 @@ import (
 
 // hold handles the stops of a Child at each execve.
 type hold struct {
-	follow bool
-	look   func(pid int) (found bool)
-	status int
-	err    error
-	reaped bool          // the child has ended and its status was taken
-	ended  chan struct{} // closed once status and err are valid
+	follow  bool                        // stop processes that the child starts, too
+	inspect func(pid int) (detach bool) // is called after each execve
+	status  int                         // the child's exit status
+	err     error
+	reaped  bool          // the child has ended and its status was taken
+	ended   chan struct{} // closed once status and err are valid
 }
 
 // reap stores the child's exit status.
@@ -29,31 +30,33 @@ func (h *hold) reap(status unix.WaitStatus) {
 	}
 }
 
-// ReleaseHeld lets the child run as Release does. In addition, whenever the child (with follow also a process that it started) has called
-// execve, it is stopped, and look is called in another goroutine. Once look returns true, that process is detached for good. Until then it
-// is under ptrace, so no debugger can attach to it; if the caller dies, the kernel lets it run.
-func (c *Child) ReleaseHeld(follow bool, look func(pid int) (found bool)) error {
+// ReleaseHeld lets the child run as Release does, and stops it after each execve. With follow,
+// processes that the child starts are stopped, too. At each stop, inspect is called in another
+// goroutine. Once inspect returns true, that process is detached for good. Until then it is under
+// ptrace, so no debugger can attach to it. If the caller dies, the kernel lets the process run.
+func (c *Child) ReleaseHeld(follow bool, inspect func(pid int) (detach bool)) error {
 	if c.cmd.SysProcAttr.Ptrace { // else it is already running
-		c.hold = &hold{follow: follow, look: look, ended: make(chan struct{})}
+		c.hold = &hold{follow: follow, inspect: inspect, ended: make(chan struct{})}
 	}
 	return c.Release()
 }
 
-// seize replaces the trace that the child itself requested by one that leaves stop signals to the terminal and the shell (PTRACE_SEIZE,
-// Linux 3.4), and lets the child run. The child must be stopped. The error is unix.ESRCH if the child was killed meanwhile; it must still
-// be waited for.
+// seize lets the child run under another kind of trace. The child itself has requested a trace that
+// also takes its stop signals. PTRACE_SEIZE (Linux 3.4) leaves those to the terminal and the shell.
+// The child must be stopped. The error is unix.ESRCH if the child was killed meanwhile; it must
+// still be waited for.
 func (c *Child) seize() error {
 	pid := c.PID()
 	if err := ptrace(unix.PTRACE_DETACH, pid, uintptr(unix.SIGSTOP)); err != nil {
 		return err
 	}
-	if ended, err := c.hold.stopped(pid, unix.WUNTRACED); ended || err != nil {
+	if ended, err := c.hold.waitForStop(pid, unix.WUNTRACED); ended || err != nil {
 		return err
 	}
 	if err := unix.PtraceSeize(pid); err != nil {
 		return err
 	}
-	if ended, err := c.hold.stopped(pid, unix.WALL); ended || err != nil {
+	if ended, err := c.hold.waitForStop(pid, unix.WALL); ended || err != nil {
 		return err
 	}
 	options := unix.PTRACE_O_TRACEEXEC
@@ -69,8 +72,8 @@ func (c *Child) seize() error {
 	return ignoreGone(unix.PtraceCont(pid, 0)) // from here on, run handles its end
 }
 
-// stopped waits for the next stop or the end of the process.
-func (h *hold) stopped(pid, options int) (ended bool, err error) {
+// waitForStop waits for the next stop or the end of the process.
+func (h *hold) waitForStop(pid, options int) (ended bool, err error) {
 	for {
 		var status unix.WaitStatus
 		_, err := unix.Wait4(pid, &status, options, nil)
@@ -87,8 +90,8 @@ func (h *hold) stopped(pid, options int) (ended bool, err error) {
 	}
 }
 
-// run handles the stops of the child and of the processes that it starts, until the child has ended. It must run on the thread that is the
-// tracer.
+// run handles the stops of the child and of the processes that it starts, until the child has
+// ended. It must run on the thread that is the tracer.
 func (h *hold) run(child int) {
 	defer close(h.ended)
 	for !h.reaped {
@@ -108,12 +111,13 @@ func (h *hold) run(child int) {
 		}
 		switch event, sig := int(uint32(status)>>16), status.StopSignal(); {
 		case event == unix.PTRACE_EVENT_EXEC:
-			if h.look(pid) {
+			if h.inspect(pid) {
 				err = unix.PtraceDetach(pid)
 			} else {
 				err = unix.PtraceCont(pid, 0)
 			}
-		case event == unix.PTRACE_EVENT_STOP && sig != unix.SIGTRAP: // stopped by the terminal or kill -STOP: leave it stopped
+		case event == unix.PTRACE_EVENT_STOP && sig != unix.SIGTRAP:
+			// Stopped by the terminal or kill -STOP: leave it stopped.
 			err = ptrace(unix.PTRACE_LISTEN, pid, 0)
 		case event != 0:
 			err = unix.PtraceCont(pid, 0)

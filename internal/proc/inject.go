@@ -1,16 +1,17 @@
 package proc
 
-// This file says what it means to have another process make system calls, see Inject.
+// This file has the types and errors of Process.Inject, which makes another process execute system
+// calls.
 
 import "errors"
 
-// SystemCall is a system call and its arguments, as the kernel takes them.
+// SystemCall is the number of a system call and its arguments, as the kernel takes them.
 type SystemCall struct {
 	Number uint64
 	Args   [3]uint64
 }
 
-// Why a process cannot be made to make system calls.
+// The reasons why Inject refuses a process.
 var (
 	ErrTraced     = errors.New("somebody traces it (a debugger, strace)")
 	ErrFiltered   = errors.New("its system calls are filtered (seccomp): one that is not expected may kill it")

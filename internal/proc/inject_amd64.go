@@ -1,13 +1,18 @@
 package proc
 
-// This file has another process make system calls (ptrace).
+// This file makes another process execute system calls, with ptrace.
 //
-// A thread of it is stopped, given other registers, and let run for one instruction: a `syscall` that is in its memory already, so nothing of it is written but registers. Then it gets back
-// those that it had, and goes on. A thread that computes is taken, or one that waits for a futex: that call the kernel repeats by itself. Others would return EINTR (epoll_wait does), which
-// a program that was never stopped need not expect.
+// It stops one thread of the process, changes its registers and lets it run for one instruction.
+// That instruction is a `syscall` which the process's memory contains anyway, so nothing but
+// registers is written. Then the thread gets its old registers back and goes on.
 //
-// If the caller is killed while the thread is stopped, the kernel lets the thread run. Between the first change of its registers and the last, some ten microseconds a call, it would run with
-// the wrong ones, and crash. So the caller should be a process that nobody kills.
+// Only two kinds of threads are used: threads that compute, and threads that wait for a futex,
+// because the kernel restarts that call by itself. Other calls would return EINTR (epoll_wait
+// does), which a program that was never stopped need not expect.
+//
+// If the caller is killed while the thread is stopped, the kernel lets the thread run. Between the
+// first and the last change of its registers, some ten microseconds per call, it would run with the
+// wrong ones and crash. So nobody should kill the caller.
 
 import (
 	"bytes"
@@ -26,29 +31,36 @@ import (
 )
 
 const (
-	// stopTime is how long a thread may take to stop: one that waits for the disk is stopped when that has answered.
+	// stopTime is how long a thread may take to stop. A thread that waits for the disk stops only
+	// after the disk has answered.
 	stopTime = 200 * time.Millisecond
+	// stopStep is the pause between two looks at the threads.
 	stopStep = 100 * time.Microsecond
-	// searchTime is how long a thread that can be stopped is looked for: all may wait for the disk.
+	// searchTime is how long Inject looks for a thread that can be stopped. All threads may be
+	// waiting for the disk.
 	searchTime = time.Second
-	// codeSegment is that of 64-bit programs (__USER_CS).
+	// codeSegment is the code segment of 64-bit programs (__USER_CS).
 	codeSegment = 0x33
-	// maxCode bounds how much of a mapping is searched for the instruction.
+	// maxCode bounds how many bytes of a mapping are searched for the instruction.
 	maxCode = 4 << 20
 )
 
-// resumed are the system calls that the kernel repeats by itself: a futex with a timeout by restart_syscall, as whatever else it repeats in this way.
-var resumed = []string{strconv.Itoa(unix.SYS_FUTEX), strconv.Itoa(unix.SYS_RESTART_SYSCALL)}
+// restartedCalls are the numbers of the system calls that the kernel restarts by itself after a
+// stop. It restarts a futex with a timeout through restart_syscall.
+var restartedCalls = []string{strconv.Itoa(unix.SYS_FUTEX), strconv.Itoa(unix.SYS_RESTART_SYSCALL)}
 
-// instruction is `syscall`.
-var instruction = []byte{0x0f, 0x05}
+// syscallCode is the machine code of the instruction `syscall`.
+var syscallCode = []byte{0x0f, 0x05}
 
-// Inject has the process make system calls, one after the other, in one of its threads. It needs ptrace access, and returns the first error that the kernel gives to one of them, or one of those
-// above; then the others were not made. No signal gets lost; one that arrives meanwhile comes from this process.
+// Inject makes the process execute system calls, one after the other, in one of its threads. It
+// needs ptrace access. It returns one of the errors of inject.go, or the first error that the
+// kernel returns for one of the calls; then the remaining calls were not made. No signal gets lost,
+// but the process sees this process as the sender of one that arrives meanwhile.
 func (p *Process) Inject(calls []SystemCall) error {
 	done := make(chan error)
 	go func() {
-		// ptrace is a thread's. Not unlocked: the thread ends with its goroutine, and the kernel lets go whatever it still traces.
+		// Only the tracing thread may make ptrace requests. It is never unlocked: so it ends with
+		// this goroutine, and the kernel lets go whatever it still traces.
 		runtime.LockOSThread()
 		done <- p.inject(calls)
 	}()
@@ -59,34 +71,34 @@ func (p *Process) Inject(calls []SystemCall) error {
 }
 
 func (p *Process) inject(calls []SystemCall) error {
-	at, err := p.instruction()
+	address, err := p.findSyscallCode()
 	if err != nil {
 		return err
 	}
-	for until := time.Now().Add(searchTime); time.Now().Before(until); time.Sleep(stopStep) {
-		threads, err := p.interruptible()
+	for deadline := time.Now().Add(searchTime); time.Now().Before(deadline); time.Sleep(stopStep) {
+		threads, err := p.listInterruptible()
 		if err != nil {
 			return err
 		}
 		for _, tid := range threads {
-			t, err := p.stop(tid)
+			t, err := p.stopThread(tid)
 			if errors.Is(err, errOtherThread) {
 				continue
 			}
 			if err != nil {
 				return err
 			}
-			return t.make(at, calls)
+			return t.callAndRelease(address, calls)
 		}
 	}
 	return ErrNotStopped
 }
 
-// interruptible lists threads to stop, those that compute first.
-func (p *Process) interruptible() (threads []int, err error) {
+// listInterruptible lists the ids of threads that may be stopped. Threads that compute come first.
+func (p *Process) listInterruptible() (threads []int, err error) {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.pid))
 	if err != nil {
-		return nil, gone(err)
+		return nil, asNoProcess(err)
 	}
 	var waiting []int
 	for _, e := range entries {
@@ -99,9 +111,9 @@ func (p *Process) interruptible() (threads []int, err error) {
 		if err != nil {
 			continue // it has ended
 		}
-		fields := statusFields(string(status))
+		fields := parseStatus(string(status))
 		switch {
-		case fields["TracerPid"] == "": // likewise
+		case fields["TracerPid"] == "": // it has ended, too
 		case fields["TracerPid"] != "0":
 			return nil, ErrTraced
 		case fields["Seccomp"] != "" && fields["Seccomp"] != "0":
@@ -110,7 +122,7 @@ func (p *Process) interruptible() (threads []int, err error) {
 			threads = append(threads, tid)
 		case strings.HasPrefix(fields["State"], "S"):
 			call, err := readText(filepath.Join(dir, "syscall"))
-			if number, _, _ := strings.Cut(string(call), " "); err == nil && slices.Contains(resumed, number) {
+			if number, _, _ := strings.Cut(string(call), " "); err == nil && slices.Contains(restartedCalls, number) {
 				waiting = append(waiting, tid)
 			}
 		}
@@ -118,15 +130,17 @@ func (p *Process) interruptible() (threads []int, err error) {
 	return append(threads, waiting...), nil
 }
 
-func gone(err error) error {
+// asNoProcess returns ErrNoProcess for errors of /proc that say that the process has ended, and
+// other errors as they are.
+func asNoProcess(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return ErrNoProcess
 	}
 	return err
 }
 
-// statusFields are the lines of /proc/PID/status.
-func statusFields(text string) map[string]string {
+// parseStatus splits the text of /proc/PID/status into names and values.
+func parseStatus(text string) map[string]string {
 	fields := map[string]string{}
 	for line := range strings.Lines(text) {
 		if name, value, ok := strings.Cut(line, ":"); ok {
@@ -136,11 +150,12 @@ func statusFields(text string) map[string]string {
 	return fields
 }
 
-// instruction finds one in the process's memory: the kernel's own code in it (vdso), or a library's.
-func (p *Process) instruction() (address uint64, err error) {
+// findSyscallCode finds the instruction `syscall` in the process's memory: in the code that the
+// kernel maps there (vdso), or in a library.
+func (p *Process) findSyscallCode() (address uint64, err error) {
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", p.pid))
 	if err != nil {
-		return 0, gone(err)
+		return 0, asNoProcess(err)
 	}
 	defer maps.Close()
 	var areas []Area
@@ -151,15 +166,17 @@ func (p *Process) instruction() (address uint64, err error) {
 			areas = append(areas, own)
 		}
 	}); err != nil {
-		return 0, gone(err)
+		return 0, asNoProcess(err)
 	}
-	slices.SortStableFunc(areas, func(a, b Area) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(areas, func(a, b Area) int { return searchRank(a) - searchRank(b) })
 	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", p.pid))
 	if err != nil {
-		return 0, gone(err)
+		return 0, asNoProcess(err)
 	}
 	defer memory.Close()
-	if ended, err := p.Ended(); ended || err != nil { // what is open is this process's, if that has not ended
+	// As long as the process has not ended, nobody else can have its id, so the open files belong
+	// to it.
+	if ended, err := p.Ended(); ended || err != nil {
 		return 0, errors.Join(err, ErrNoProcess)
 	}
 	for _, a := range areas {
@@ -168,19 +185,19 @@ func (p *Process) instruction() (address uint64, err error) {
 		if err != nil && !errors.Is(err, io.EOF) && n == 0 { // [vsyscall] cannot be read
 			continue
 		}
-		if i := bytes.Index(code[:n], instruction); i >= 0 {
+		if i := bytes.Index(code[:n], syscallCode); i >= 0 {
 			return a.Start + uint64(i), nil
 		}
 	}
-	// One that is ending loses its memory before its pidfd says so.
+	// A process that is ending loses its memory before its pidfd says so.
 	if left, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.pid)); err != nil || len(left) == 0 {
 		return 0, ErrNoProcess
 	}
 	return 0, ErrForeign
 }
 
-// rank orders mappings by how likely they hold the instruction.
-func rank(a Area) int {
+// searchRank is lower for mappings that are more likely to contain the instruction.
+func searchRank(a Area) int {
 	switch {
 	case a.Path == "[vdso]":
 		return 0
@@ -190,37 +207,38 @@ func rank(a Area) int {
 	return 2
 }
 
-// errOtherThread says that a thread cannot be used, and another one may be.
+// errOtherThread says that a thread cannot be used, but another one of the process may be.
 var errOtherThread = errors.New("this thread does not stop")
 
-// stopped is a thread that this one has stopped.
-type stopped struct {
+// stoppedThread is a thread that the calling thread has stopped.
+type stoppedThread struct {
 	tid, pid int
-	signals  []unix.Signal // that arrived meanwhile
+	signals  []unix.Signal // arrived while it was stopped
 }
 
-// stop stops a thread.
-func (p *Process) stop(tid int) (*stopped, error) {
+// stopThread stops a thread without the process noticing it.
+func (p *Process) stopThread(tid int) (*stoppedThread, error) {
 	switch err := unix.PtraceSeize(tid); {
 	case errors.Is(err, unix.ESRCH):
 		return nil, errOtherThread
 	case err != nil:
 		return nil, fmt.Errorf("trace thread %d: %w", tid, err)
 	}
-	t := &stopped{tid: tid, pid: p.pid}
+	t := &stoppedThread{tid: tid, pid: p.pid}
 	if err := unix.PtraceInterrupt(tid); err != nil {
 		return nil, errOtherThread
 	}
-	for until := time.Now().Add(stopTime); ; time.Sleep(stopStep) {
+	for deadline := time.Now().Add(stopTime); ; time.Sleep(stopStep) {
 		var status unix.WaitStatus
-		switch seen, err := stops(tid); {
+		switch stopped, err := hasStopped(tid); {
 		case err != nil:
 			return nil, errOtherThread
-		case !seen:
-			if time.Now().Before(until) {
+		case !stopped:
+			if time.Now().Before(deadline) {
 				continue
 			}
-			// It cannot be let go as long as it runs. The kernel does, when the calling thread ends.
+			// A thread that runs cannot be detached. The kernel detaches it when the calling thread
+			// ends.
 			return nil, ErrNotStopped
 		}
 		switch _, err := unix.Wait4(tid, &status, unix.WALL, nil); {
@@ -228,7 +246,7 @@ func (p *Process) stop(tid int) (*stopped, error) {
 			continue
 		case err != nil || !status.Stopped():
 			return nil, errOtherThread
-		case int(uint32(status)>>16) != unix.PTRACE_EVENT_STOP: // a signal: it gets it
+		case int(uint32(status)>>16) != unix.PTRACE_EVENT_STOP: // a signal: pass it on
 			if err := ignoreGone(unix.PtraceCont(tid, int(status.StopSignal()))); err != nil {
 				return nil, err
 			}
@@ -236,7 +254,7 @@ func (p *Process) stop(tid int) (*stopped, error) {
 				return nil, errOtherThread
 			}
 			continue
-		case status.StopSignal() != unix.SIGTRAP: // somebody has stopped all of it
+		case status.StopSignal() != unix.SIGTRAP: // somebody has stopped the whole process
 			return nil, errors.Join(ErrNotStopped, t.release())
 		}
 		if ended, err := p.Ended(); ended || err != nil { // else the thread may be one of another process
@@ -246,18 +264,19 @@ func (p *Process) stop(tid int) (*stopped, error) {
 	}
 }
 
-// What waitid says of a child, see siginfo_t(7): the values of its field si_code.
+// Values of si_code that waitid returns, see sigaction(2).
 const (
 	cldTrapped = 4
 	cldStopped = 5
 )
 
-// stops says whether a thread has stopped by now. That it has ended is an error, and is left for its parent to wait for: that may be this process.
-func stops(tid int) (bool, error) {
+// hasStopped reports whether a thread has stopped. If it has ended, that is an error. Its status is
+// left for its parent to wait for, which may be this process.
+func hasStopped(tid int) (bool, error) {
 	var info unix.Siginfo
-	const look = unix.WEXITED | unix.WSTOPPED | unix.WNOWAIT | unix.WNOHANG | unix.WALL
+	const options = unix.WEXITED | unix.WSTOPPED | unix.WNOWAIT | unix.WNOHANG | unix.WALL
 	for {
-		err := unix.Waitid(unix.P_PID, tid, &info, look, nil)
+		err := unix.Waitid(unix.P_PID, tid, &info, options, nil)
 		if !errors.Is(err, unix.EINTR) {
 			if err != nil || info.Signo == 0 {
 				return false, err
@@ -271,8 +290,8 @@ func stops(tid int) (bool, error) {
 	return true, nil
 }
 
-// make makes the calls, and lets the thread go.
-func (t *stopped) make(at uint64, calls []SystemCall) (err error) {
+// callAndRelease makes the calls with the instruction at an address, and lets the thread go.
+func (t *stoppedThread) callAndRelease(address uint64, calls []SystemCall) (err error) {
 	defer func() { err = errors.Join(err, t.release()) }()
 	var own unix.PtraceRegs
 	if err := unix.PtraceGetRegs(t.tid, &own); err != nil {
@@ -288,8 +307,8 @@ func (t *stopped) make(at uint64, calls []SystemCall) (err error) {
 	}()
 	for _, c := range calls {
 		regs := own
-		regs.Rip, regs.Rax, regs.Rdi, regs.Rsi, regs.Rdx = at, c.Number, c.Args[0], c.Args[1], c.Args[2]
-		regs.Orig_rax = ^uint64(0) // it is not in a call that the kernel would repeat
+		regs.Rip, regs.Rax, regs.Rdi, regs.Rsi, regs.Rdx = address, c.Number, c.Args[0], c.Args[1], c.Args[2]
+		regs.Orig_rax = ^uint64(0) // tells the kernel that there is no call to restart
 		if err := unix.PtraceSetRegs(t.tid, &regs); err != nil {
 			return fmt.Errorf("set the registers of thread %d: %w", t.tid, err)
 		}
@@ -299,7 +318,7 @@ func (t *stopped) make(at uint64, calls []SystemCall) (err error) {
 		if err := unix.PtraceGetRegs(t.tid, &regs); err != nil {
 			return fmt.Errorf("read the registers of thread %d: %w", t.tid, err)
 		}
-		if regs.Rip != at+uint64(len(instruction)) {
+		if regs.Rip != address+uint64(len(syscallCode)) {
 			return fmt.Errorf("thread %d did not make the call", t.tid)
 		}
 		if result := int64(regs.Rax); result < 0 {
@@ -309,8 +328,8 @@ func (t *stopped) make(at uint64, calls []SystemCall) (err error) {
 	return nil
 }
 
-// step lets the thread run for an instruction. Signals that arrive meanwhile wait.
-func (t *stopped) step() error {
+// step lets the thread run for one instruction. Signals that arrive meanwhile are kept for release.
+func (t *stoppedThread) step() error {
 	for {
 		if err := unix.PtraceSingleStep(t.tid); err != nil {
 			return fmt.Errorf("step thread %d: %w", t.tid, err)
@@ -337,8 +356,8 @@ func (t *stopped) step() error {
 	}
 }
 
-// release lets the thread go.
-func (t *stopped) release() error {
+// release lets the thread go and sends it the signals that arrived meanwhile.
+func (t *stoppedThread) release() error {
 	err := ignoreGone(unix.PtraceDetach(t.tid))
 	for _, s := range t.signals {
 		err = errors.Join(err, ignoreGone(unix.Tgkill(t.pid, t.tid, s)))

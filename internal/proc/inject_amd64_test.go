@@ -1,6 +1,6 @@
 package proc
 
-// This file has a C program make system calls, on the real kernel.
+// This file makes a C program execute system calls, on the real kernel.
 
 import (
 	"bufio"
@@ -20,7 +20,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// injectedSource is a program that computes, or waits, and notices if a register or an errno of its own changes under it.
+// injectedSource is a program that computes or waits. It notices if one of its registers or its
+// errno changes unexpectedly.
 const injectedSource = `
 #define _GNU_SOURCE
 #include <errno.h>
@@ -81,7 +82,7 @@ int main(int argc, char **argv)
 }
 `
 
-// injected is that program, running.
+// injected is that program while it runs.
 type injected struct {
 	*exec.Cmd
 	*Process
@@ -122,8 +123,8 @@ func (p *injected) advise(advice uint64) error {
 	return p.Inject([]SystemCall{{unix.SYS_MADVISE, [3]uint64{p.address, 1 << 20, advice}}})
 }
 
-// random says whether it has advised that it reads its memory at random.
-func (p *injected) random(t *testing.T) bool {
+// isRandom reports whether its memory has the advice MADV_RANDOM.
+func (p *injected) isRandom(t *testing.T) bool {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", p.Cmd.Process.Pid))
 	if err != nil {
@@ -138,28 +139,29 @@ func (p *injected) random(t *testing.T) bool {
 	return strings.Contains(flags, " rr ")
 }
 
-// wait waits until a thread of it does something.
-func (p *injected) wait(t *testing.T, field, begins string) {
+// waitFor waits until a file in its /proc/PID contains a text.
+func (p *injected) waitFor(t *testing.T, file, contains string) {
 	t.Helper()
-	testenv.WaitFor(t, field, func() bool {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.Cmd.Process.Pid, field))
-		return err == nil && strings.Contains(string(text), begins)
+	testenv.WaitFor(t, file, func() bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.Cmd.Process.Pid, file))
+		return err == nil && strings.Contains(string(text), contains)
 	})
 }
 
-// interrupt sends it a signal, which ends what it waits for, and looks at what it says then: that a signal had come when the call returned.
+// interrupt sends it a signal, which ends its waiting call, and compares what it prints then.
 func (p *injected) interrupt(t *testing.T, want string) {
 	t.Helper()
-	p.wait(t, "stat", ") S ")
+	p.waitFor(t, "stat", ") S ")
 	if err := p.Cmd.Process.Signal(unix.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
-	if said, err := io.ReadAll(p.out); err != nil || string(said) != want {
-		t.Errorf("it said %q, %v; want %q", said, err, want)
+	if got, err := io.ReadAll(p.out); err != nil || string(got) != want {
+		t.Errorf("output = %q, %v; want %q", got, err, want)
 	}
 }
 
-// A program that computes makes the calls, and goes on with the registers that it had, and with signals that came meanwhile.
+// A program that computes makes the calls. Then it goes on with its old registers, and gets the
+// signals that came meanwhile.
 func TestInject(t *testing.T) {
 	p := startInjected(t, "")
 	for i := range 100 {
@@ -170,67 +172,73 @@ func TestInject(t *testing.T) {
 		if err := p.advise(advice); err != nil {
 			t.Fatal(err)
 		}
-		if i < 4 && p.random(t) != want {
-			t.Fatalf("after %d calls it is advised: %v", i+1, !want)
+		if i < 4 && p.isRandom(t) != want {
+			t.Fatalf("after %d calls MADV_RANDOM is set: %v, want %v", i+1, !want, want)
 		}
 	}
 	if err := p.advise(4711); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("a call that the kernel refuses: %v", err)
+		t.Errorf("a call that the kernel refuses: error %v, want EINVAL", err)
 	}
-	if err := p.Inject([]SystemCall{{unix.SYS_MADVISE, [3]uint64{p.address, 4096, unix.MADV_RANDOM}}, {unix.SYS_MADVISE, [3]uint64{p.address, 1 << 20, unix.MADV_NORMAL}}}); err != nil || p.random(t) {
-		t.Errorf("two calls: %v", err)
+	two := []SystemCall{
+		{unix.SYS_MADVISE, [3]uint64{p.address, 4096, unix.MADV_RANDOM}},
+		{unix.SYS_MADVISE, [3]uint64{p.address, 1 << 20, unix.MADV_NORMAL}},
 	}
-	p.wait(t, "status", "TracerPid:\t0\n")
+	if err := p.Inject(two); err != nil || p.isRandom(t) {
+		t.Errorf("two calls: error %v, MADV_RANDOM is set: %v; want neither", err, p.isRandom(t))
+	}
+	p.waitFor(t, "status", "TracerPid:\t0\n")
 	done := make(chan error, 1)
 	go func() { done <- p.advise(unix.MADV_RANDOM) }()
 	if err := p.Cmd.Process.Signal(unix.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
-	said, err := io.ReadAll(p.out)
-	if err != nil || string(said) != "computed, 1 signals\n" {
-		t.Errorf("it said %q, %v", said, err)
+	got, err := io.ReadAll(p.out)
+	if want := "computed, 1 signals\n"; err != nil || string(got) != want {
+		t.Errorf("output = %q, %v; want %q", got, err, want)
 	}
-	if err := p.Cmd.Wait(); err != nil { // who waits for its stop has left its end to this
+	// hasStopped must not have taken the exit status of the process.
+	if err := p.Cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	if err := <-done; err != nil && !errors.Is(err, ErrNoProcess) && !errors.Is(err, ErrNotStopped) && !errors.Is(err, unix.ESRCH) {
-		t.Error(err)
+	err = <-done
+	if err != nil && !errors.Is(err, ErrNoProcess) && !errors.Is(err, ErrNotStopped) && !errors.Is(err, unix.ESRCH) {
+		t.Errorf("a call at the end of the process: %v", err)
 	}
 	if err := p.advise(unix.MADV_RANDOM); !errors.Is(err, ErrNoProcess) {
-		t.Errorf("when it has ended: %v", err)
+		t.Errorf("after its end: error %v, want %v", err, ErrNoProcess)
 	}
 }
 
-// A program that waits for a futex waits on, until something of its own ends that.
+// A program that waits for a futex goes on waiting after the calls, until its own signal ends the wait.
 func TestInjectWaiting(t *testing.T) {
 	p := startInjected(t, "futex")
-	p.wait(t, "syscall", fmt.Sprintf("%d ", unix.SYS_FUTEX))
+	p.waitFor(t, "syscall", fmt.Sprintf("%d ", unix.SYS_FUTEX))
 	for range 3 {
 		if err := p.advise(unix.MADV_RANDOM); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if !p.random(t) {
-		t.Error("it has not advised")
+	if !p.isRandom(t) {
+		t.Error("MADV_RANDOM is not set after the call")
 	}
 	p.interrupt(t, "futex: -1, errno 4, 1 signals\n") // EINTR
 }
 
-// What would be noticed, or could do harm, is refused, and leaves no trace.
+// Calls that the program would notice or that could do harm are refused, and leave no trace.
 func TestInjectRefuses(t *testing.T) {
 	refused := func(t *testing.T, p *injected, want error) {
 		t.Helper()
 		if err := p.advise(unix.MADV_RANDOM); !errors.Is(err, want) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%v, want %v", err, want)
+			t.Errorf("error %v, want %v on one line", err, want)
 		}
-		if p.random(t) {
-			t.Error("it has advised")
+		if p.isRandom(t) {
+			t.Error("MADV_RANDOM is set after a refused call")
 		}
 	}
 	t.Run("filtered", func(t *testing.T) { refused(t, startInjected(t, "filtered"), ErrFiltered) })
 	t.Run("a call that would fail", func(t *testing.T) {
 		p := startInjected(t, "epoll")
-		p.wait(t, "stat", ") S ")
+		p.waitFor(t, "stat", ") S ")
 		refused(t, p, ErrNotStopped)
 		p.interrupt(t, "epoll_wait: -1, errno 4, 1 signals\n")
 	})
@@ -239,9 +247,9 @@ func TestInjectRefuses(t *testing.T) {
 		if err := p.Cmd.Process.Signal(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		p.wait(t, "stat", ") T ")
+		p.waitFor(t, "stat", ") T ")
 		refused(t, p, ErrNotStopped)
-		p.wait(t, "stat", ") T ")
+		p.waitFor(t, "stat", ") T ")
 	})
 	t.Run("traced", func(t *testing.T) {
 		p := startInjected(t, "")

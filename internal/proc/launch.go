@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Child is a command that was started and is stopped right after its execve. If the tracer dies before Release, the kernel lets the child
-// run (ptrace detaches on exit).
+// Child is a command that was started and is stopped right after its execve. If the tracer dies
+// before Release, the kernel lets the child run (ptrace detaches on exit).
 type Child struct {
 	cmd     *exec.Cmd
 	release chan struct{}
@@ -23,10 +23,12 @@ type Child struct {
 	hold    *hold // nil unless the child is to be stopped at each execve
 }
 
-// Launch starts cmd in the caller's process group, stopped after its execve. The caller must call Release, then Wait.
+// Launch starts cmd in the caller's process group, stopped after its execve. The caller must call
+// Release, then Wait.
 //
-// A program with privileges of its own (set-user-ID, such as sudo, or file capabilities) is not stopped unless it runs as root, because the
-// kernel does not grant the privileges under ptrace. It runs while probes are attached.
+// A program with privileges of its own (set-user-ID, such as sudo, or file capabilities) is not
+// stopped unless it runs as root, because the kernel does not grant the privileges under ptrace. It
+// runs while probes are attached.
 func Launch(cmd *exec.Cmd) (*Child, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -35,8 +37,8 @@ func Launch(cmd *exec.Cmd) (*Child, error) {
 	if c := cmd.SysProcAttr.Credential; c != nil {
 		uid = int(c.Uid)
 	}
-	// The child itself asks to be traced (PTRACE_TRACEME), so execve stops it. Since Linux 5.2 the kernel checks this request with the
-	// child's own credentials, whoever the parent is.
+	// The child itself asks to be traced (PTRACE_TRACEME), so execve stops it. Since Linux 5.2 the
+	// kernel checks this request with the child's own credentials, whoever the parent is.
 	cmd.SysProcAttr.Ptrace = uid == 0 || !privileged(cmd.Path)
 	return start(cmd)
 }
@@ -78,7 +80,9 @@ func start(cmd *exec.Cmd) (*Child, error) {
 			h.run(c.PID())
 		}
 		if h != nil {
-			runtime.LockOSThread() // processes that it has started may still be traced: the kernel detaches them when this thread ends
+			// Processes that it has started may still be traced. The kernel detaches them when this
+			// thread ends.
+			runtime.LockOSThread()
 		}
 	}()
 	if err := <-started; err != nil {
@@ -87,7 +91,7 @@ func start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// letRun ends the stop after execve.
+// letRun lets the child run after the stop at its execve.
 func (c *Child) letRun() error {
 	switch {
 	case c.hold != nil:
@@ -102,7 +106,8 @@ func (c *Child) letRun() error {
 	return nil
 }
 
-// privileged reports whether a program gains privileges when it is executed. If the file cannot be read, execve will report it.
+// privileged reports whether a program gains privileges when it is executed. If the file cannot be
+// read, execve will report it.
 func privileged(path string) bool {
 	if info, err := os.Stat(path); err == nil && info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
 		return true
@@ -111,7 +116,8 @@ func privileged(path string) bool {
 	return err == nil && n > 0
 }
 
-// StartError says that a program could not be executed: it is not there, it may not be, or it is none.
+// StartError says that a program could not be executed: there is none, permission is denied, or the
+// file is not a program.
 type StartError struct {
 	Path string
 	Err  error
@@ -156,13 +162,15 @@ func (c *Child) start() error {
 // PID is the child's process id.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Release lets the child run. It must be called once, and then Wait, even if Release fails; in that case the child is killed.
+// Release lets the child run. It must be called once, and then Wait, even if Release fails; in that
+// case the child is killed.
 func (c *Child) Release() error {
 	close(c.release)
 	return <-c.done
 }
 
-// Wait waits until the child has ended and returns its exit status as a shell would: 128+n after signal n.
+// Wait waits until the child has ended and returns its exit status as a shell would: 128+n after
+// signal n.
 func (c *Child) Wait() (int, error) {
 	if c.hold != nil {
 		<-c.hold.ended
@@ -183,5 +191,6 @@ func (c *Child) Wait() (int, error) {
 	return c.cmd.ProcessState.ExitCode(), nil
 }
 
-// Signal sends a signal to the child. While the child is stopped, SIGKILL takes effect at once, others at Release.
+// Signal sends a signal to the child. While the child is stopped, SIGKILL takes effect at once,
+// others at Release.
 func (c *Child) Signal(s syscall.Signal) error { return c.cmd.Process.Signal(s) }

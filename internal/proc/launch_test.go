@@ -1,5 +1,7 @@
 package proc
 
+// This file tests children that are started stopped, and processes that are held by pidfd.
+
 import (
 	"bytes"
 	"context"
@@ -19,7 +21,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// launch starts a command stopped and returns it with what it will have written.
+// launch starts a command stopped. The buffer has its output once it has ended.
 func launch(t *testing.T, cmd *exec.Cmd) (*Child, *bytes.Buffer) {
 	t.Helper()
 	var out bytes.Buffer
@@ -31,7 +33,8 @@ func launch(t *testing.T, cmd *exec.Cmd) (*Child, *bytes.Buffer) {
 	return child, &out
 }
 
-func state(t *testing.T, pid int) procfs.ProcStat {
+// readStat reads /proc/PID/stat.
+func readStat(t *testing.T, pid int) procfs.ProcStat {
 	t.Helper()
 	proc, err := procfs.NewProc(pid)
 	if err != nil {
@@ -46,19 +49,20 @@ func state(t *testing.T, pid int) procfs.ProcStat {
 
 func TestLaunchStopsBehindExec(t *testing.T) {
 	child, out := launch(t, exec.Command("sh", "-c", "echo ran; exit 3"))
-	s := state(t, child.PID())
+	s := readStat(t, child.PID())
 	if s.State != "t" || s.Comm != "sh" || s.UTime != 0 {
-		t.Errorf("the child is %q in state %q, after %d ticks: want sh, stopped by its tracer", s.Comm, s.State, s.UTime)
+		t.Errorf("the child is %q in state %q after %d ticks; want sh, in state t (stopped by its tracer) after 0",
+			s.Comm, s.State, s.UTime)
 	}
 	if s.PGRP != unix.Getpgrp() {
-		t.Errorf("the child is in process group %d, want its parent's", s.PGRP)
+		t.Errorf("the child is in process group %d, want its parent's: %d", s.PGRP, unix.Getpgrp())
 	}
 	if err := child.Release(); err != nil {
 		t.Fatal(err)
 	}
 	status, err := child.Wait()
 	if err != nil || status != 3 || out.String() != "ran\n" {
-		t.Errorf("status %d (%v), output %q", status, err, out)
+		t.Errorf("status %d (%v), output %q; want 3, %q", status, err, out, "ran\n")
 	}
 }
 
@@ -91,36 +95,43 @@ func TestLaunchSignals(t *testing.T) {
 	}
 }
 
-// A child that is to be stopped at each execve may be killed before it is let run: its status is told as of any other.
+// A child that is to be stopped at each execve may be killed before it runs. Its status is reported
+// like any other.
 func TestReleaseHeldKilled(t *testing.T) {
 	child, _ := launch(t, exec.Command("sh", "-c", "exit 0"))
 	if err := child.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := child.ReleaseHeld(true, func(pid int) bool { t.Errorf("process %d runs", pid); return true }); err != nil {
+	inspect := func(pid int) bool {
+		t.Errorf("process %d was stopped at an execve, want none", pid)
+		return true
+	}
+	if err := child.ReleaseHeld(true, inspect); err != nil {
 		t.Error(err)
 	}
 	if status, err := child.Wait(); err != nil || status != 128+int(syscall.SIGKILL) {
-		t.Errorf("status %d (%v)", status, err)
+		t.Errorf("status %d (%v), want %d", status, err, 128+int(syscall.SIGKILL))
 	}
 }
 
-// At each execve the child is stopped until look has looked; once it has found something it is let go.
+// The child is stopped at each execve while inspect runs. Once inspect returns true, it is not
+// stopped any more.
 func TestReleaseHeld(t *testing.T) {
-	child, out := launch(t, exec.Command("sh", "-c", "exec sh -c 'echo one; exec sh -c \"echo two; exec sh -c \\\"exit 4\\\"\"'"))
-	looks := 0
+	const script = "exec sh -c 'echo one; exec sh -c \"echo two; exec sh -c \\\"exit 4\\\"\"'"
+	child, out := launch(t, exec.Command("sh", "-c", script))
+	stops := 0
 	err := child.ReleaseHeld(false, func(pid int) bool {
-		looks++
-		if s := state(t, pid); s.State != "t" || pid != child.PID() {
-			t.Errorf("process %d is in state %q", pid, s.State)
+		stops++
+		if s := readStat(t, pid); s.State != "t" || pid != child.PID() {
+			t.Errorf("process %d is in state %q, want process %d in state t", pid, s.State, child.PID())
 		}
-		return looks == 2
+		return stops == 2
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if status, err := child.Wait(); err != nil || status != 4 || out.String() != "one\ntwo\n" || looks != 2 {
-		t.Errorf("status %d (%v), output %q, %d looks", status, err, out, looks)
+	if status, err := child.Wait(); err != nil || status != 4 || out.String() != "one\ntwo\n" || stops != 2 {
+		t.Errorf("status %d (%v), output %q, %d stops; want 4, %q, 2", status, err, out, stops, "one\ntwo\n")
 	}
 }
 
@@ -175,14 +186,18 @@ func TestLaunchSetUserID(t *testing.T) {
 	if err := errors.Join(to.Chmod(0o755|os.ModeSetuid), to.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for name, credential := range map[string]*syscall.Credential{"as nobody": {Uid: 65534, Gid: 65534}, "as root": nil} {
+	users := map[string]*syscall.Credential{"as nobody": {Uid: 65534, Gid: 65534}, "as root": nil}
+	for name, credential := range users {
 		t.Run(name, func(t *testing.T) {
-			child, out := launch(t, &exec.Cmd{Path: path, Args: []string{"id", "-u"}, SysProcAttr: &syscall.SysProcAttr{Credential: credential}})
+			child, out := launch(t, &exec.Cmd{
+				Path: path, Args: []string{"id", "-u"},
+				SysProcAttr: &syscall.SysProcAttr{Credential: credential},
+			})
 			if err := child.Release(); err != nil {
 				t.Fatal(err)
 			}
 			if status, err := child.Wait(); err != nil || status != 0 || out.String() != "0\n" {
-				t.Errorf("status %d (%v), user %q: want root's", status, err, out)
+				t.Errorf("status %d (%v), user id %q; want 0, %q", status, err, out, "0\n")
 			}
 		})
 	}
@@ -200,12 +215,12 @@ func TestProcess(t *testing.T) {
 	}
 	defer p.Close()
 	if ended, err := p.Ended(); ended || err != nil {
-		t.Errorf("a running process has ended: %v (%v)", ended, err)
+		t.Errorf("Ended() of a running process = %v, %v; want false", ended, err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := p.Wait(gone); !errors.Is(err, context.Canceled) {
-		t.Errorf("waiting ended with %v", err)
+		t.Errorf("Wait with a canceled context = %v, want %v", err, context.Canceled)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -214,11 +229,11 @@ func TestProcess(t *testing.T) {
 		t.Error(err)
 	}
 	_ = cmd.Wait()
-	if ended, err := p.Ended(); !ended || err != nil { // its id is free now, and may be another's
-		t.Errorf("a process that is gone has ended: %v (%v)", ended, err)
+	if ended, err := p.Ended(); !ended || err != nil { // another process may have its id now
+		t.Errorf("Ended() of a process that has ended = %v, %v; want true", ended, err)
 	}
 	if _, err := Open(cmd.Process.Pid); !errors.Is(err, ErrNoProcess) {
-		t.Errorf("opened a process that is gone: %v", err)
+		t.Errorf("Open of a process that has ended: error %v, want %v", err, ErrNoProcess)
 	}
 
 	threads, err := filepath.Glob("/proc/self/task/*")
@@ -232,7 +247,7 @@ func TestProcess(t *testing.T) {
 		}
 		if tid != os.Getpid() {
 			if _, err := Open(tid); !errors.Is(err, ErrNoProcess) || !strings.Contains(err.Error(), "thread") {
-				t.Errorf("opened a thread: %v", err)
+				t.Errorf("Open of a thread: error %v, want %v that says so", err, ErrNoProcess)
 			}
 			return
 		}
@@ -253,12 +268,12 @@ func TestLaunch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if status, err := child.Wait(); status != 3 || err != nil {
-		t.Errorf("status %d, %v", status, err)
+		t.Errorf("status %d, %v; want 3", status, err)
 	}
 	if _, err := os.Stat(mark); err != nil {
 		t.Error("the command did not run")
 	}
 	if _, err := Launch(exec.Command("/no/such/program")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no such program: %v", err)
+		t.Errorf("no such program: error %v, want %v", err, os.ErrNotExist)
 	}
 }

@@ -1,5 +1,7 @@
 package proc
 
+// This file tests that the file which a process maps is found under the right path.
+
 import (
 	"errors"
 	"fmt"
@@ -19,8 +21,12 @@ import (
 func TestLocate(t *testing.T) {
 	testenv.NeedRoot(t)
 	ours, theirs := t.TempDir(), t.TempDir()
-	both, hidden, only, replaced := filepath.Join(ours, "both"), filepath.Join(ours, "hidden"), filepath.Join(ours, "only"), filepath.Join(ours, "replaced")
-	for _, path := range []string{both, hidden, replaced, filepath.Join(theirs, "hidden"), filepath.Join(theirs, "only"), filepath.Join(theirs, "replaced")} {
+	both, hidden := filepath.Join(ours, "both"), filepath.Join(ours, "hidden")
+	only, replaced := filepath.Join(ours, "only"), filepath.Join(ours, "replaced")
+	for _, path := range []string{
+		both, hidden, replaced,
+		filepath.Join(theirs, "hidden"), filepath.Join(theirs, "only"), filepath.Join(theirs, "replaced"),
+	} {
 		if err := os.WriteFile(path, []byte(path), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -81,11 +87,12 @@ func TestLocate(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	if got := Locate(pid, hidden, 0); got.Path != hidden {
-		t.Errorf("of a process that is gone: %+v, want %s", got, hidden)
+		t.Errorf("of a process that has ended: %+v, want %s", got, hidden)
 	}
 }
 
-// A name that leads elsewhere by now: to another file system's FIFO with the inode number of the file that is mapped. Opening it would block.
+// The name of a mapped file may lead elsewhere by now. Here it leads to a FIFO of another file
+// system that has the same inode number. Opening the FIFO would block.
 func TestLocateBehindAMount(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
@@ -145,7 +152,7 @@ func TestLocateBehindAMount(t *testing.T) {
 		t.Fatal(err)
 	}
 	if fifo.Ino != was.Ino || fifo == was {
-		t.Fatalf("the FIFO is %v, the file %v: the scene needs the same inode number on another device", fifo, was)
+		t.Fatalf("the FIFO is %v, the file %v: the test needs the same inode number on another device", fifo, was)
 	}
 	at := find().Locate(os.Getpid())
 	opened, err := at.Open()
@@ -154,11 +161,11 @@ func TestLocateBehindAMount(t *testing.T) {
 	}
 	defer opened.Close()
 	if text, err := io.ReadAll(opened); string(text) != "the model" || err != nil {
-		t.Errorf("at %+v: %q, %v", at, text, err)
+		t.Errorf("at %+v: %q, %v; want %q", at, text, err, "the model")
 	}
-	// Who may not follow the kernel's link has only the inode number.
+	// A caller that may not follow the kernel's link has only the inode number.
 	if _, err := Locate(os.Getpid(), path, was.Ino).Open(); !errors.Is(err, regular.ErrNotRegular) {
-		t.Error(err)
+		t.Errorf("Open of the FIFO: error %v, want %v", err, regular.ErrNotRegular)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -167,6 +174,6 @@ func TestLocateBehindAMount(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := (Place{path, was}).Open(); !errors.Is(err, ErrOtherFile) {
-		t.Error(err)
+		t.Errorf("Open of another file: error %v, want %v", err, ErrOtherFile)
 	}
 }

@@ -1,6 +1,6 @@
 package proc
 
-// This file notices at once that a process maps something, without looking at it again and again.
+// This file waits until a process maps something, without polling its memory map.
 
 import (
 	"context"
@@ -16,19 +16,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MapWatch notices when a process maps something: the kernel tells it of each mapping (perf_event_open(2) with mmap and mmap_data, Linux 2.6.34), also of those by threads, and by processes,
-// that it starts later, and after an execve. It is for one goroutine.
+// MapWatch notices when a process maps something. The kernel reports each mapping through perf
+// events (perf_event_open(2) with mmap and mmap_data, Linux 2.6.34). That includes mappings by
+// threads and processes that it starts later, and mappings after an execve. A MapWatch must be used
+// by one goroutine at a time.
 type MapWatch struct {
 	process *Process
-	events  []unix.PollFd // one for each thread and processor
-	rings   [][]byte
+	events  []unix.PollFd // one per thread and processor
+	rings   [][]byte      // the ring buffer of each event
 }
 
-// mostWatched bounds the events of a MapWatch, each of which takes a descriptor and some 12 KiB of the kernel's memory. One that waits for its model has a thread or a few.
-const mostWatched = 512
+// maxWatchEvents bounds the events of a MapWatch. Each of them takes a descriptor and some 12 KiB
+// of the kernel's memory. A program that has not loaded its model yet has only a few threads.
+const maxWatchEvents = 512
 
-// WatchMaps begins to notice. It needs CAP_PERFMON, and some systems refuse it altogether (seccomp in containers): then the error says so, and the process has to be looked at. The error wraps
-// ErrNoProcess if it has ended. The process must stay open until Close, which the caller must call.
+// WatchMaps starts to watch the process's mappings. It needs CAP_PERFMON, and some systems refuse
+// it altogether (seccomp in containers). Then it returns an error, and the caller has to poll the
+// memory map. The error wraps ErrNoProcess if the process has ended. The process must stay open
+// until Close, which the caller must call.
 func (p *Process) WatchMaps() (*MapWatch, error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -38,8 +43,9 @@ func (p *Process) WatchMaps() (*MapWatch, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(tasks) > mostWatched/cpus {
-		return nil, fmt.Errorf("notice what process %d maps: it has %d threads, on %d processors", p.pid, len(tasks), cpus)
+	if len(tasks) > maxWatchEvents/cpus {
+		return nil, fmt.Errorf("notice what process %d maps: it has %d threads, on %d processors",
+			p.pid, len(tasks), cpus)
 	}
 	w := &MapWatch{process: p}
 	for _, task := range tasks {
@@ -49,32 +55,36 @@ func (p *Process) WatchMaps() (*MapWatch, error) {
 		}
 		for cpu := range cpus {
 			// A thread that has ended maps nothing, and nothing runs on a processor that is off.
-			if err := w.open(tid, cpu); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENODEV) {
+			if err := w.openEvent(tid, cpu); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENODEV) {
 				return nil, errors.Join(fmt.Errorf("notice what process %d maps: %w", p.pid, err), w.Close())
 			}
 		}
 	}
-	// As long as this process holds no other by that id, the tasks were its own.
+	// As long as the process has not ended, nobody else can have its id, so the tasks were its own.
 	if ended, err := p.Ended(); ended || err != nil || len(w.events) == 0 {
-		return nil, errors.Join(fmt.Errorf("notice what process %d maps: %w", p.pid, errors.Join(ErrNoProcess, err)), w.Close())
+		err = fmt.Errorf("notice what process %d maps: %w", p.pid, errors.Join(ErrNoProcess, err))
+		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
 }
 
-// open notices what one thread, and those that it starts, map on one processor: what is inherited cannot be read for all processors together.
-func (w *MapWatch) open(tid, cpu int) error {
+// openEvent adds an event for the mappings that one thread, and those that it starts, make on one
+// processor. It takes one event per processor because the kernel gives an inherited event no ring
+// buffer for all processors together.
+func (w *MapWatch) openEvent(tid, cpu int) error {
 	attr := unix.PerfEventAttr{
 		Type:   unix.PERF_TYPE_SOFTWARE,
 		Config: unix.PERF_COUNT_SW_DUMMY,
 		Bits:   unix.PerfBitInherit | unix.PerfBitMmap | unix.PerfBitMmapData | unix.PerfBitWatermark,
-		Wakeup: 1, // byte: each record wakes
+		Wakeup: 1, // byte, so each record wakes the reader
 	}
 	attr.Size = uint32(unsafe.Sizeof(attr))
 	fd, err := unix.PerfEventOpen(&attr, tid, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	if err != nil {
 		return err
 	}
-	// It is not read, but without it nothing is told. As it cannot be written here, the kernel overwrites what is old.
+	// The ring is never read, but without it the kernel reports nothing. As it is mapped read-only,
+	// the kernel overwrites old records.
 	ring, err := unix.Mmap(fd, 0, 2*os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return errors.Join(err, unix.Close(fd))
@@ -83,8 +93,10 @@ func (w *MapWatch) open(tid, cpu int) error {
 	return nil
 }
 
-// EaseWatch makes WatchMaps quick from its return on until it is closed. The first event of any thread makes the kernel wait for all processors (account_event in kernel/events/core.c:
-// synchronize_rcu), 6 to 30 ms here; a second after the last is gone the next one is the first again. So this opens one, of the calling thread, that tells of nothing. The error says that it could not.
+// EaseWatch makes WatchMaps quick until the result is closed. It opens an event of the calling
+// thread that reports nothing. The first event in the system makes the kernel wait for all
+// processors (account_event in kernel/events/core.c calls synchronize_rcu), which took 6 to 30 ms.
+// One second after the last event was closed, the next one is the first again.
 func EaseWatch() (io.Closer, error) {
 	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_DUMMY}
 	attr.Size = uint32(unsafe.Sizeof(attr))
@@ -96,8 +108,9 @@ func EaseWatch() (io.Closer, error) {
 	return os.NewFile(uintptr(fd), "event"), nil
 }
 
-// Wait returns when the process has mapped something since WatchMaps, or since Wait returned last. It sleeps until then, on this thread. It returns ctx's error, or one that wraps ErrNoProcess if
-// the process has ended.
+// Wait returns when the process has mapped something since WatchMaps or since the last return of
+// Wait. Until then it blocks a thread. It returns ctx's error when ctx is done, and an error that
+// wraps ErrNoProcess if the process has ended.
 func (w *MapWatch) Wait(ctx context.Context) error {
 	wake, done, err := wakeAt(ctx)
 	if err != nil {
@@ -106,7 +119,9 @@ func (w *MapWatch) Wait(ctx context.Context) error {
 	defer done()
 	polled := make([]unix.PollFd, 0, len(w.events)+2)
 	for ctx.Err() == nil {
-		polled = append(polled[:0], unix.PollFd{Fd: int32(w.process.fd), Events: unix.POLLIN}, unix.PollFd{Fd: int32(wake), Events: unix.POLLIN})
+		polled = append(polled[:0],
+			unix.PollFd{Fd: int32(w.process.fd), Events: unix.POLLIN},
+			unix.PollFd{Fd: int32(wake), Events: unix.POLLIN})
 		polled = append(polled, w.events...)
 		if _, err := unix.Poll(polled, -1); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("notice what process %d maps: %w", w.process.pid, err)
@@ -117,7 +132,8 @@ func (w *MapWatch) Wait(ctx context.Context) error {
 		for i, e := range polled[2:] {
 			mapped = mapped || e.Revents&unix.POLLIN != 0
 			if e.Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 { // its thread has ended
-				w.events[i].Events, w.events[i].Fd = 0, ^w.events[i].Fd // poll ignores negative descriptors; Close finds it again
+				// poll ignores negative descriptors. Close inverts it again.
+				w.events[i].Events, w.events[i].Fd = 0, ^w.events[i].Fd
 			}
 		}
 		switch {
@@ -130,7 +146,7 @@ func (w *MapWatch) Wait(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Close ends it; the process is not affected.
+// Close ends the watch. The process is not affected.
 func (w *MapWatch) Close() error {
 	var errs []error
 	for i, e := range w.events {

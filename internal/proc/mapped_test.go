@@ -1,6 +1,6 @@
 package proc
 
-// This file tests that mappings are noticed, also after an execve, and nothing else is.
+// This file tests that WatchMaps notices mappings, also after an execve, and nothing else.
 
 import (
 	"context"
@@ -35,17 +35,17 @@ func TestWatchMaps(t *testing.T) {
 	defer p.Close()
 	ease, err := EaseWatch()
 	if err != nil {
-		t.Skipf("nothing is noticed here: %v", err) // in a container
+		t.Skipf("perf events are not permitted here: %v", err) // in a container
 	}
 	defer ease.Close()
 	w, err := p.WatchMaps()
 	if err != nil {
-		t.Fatal(err) // one event was to be had
+		t.Fatal(err) // perf events work, as EaseWatch has shown
 	}
 	defer w.Close()
-	quiet := func() {
+	waitForQuiet := func() {
 		t.Helper()
-		for began := time.Now(); ; { // until it has mapped all that its start maps
+		for began := time.Now(); ; { // until it has mapped everything that its start maps
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			err := w.Wait(ctx)
 			cancel()
@@ -57,32 +57,32 @@ func TestWatchMaps(t *testing.T) {
 			}
 		}
 	}
-	quiet()
-	say := func() {
+	waitForQuiet()
+	sendLine := func() {
 		t.Helper()
 		if _, err := io.WriteString(in, "line\n"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	say() // it becomes cat, which has libraries
+	sendLine() // it becomes cat, which maps libraries
 	if err := w.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	quiet()
-	say()
+	waitForQuiet()
+	sendLine()
 	if _, err := io.ReadFull(out, make([]byte, 5)); err != nil {
 		t.Fatal(err)
 	}
-	quiet() // it has copied a line, and mapped nothing
+	waitForQuiet() // it has copied a line, and mapped nothing
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for err = nil; err == nil; err = w.Wait(t.Context()) { // what is noticed at its end does no harm
+	for err = nil; err == nil; err = w.Wait(t.Context()) { // it may notice mappings at its end
 	}
 	if !errors.Is(err, ErrNoProcess) {
-		t.Error(err)
+		t.Errorf("Wait after the end: error %v, want %v", err, ErrNoProcess)
 	}
 	if _, err := p.WatchMaps(); !errors.Is(err, ErrNoProcess) {
-		t.Errorf("of a process that has ended: %v", err)
+		t.Errorf("WatchMaps after the end: error %v, want %v", err, ErrNoProcess)
 	}
 }

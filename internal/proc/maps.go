@@ -1,6 +1,6 @@
 package proc
 
-// This file reads which files a process maps, and finds them.
+// This file lists the files that a process maps, and finds them in this process's file system.
 
 import (
 	"errors"
@@ -28,13 +28,16 @@ type Mapping struct {
 	File       FileID // as in the memory map; on overlayfs and btrfs the kernel's own numbers differ
 }
 
-// FileID identifies a file by device and inode number. The device number has the kernel's form, as in tracepoints: major<<20 | minor.
+// FileID identifies a file by device and inode number. The device number has the kernel's form, as
+// in tracepoints: major<<20 | minor.
 type FileID struct{ Dev, Ino uint64 }
 
-// Locate finds the mapped file where this process can open it. The kernel's own link to the mapping tells which file that is
-// (/proc/PID/map_files, which needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN): a name can lead elsewhere in the process's mount namespace, or by
-// now. Where the link may not be followed, the inode number of the memory map has to do. The path is a name if one leads to that file, else
-// the link, which is gone once the process has ended.
+// Locate finds a path by which this process can open the mapped file. A name alone is not enough:
+// it may lead to another file in the process's mount namespace, or by now. So the file is compared
+// with the kernel's own link to the mapping (/proc/PID/map_files). That needs
+// CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN; without it only the inode number in the memory map is
+// compared. If no name leads to the file, the path is the link, which is gone once the process has
+// ended.
 func (m *Mapping) Locate(pid int) Place {
 	link := fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.Start, m.End)
 	mapped, err := FileOf(link)
@@ -67,13 +70,14 @@ func Mappings(pid int) ([]Mapping, error) {
 // Place is where this process can open a file that another process uses.
 type Place struct {
 	Path string
-	ID   FileID // as stat tells it; zero if the file is not known to be at Path
+	ID   FileID // from stat; zero if the file is not known to be at Path
 }
 
-// ErrOtherFile says that a name leads to another file than the one that was meant.
+// ErrOtherFile says that a path leads to another file than the one that was meant.
 var ErrOtherFile = errors.New("another file than the one that the process uses")
 
-// Open opens the file for reading if it is regular and the one that was meant, see [regular.Open]. All errors are [*fs.PathError].
+// Open opens the file for reading if it is regular and the one that was meant, see [regular.Open].
+// All errors are [*fs.PathError].
 func (p Place) Open() (*os.File, error) {
 	f, err := regular.Open(p.Path)
 	if err != nil {
@@ -86,7 +90,8 @@ func (p Place) Open() (*os.File, error) {
 	return f, nil
 }
 
-// Check compares an open file with the one that was meant. Its error is a [*fs.PathError] that wraps ErrOtherFile or fstat's error.
+// Check compares an open file with the one that was meant. Its error is a [*fs.PathError] that
+// wraps ErrOtherFile or fstat's error.
 func (p Place) Check(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -98,24 +103,26 @@ func (p Place) Check(f *os.File) error {
 	return nil
 }
 
-// Locate finds the file that process pid calls path. If that process has another root directory (a container), the file is found below
-// /proc/<pid>/root, as long as the process exists. If both paths lead to the same file, it is at path, which remains valid after the process
-// has ended. ino is the file's inode number, or 0 if unknown. Device numbers are not compared, because on overlayfs and btrfs those in a
-// memory map differ from stat's.
+// Locate finds the file that process pid calls path. If that process has another root directory (a
+// container), the file is found below /proc/<pid>/root, as long as the process exists. If both
+// paths lead to the same file, it is at path, which remains valid after the process has ended. ino
+// is the file's inode number, or 0 if unknown. Device numbers are not compared, because on
+// overlayfs and btrfs those in a memory map differ from stat's.
 func Locate(pid int, path string, ino uint64) Place {
 	return locate(pid, path, func(f FileID) bool { return ino == 0 || f.Ino == ino })
 }
 
-func locate(pid int, path string, fits func(FileID) bool) Place {
+// locate is Locate with a condition that the file must meet.
+func locate(pid int, path string, matches func(FileID) bool) Place {
 	inside := filepath.Join("/proc", strconv.Itoa(pid), "root", path)
 	in, inErr := FileOf(inside)
 	here, hereErr := FileOf(path)
 	switch {
-	case inErr == nil && fits(in) && hereErr == nil && in == here:
+	case inErr == nil && matches(in) && hereErr == nil && in == here:
 		return Place{path, in}
-	case inErr == nil && fits(in):
+	case inErr == nil && matches(in):
 		return Place{inside, in}
-	case hereErr == nil && fits(here):
+	case hereErr == nil && matches(here):
 		return Place{path, here}
 	}
 	return Place{Path: path}
@@ -130,7 +137,7 @@ func FileOf(path string) (FileID, error) {
 	return kernelFile(uint64(st.Dev), st.Ino), nil
 }
 
-// IDOf identifies the file that info, which os.Stat or File.Stat has returned, describes.
+// IDOf identifies the file that info describes. info must come from os.Stat or File.Stat.
 func IDOf(info fs.FileInfo) FileID {
 	st := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	return kernelFile(uint64(st.Dev), st.Ino)

@@ -1,10 +1,10 @@
 package proc
 
-// This file writes words for a shell.
+// This file quotes words for a shell.
 
 import "strings"
 
-// Quote makes words in the shell's syntax of any texts, separated by spaces.
+// Quote writes each text as one word in the shell's syntax, and separates the words by spaces.
 func Quote(texts ...string) string {
 	quoted := make([]string, len(texts))
 	for i, text := range texts {

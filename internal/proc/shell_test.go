@@ -1,5 +1,7 @@
 package proc
 
+// This file tests quoting with a real shell.
+
 import (
 	"os/exec"
 	"testing"
@@ -12,6 +14,6 @@ func TestQuote(t *testing.T) {
 		t.Errorf("%q, %v; want %q", out, err, want)
 	}
 	if got := Quote(); got != "" {
-		t.Errorf("nothing is %q", got)
+		t.Errorf("Quote() = %q, want nothing", got)
 	}
 }

@@ -1,6 +1,7 @@
 package proc
 
-// This file handles signals on behalf of a command. Signals that were ignored when this process started (nohup) stay ignored.
+// This file handles signals on behalf of a command. Signals that were ignored when this process
+// started (nohup) stay ignored.
 
 import (
 	"context"
@@ -11,31 +12,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heeded returns those signals that are not ignored.
-func heeded(signals []syscall.Signal) []os.Signal {
-	var of []os.Signal
+// withoutIgnored returns those signals that are not ignored.
+func withoutIgnored(signals []syscall.Signal) []os.Signal {
+	var rest []os.Signal
 	for _, s := range signals {
 		if !signal.Ignored(s) {
-			of = append(of, s)
+			rest = append(rest, s)
 		}
 	}
-	return of
+	return rest
 }
 
-// Relay catches signals to this process and passes them on to a command. Ignored signals stay ignored; the command inherits that.
+// Relay catches signals to this process and passes them on to a command. Ignored signals stay
+// ignored; the command inherits that.
 type Relay struct{ signals chan os.Signal }
 
-// NewRelay starts to catch signals. Signals that arrive before Run are kept for it. The caller must call Stop.
+// NewRelay starts to catch signals. Signals that arrive before Run are kept for it. The caller must
+// call Stop.
 func NewRelay(signals ...syscall.Signal) *Relay {
 	r := &Relay{make(chan os.Signal, 16)}
-	if heeded := heeded(signals); len(heeded) > 0 {
-		signal.Notify(r.signals, heeded...)
+	if caught := withoutIgnored(signals); len(caught) > 0 {
+		signal.Notify(r.signals, caught...)
 	}
 	return r
 }
 
-// Run passes signals to send until ctx is done, except for signals that a terminal has sent to the command, too. Signals that arrive after
-// Run are dropped.
+// Run passes signals to send until ctx is done, except for signals that a terminal has sent to the
+// command, too. Signals that arrive after Run are dropped.
 func (r *Relay) Run(ctx context.Context, send func(syscall.Signal)) {
 	for {
 		select {
@@ -52,8 +55,9 @@ func (r *Relay) Run(ctx context.Context, send func(syscall.Signal)) {
 // Stop restores the signals' former effect.
 func (r *Relay) Stop() { signal.Stop(r.signals) }
 
-// fromTerminal guesses whether the terminal has sent a signal to its whole foreground process group, if that is ours; then the command has
-// received it, too. (The same signal sent by kill cannot be distinguished.)
+// fromTerminal guesses whether the terminal has sent a signal to its whole foreground process
+// group, if that is ours; then the command has received it, too. (The same signal sent by kill
+// cannot be distinguished.)
 func fromTerminal(s syscall.Signal) bool {
 	if s != syscall.SIGINT && s != syscall.SIGQUIT {
 		return false

@@ -1,5 +1,7 @@
 package proc
 
+// This file tests the relay of signals.
+
 import (
 	"context"
 	"os"
@@ -12,7 +14,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// raise sends this process a signal that somebody takes, or that is ignored.
+// raise sends this process a signal that is caught or ignored.
 func raise(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if signal.Ignored(s) {
@@ -21,16 +23,17 @@ func raise(t *testing.T, s syscall.Signal) {
 		}
 		return
 	}
-	came := make(chan os.Signal, 1)
-	signal.Notify(came, s)
-	defer signal.Stop(came)
+	arrived := make(chan os.Signal, 1)
+	signal.Notify(arrived, s)
+	defer signal.Stop(arrived)
 	if err := syscall.Kill(os.Getpid(), s); err != nil {
 		t.Fatal(err)
 	}
-	<-came // else it may come when nobody takes it any more
+	<-arrived // else it may arrive when nobody catches it any more
 }
 
-// A relay passes on what comes from its making on, until its Run ends; what is ignored stays ignored.
+// A relay passes on the signals that arrive between NewRelay and the end of Run. Ignored signals
+// stay ignored.
 func TestRelay(t *testing.T) {
 	signal.Ignore(syscall.SIGUSR2)
 	defer signal.Reset(syscall.SIGUSR2)
@@ -41,7 +44,7 @@ func TestRelay(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var mu sync.Mutex
 	var got []string
-	said := func() string {
+	received := func() string {
 		mu.Lock()
 		defer mu.Unlock()
 		return strings.Join(got, " ")
@@ -55,13 +58,13 @@ func TestRelay(t *testing.T) {
 		})
 	})
 	const one = "user defined signal 1"
-	testenv.WaitFor(t, "the signal that came early", func() bool { return said() == one })
+	testenv.WaitFor(t, "the signal that came early", func() bool { return received() == one })
 	raise(t, syscall.SIGUSR1)
-	testenv.WaitFor(t, "the next one", func() bool { return said() == one+" "+one })
+	testenv.WaitFor(t, "the next one", func() bool { return received() == one+" "+one })
 	cancel()
 	running.Wait()
 	raise(t, syscall.SIGUSR1)
-	if !signal.Ignored(syscall.SIGUSR2) || said() != one+" "+one {
-		t.Errorf("got %q, SIGUSR2 ignored: %v", said(), signal.Ignored(syscall.SIGUSR2))
+	if !signal.Ignored(syscall.SIGUSR2) || received() != one+" "+one {
+		t.Errorf("got %q, SIGUSR2 ignored: %v; want %q, true", received(), signal.Ignored(syscall.SIGUSR2), one+" "+one)
 	}
 }

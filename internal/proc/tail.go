@@ -16,7 +16,7 @@ type Tail struct {
 	b  []byte
 }
 
-// Write never fails.
+// Write appends bytes. It never fails.
 func (t *Tail) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -27,7 +27,7 @@ func (t *Tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// String returns all that was kept.
+// String returns the bytes that were kept.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,10 +1,13 @@
 package proc
 
-// This file asks which pages a process has in its page tables: it has touched them since they were mapped or paged out, or the kernel mapped them with such a page (up to
-// fault_around_bytes around it, and all of a large folio) or for it (MAP_POPULATE).
+// This file finds out which pages are in a process's page tables. A page is there if the process
+// has touched it since it was mapped or paged out. The kernel may also have mapped it along with a
+// touched page (up to fault_around_bytes around it, and all of a large folio), or in advance
+// (MAP_POPULATE).
 //
-// It asks /proc/PID/pagemap, whose bit 63 says so of each page (Linux 2.6.25). That needs ptrace access. It is opened each time, as an open one stays with the program that the
-// process ran then.
+// The source is bit 63 of each page's entry in /proc/PID/pagemap (Linux 2.6.25). Reading it needs
+// ptrace access. The file is opened anew each time, because an open one belongs to the program that
+// the process ran when it was opened.
 
 import (
 	"encoding/binary"
@@ -17,15 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Touched says whether the process has pages of an address range of length bytes in its page tables. The error wraps ErrNoProcess if the process has ended.
+// Touched reports whether any page of an address range of length bytes is in the process's page
+// tables. The error wraps ErrNoProcess if the process has ended.
 func (p *Process) Touched(address uint64, length int64) (touched bool, err error) {
 	page := uint64(os.Getpagesize())
-	pages := (address%page + uint64(length) + page - 1) / page // the address may be the target's word: its sum with length may overflow
-	err = p.pagemap(func(m pagemap) error {
+	// The target may have chosen the address, so the sum of address and length could overflow.
+	pages := (address%page + uint64(length) + page - 1) / page
+	err = p.withPagemap(func(m pagemap) error {
 		entries := make([]byte, pages*pagemapEntry)
-		n, err := m.read(entries, address)
+		n, err := m.readEntries(entries, address)
 		for ; n >= pagemapEntry; n -= pagemapEntry {
-			touched = touched || present(entries)
+			touched = touched || isPresent(entries)
 			entries = entries[pagemapEntry:]
 		}
 		return err
@@ -33,18 +38,18 @@ func (p *Process) Touched(address uint64, length int64) (touched bool, err error
 	return touched, err
 }
 
-// TouchedAt says of each address whether the process has that page in its page tables; an address that is not mapped it has not. The error wraps ErrNoProcess if the process has
-// ended.
+// TouchedAt reports for each address whether its page is in the process's page tables; false for an
+// address that is not mapped. The error wraps ErrNoProcess if the process has ended.
 func (p *Process) TouchedAt(addresses []uint64) ([]bool, error) {
 	touched := make([]bool, len(addresses))
-	err := p.pagemap(func(m pagemap) error {
+	err := p.withPagemap(func(m pagemap) error {
 		entry := make([]byte, pagemapEntry)
 		for i, a := range addresses {
-			n, err := m.read(entry, a)
+			n, err := m.readEntries(entry, a)
 			if err != nil {
 				return err
 			}
-			touched[i] = n == pagemapEntry && present(entry)
+			touched[i] = n == pagemapEntry && isPresent(entry)
 		}
 		return nil
 	})
@@ -54,17 +59,19 @@ func (p *Process) TouchedAt(addresses []uint64) ([]bool, error) {
 	return touched, nil
 }
 
-// pagemapEntry is the size of a page's entry in /proc/PID/pagemap.
+// pagemapEntry is the size in bytes of a page's entry in /proc/PID/pagemap.
 const pagemapEntry = 8
 
-// pagemap is that file.
+// pagemap is an open /proc/PID/pagemap.
 type pagemap struct{ *os.File }
 
-// present says that the first of some entries is of a page in memory.
-func present(entries []byte) bool { return binary.NativeEndian.Uint64(entries)>>63 != 0 }
+// isPresent reports whether the first of some entries belongs to a page in memory.
+func isPresent(entries []byte) bool { return binary.NativeEndian.Uint64(entries)>>63 != 0 }
 
-// read reads the entries of pages from that of an address on. It returns how many bytes there are: fewer than asked for behind the last address that a process may have.
-func (m pagemap) read(entries []byte, address uint64) (int, error) {
+// readEntries reads the entries of pages, beginning with the page at an address. It returns the
+// number of bytes read. They are fewer than asked for behind the last address that a process may
+// have.
+func (m pagemap) readEntries(entries []byte, address uint64) (int, error) {
 	n, err := m.ReadAt(entries, int64(address/uint64(os.Getpagesize())*pagemapEntry))
 	if errors.Is(err, io.EOF) {
 		err = nil
@@ -72,15 +79,17 @@ func (m pagemap) read(entries []byte, address uint64) (int, error) {
 	return n, err
 }
 
-// pagemap has it read.
-func (p *Process) pagemap(read func(pagemap) error) error {
+// withPagemap opens the process's pagemap, calls read with it and closes it.
+func (p *Process) withPagemap(read func(pagemap) error) error {
 	err := func() error {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", p.pid))
 		if err != nil {
 			return err
 		}
 		defer f.Close()
-		ended, err := p.Ended() // what is open is this process's, if that has not ended
+		// As long as the process has not ended, nobody else can have its id, so the open file
+		// belongs to it.
+		ended, err := p.Ended()
 		if err != nil {
 			return err
 		}

@@ -1,5 +1,7 @@
 package proc
 
+// This file tests which pages are found in a process's page tables, on the real kernel.
+
 import (
 	"errors"
 	"os"
@@ -11,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What was touched is in the page tables, what was taken away is not any more, and nothing is where nothing is mapped.
+// Touched pages are in the page tables. Pages that were given back, and addresses where nothing is
+// mapped, are not.
 func TestTouched(t *testing.T) {
 	page := os.Getpagesize()
 	memory, err := unix.Mmap(-1, 0, 1024*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -31,7 +34,7 @@ func TestTouched(t *testing.T) {
 	check := func(from, length int, want bool) {
 		t.Helper()
 		if got, err := p.Touched(base+uint64(from), int64(length)); got != want || err != nil {
-			t.Errorf("%d bytes at %d: %v, %v", length, from, got, err)
+			t.Errorf("%d bytes at %d: %v, %v; want %v", length, from, got, err, want)
 		}
 	}
 	check(0, len(memory), false)
@@ -48,14 +51,15 @@ func TestTouched(t *testing.T) {
 	nowhere := []uint64{0, 1 << 46, 1<<63 - 1, 1<<64 - 1}
 	for _, address := range nowhere {
 		if touched, err := p.Touched(address, 2<<12); touched || err != nil {
-			t.Errorf("at %#x: %v, %v", address, touched, err)
+			t.Errorf("at %#x: %v, %v; want false", address, touched, err)
 		}
 	}
 	memory[3*page], memory[5*page+7] = 1, 1
 	at := func(i int) uint64 { return base + uint64(i*page) }
 	got, err := p.TouchedAt(append([]uint64{at(2), at(3) + 9, at(4), at(5), at(700)}, nowhere...))
-	if want := []bool{false, true, false, true, false, false, false, false, false}; !slices.Equal(got, want) || err != nil {
-		t.Errorf("%v, %v; want %v", got, err, want)
+	want := []bool{false, true, false, true, false, false, false, false, false}
+	if !slices.Equal(got, want) || err != nil {
+		t.Errorf("TouchedAt = %v, %v; want %v", got, err, want)
 	}
 }
 
@@ -74,9 +78,9 @@ func TestTouchedOfAnEnded(t *testing.T) {
 	}
 	_ = cmd.Wait() // it was killed
 	if touched, err := p.Touched(1<<20, 1); touched || !errors.Is(err, ErrNoProcess) {
-		t.Errorf("%v, %v", touched, err)
+		t.Errorf("Touched = %v, %v; want false, %v", touched, err, ErrNoProcess)
 	}
 	if touched, err := p.TouchedAt([]uint64{1 << 20}); touched != nil || !errors.Is(err, ErrNoProcess) {
-		t.Errorf("%v, %v", touched, err)
+		t.Errorf("TouchedAt = %v, %v; want nil, %v", touched, err, ErrNoProcess)
 	}
 }

@@ -1,5 +1,7 @@
 package regular
 
+// This file tests which kinds of files are opened.
+
 import (
 	"errors"
 	"io"
@@ -13,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// within fails the test if do blocks.
-func within(t *testing.T, what string, do func()) {
+// checkReturns fails the test if do blocks.
+func checkReturns(t *testing.T, what string, do func()) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() { defer close(done); do() }()
@@ -63,27 +65,27 @@ func TestOpen(t *testing.T) {
 			open func(string) (*os.File, error)
 			want error
 		}{{"Open", Open, tc.open}, {"OpenHere", OpenHere, tc.here}} {
-			within(t, how.name+" of "+tc.name, func() {
+			checkReturns(t, how.name+" of "+tc.name, func() {
 				f, err := how.open(tc.name)
 				if !errors.Is(err, how.want) {
-					t.Errorf("%s(%q): %v, want %v", how.name, tc.name, err, how.want)
+					t.Errorf("%s(%q): error %v, want %v", how.name, tc.name, err, how.want)
 				}
 				if err != nil {
 					var path *fs.PathError
 					if !errors.As(err, &path) || path.Path != tc.name {
-						t.Errorf("%s(%q): %v does not name the file", how.name, tc.name, err)
+						t.Errorf("%s(%q): error %v, want one that names the file", how.name, tc.name, err)
 					}
 					return
 				}
 				defer f.Close()
 				if text, err := io.ReadAll(f); string(text) != "text" || err != nil || f.Name() != tc.name {
-					t.Errorf("%s(%q): %q, %v, named %q", how.name, tc.name, text, err, f.Name())
+					t.Errorf("%s(%q): %q, %v, named %q; want text", how.name, tc.name, text, err, f.Name())
 				}
 			})
 		}
 	}
 	if _, err := Open(in("fifo")); err == nil || !strings.Contains(err.Error(), "not a regular file") {
-		t.Error(err)
+		t.Errorf("Open of a FIFO: error %v, want not a regular file", err)
 	}
 }
 
@@ -102,7 +104,8 @@ func TestRead(t *testing.T) {
 		limit int64
 		want  error
 	}{
-		{Read, path, 4, nil}, {Read, path, 3, ErrTooLarge}, {Read, path + ".link", 4, nil}, {ReadHere, path, 4, nil}, {ReadHere, path, 3, ErrTooLarge},
+		{Read, path, 4, nil}, {Read, path, 3, ErrTooLarge}, {Read, path + ".link", 4, nil},
+		{ReadHere, path, 4, nil}, {ReadHere, path, 3, ErrTooLarge},
 		{ReadHere, path + ".link", 4, ErrNotRegular}, {Read, dir, 4, ErrNotRegular},
 	} {
 		text, err := tc.read(tc.name, tc.limit)

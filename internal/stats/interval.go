@@ -12,27 +12,29 @@ type Interval struct {
 	Estimate float64 `json:"estimate"`
 	Low      float64 `json:"low"`
 	High     float64 `json:"high"`
-	// Level is the probability with which the interval contains the true value. It is at least Confidence, except for five values or fewer:
-	// then even the widest interval has a lower level.
+	// Level is the probability with which the interval contains the true value. It is at least
+	// Confidence, except for five values or fewer: then even the widest interval has a lower level.
 	Level float64 `json:"level"`
 }
 
 // Holds reports whether the interval reaches Confidence.
 func (i Interval) Holds() bool { return i.Level >= Confidence }
 
-// Map applies a monotonic function to the interval. If f decreases, the ends change places.
+// Map applies a monotonic function to the interval. If f decreases, the ends are swapped.
 func (i Interval) Map(f func(float64) float64) Interval {
 	a, b := f(i.Low), f(i.High)
 	return Interval{Estimate: f(i.Estimate), Low: min(a, b), High: max(a, b), Level: i.Level}
 }
 
-// HodgesLehmann estimates the centre of the symmetric distribution from which x is drawn, as the median of the Walsh averages (x_i+x_j)/2,
-// i <= j. If x holds paired differences, this is the shift between the two members of a pair. The interval reaches from the k-th smallest
-// to the k-th largest Walsh average, where k is the largest number for which P(T < k) <= (1-Confidence)/2, with T Wilcoxon's signed-rank
-// statistic. The result is zero if there are no values.
+// HodgesLehmann estimates the centre of the symmetric distribution from which x is drawn, as the
+// median of the Walsh averages (x_i+x_j)/2, i <= j. If x holds paired differences, this is the
+// shift between the two members of a pair. The interval reaches from the k-th smallest to the k-th
+// largest Walsh average, where k is the largest number for which P(T < k) <= (1-Confidence)/2, with
+// T Wilcoxon's signed-rank statistic. The result is zero if there are no values.
 //
-// Source: Hollander, Wolfe, Chicken: Nonparametric Statistical Methods, 3rd edition, 3.2 (equation 3.23) and 3.3 (equation 3.27). R's
-// wilcox.test(x, conf.int = TRUE) computes the same. Time and memory grow with the square of the number of values.
+// Source: Hollander, Wolfe, Chicken: Nonparametric Statistical Methods, 3rd edition, 3.2 (equation
+// 3.23) and 3.3 (equation 3.27). R's wilcox.test(x, conf.int = TRUE) computes the same. Time and
+// memory grow with the square of the number of values.
 func HodgesLehmann(x []float64) Interval {
 	if len(x) == 0 {
 		return Interval{}
@@ -45,12 +47,17 @@ func HodgesLehmann(x []float64) Interval {
 	}
 	slices.Sort(walsh)
 	k, below := signedRankQuantile(len(x), (1-Confidence)/2)
-	return Interval{Estimate: interpolate(walsh, 0.5), Low: walsh[k-1], High: walsh[len(walsh)-k], Level: 1 - 2*below}
+	return Interval{
+		Estimate: interpolate(walsh, 0.5),
+		Low:      walsh[k-1], High: walsh[len(walsh)-k],
+		Level: 1 - 2*below,
+	}
 }
 
-// signedRankQuantile returns the largest k for which P(T < k) <= p, and that probability. T is the sum over the ranks 1 to n of which each
-// is included with probability 1/2. k is at least 1; then the probability may exceed p. The distribution of T is computed by adding one
-// rank at a time.
+// signedRankQuantile returns the largest k for which P(T < k) <= p, and that probability. T is the
+// sum of a random subset of the ranks 1 to n, in which each rank is with probability 1/2. k is at
+// least 1; then the probability may exceed p. The distribution of T is computed by adding one rank
+// at a time.
 func signedRankQuantile(n int, p float64) (k int, below float64) {
 	probability := make([]float64, n*(n+1)/2+1) // by sum
 	probability[0] = 1

@@ -1,8 +1,10 @@
-// Package stats describes samples without assumptions about their distribution: quantiles, medians, spreads ([Spread]), and an estimate
-// with a confidence interval ([HodgesLehmann]). The instruments use it.
+// Package stats describes samples without assumptions about their distribution: quantiles, medians,
+// spreads ([Spread]), and an estimate with a confidence interval ([HodgesLehmann]). The instruments
+// use it.
 //
-// No function changes its arguments. If a sample contains NaN, the result is unspecified. gonum's package stat does not provide this: it
-// has one of the needed kinds of quantile (type 1), and neither a median nor a rank-based interval.
+// No function changes its arguments. If a sample contains NaN, the result is unspecified. gonum's
+// package stat would not suffice: it has only one of the needed kinds of quantile (type 1), and
+// neither a median nor a rank-based interval.
 package stats
 
 // This file describes one sample: quantiles, the median, deviations from it, and means of groups.
@@ -17,9 +19,10 @@ type Number interface {
 	~int | ~int32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
-// Quantile is the value below which a share q of the sample lies: 0 gives the minimum, 1 the maximum, and values outside are clamped. It
-// interpolates linearly between the two nearest values: type 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages" (The American
-// Statistician 50, 1996), the default of R and NumPy. It is 0 if there are no values.
+// Quantile is the value below which a share q of the sample lies: 0 gives the minimum, 1 the
+// maximum, and values outside are clamped. It interpolates linearly between the two nearest values:
+// type 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages" (The American Statistician
+// 50, 1996), the default of R and NumPy. It is 0 if there are no values.
 //
 // It computes in float64, so integers beyond 2^53 are rounded.
 func Quantile[T Number](values []T, q float64) float64 {
@@ -40,9 +43,10 @@ func interpolate[T Number](sorted []T, q float64) float64 {
 	return low + (at-float64(i))*(float64(sorted[i+1])-low)
 }
 
-// EmpiricalQuantile is the smallest value for which at least a share q of the sample is less than or equal to it: the inverse of the
-// empirical distribution function, type 1 of Hyndman and Fan. Unlike [Quantile] it is always one of the values, so this guarantee holds for
-// samples of any size. It is 0 if there are no values.
+// EmpiricalQuantile is the smallest value for which at least a share q of the sample is less than
+// or equal to it: the inverse of the empirical distribution function, type 1 of Hyndman and Fan.
+// Unlike [Quantile] it is always one of the values, so this guarantee holds for samples of any
+// size. It is 0 if there are no values.
 func EmpiricalQuantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -54,8 +58,9 @@ func EmpiricalQuantile(values []float64, q float64) float64 {
 // Median is the middle value, or the mean of the middle two. It is 0 if there are no values.
 func Median[T Number](values []T) float64 { return Quantile(values, 0.5) }
 
-// MAD is the median absolute deviation: the median distance of the values from their median. Unlike the standard deviation it hardly
-// changes with one outlier. For a normal distribution it is 0.6745 standard deviations; it is not scaled to one.
+// MAD is the median absolute deviation: the median distance of the values from their median. Unlike
+// the standard deviation it hardly changes with one outlier. For a normal distribution it is 0.6745
+// standard deviations; it is not scaled to one.
 func MAD[T Number](values []T) float64 {
 	centre, distances := Median(values), make([]float64, len(values))
 	for i, v := range values {
@@ -78,16 +83,21 @@ func Describe(values []float64) Spread {
 	if len(values) == 0 {
 		return Spread{}
 	}
-	return Spread{N: len(values), Median: Median(values), Min: slices.Min(values), Max: slices.Max(values), MAD: MAD(values)}
+	return Spread{
+		N: len(values), Median: Median(values),
+		Min: slices.Min(values), Max: slices.Max(values), MAD: MAD(values),
+	}
 }
 
 // Range is Max - Min.
 func (s Spread) Range() float64 { return s.Max - s.Min }
 
-// MeanOfGroups returns the mean of values that come in consecutive groups of equal size, and its standard error, estimated from the
-// differences between the groups' means: their sample standard deviation divided by the square root of their number. It is for values that
-// are correlated within a group but not between groups (batch means; in sampling, equally large clusters). The error is 0 if there is only
-// one group. Values left over after the last complete group are ignored; if there are fewer values than groups, both results are 0.
+// MeanOfGroups returns the mean of values that come in consecutive groups of equal size, and its
+// standard error, estimated from the differences between the groups' means: their sample standard
+// deviation divided by the square root of their number. It is for values that are correlated within
+// a group but not between groups (batch means; in sampling, equally large clusters). The error is 0
+// if there is only one group. Values left over after the last complete group are ignored; if there
+// are fewer values than groups, both results are 0.
 func MeanOfGroups(values []float64, groups int) (mean, standardError float64) {
 	if groups < 1 || len(values) < groups {
 		return 0, 0

@@ -1,5 +1,7 @@
 package stats
 
+// This file tests quantiles, spreads and means of groups.
+
 import (
 	"math"
 	"math/rand/v2"
@@ -7,9 +9,9 @@ import (
 	"testing"
 )
 
-func near(a, b, tolerance float64) bool { return math.Abs(a-b) <= tolerance }
+func isNear(a, b, tolerance float64) bool { return math.Abs(a-b) <= tolerance }
 
-// shuffled is from, from+1, ... to, in some order.
+// shuffled returns from, from+1, ... to, in some order.
 func shuffled(from, to int) []float64 {
 	values := make([]float64, 0, to-from+1)
 	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(to - from + 1) {
@@ -18,13 +20,13 @@ func shuffled(from, to int) []float64 {
 	return values
 }
 
-// Of 0, 1, ... n the quantile q is q*n, whatever the order.
+// The quantile q of 0, 1, ... n is q*n, in any order of the values.
 func TestQuantileOfEvenSteps(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 9, 100} {
 		values := shuffled(0, n)
 		before := slices.Clone(values)
 		for _, q := range []float64{0, 0.05, 0.25, 0.5, 0.77, 0.99, 1} {
-			if got, want := Quantile(values, q), q*float64(n); !near(got, want, 1e-12) {
+			if got, want := Quantile(values, q), q*float64(n); !isNear(got, want, 1e-12) {
 				t.Errorf("%v of 0 to %d: %v, want %v", q, n, got, want)
 			}
 		}
@@ -38,28 +40,35 @@ func TestQuantileEdges(t *testing.T) {
 	for _, test := range []struct {
 		values  []float64
 		q, want float64
-	}{{nil, 0.5, 0}, {[]float64{7}, 0.05, 7}, {[]float64{3, 1}, -1, 1}, {[]float64{3, 1}, 2, 3}, {[]float64{2, 2, 2}, 0.3, 2}, {[]float64{10, 0}, 0.25, 2.5}} {
+	}{
+		{nil, 0.5, 0}, {[]float64{7}, 0.05, 7}, {[]float64{3, 1}, -1, 1}, {[]float64{3, 1}, 2, 3},
+		{[]float64{2, 2, 2}, 0.3, 2}, {[]float64{10, 0}, 0.25, 2.5},
+	} {
 		if got := Quantile(test.values, test.q); got != test.want {
 			t.Errorf("%v of %v: %v, want %v", test.q, test.values, got, test.want)
 		}
 	}
-	if got := Median([]int64{1 << 50, 1<<50 + 1}); got != 1<<50+0.5 {
-		t.Errorf("of integers: %v", got)
+	if got, want := Median([]int64{1 << 50, 1<<50 + 1}), 1<<50+0.5; got != want {
+		t.Errorf("median of integers: %v, want %v", got, want)
 	}
 	if got := Quantile([]float32{1, 2, 4}, 0.75); got != 3 {
-		t.Errorf("of float32: %v", got)
+		t.Errorf("quantile of float32: %v, want 3", got)
 	}
-	if got := Median([]uint64{math.MaxUint64, 0}); got != math.MaxUint64/2.0 { // a difference of unsigned integers would wrap around
-		t.Errorf("of unsigned integers: %v", got)
+	// A difference of unsigned integers would wrap around.
+	if got, want := Median([]uint64{math.MaxUint64, 0}), math.MaxUint64/2.0; got != want {
+		t.Errorf("median of unsigned integers: %v, want %v", got, want)
 	}
 }
 
-// R: quantile(1:200, 0.99, type = 1), and so on.
+// The wanted values come from R: quantile(1:200, 0.99, type = 1), and so on.
 func TestEmpiricalQuantile(t *testing.T) {
 	for _, test := range []struct {
 		n       int
 		q, want float64
-	}{{200, 0.99, 198}, {200, 1, 200}, {200, 0, 1}, {100, 0.99, 99}, {50, 0.99, 50}, {1, 0.99, 1}, {4, 0.5, 2}, {4, 0.51, 3}, {4, -1, 1}, {4, 2, 4}} {
+	}{
+		{200, 0.99, 198}, {200, 1, 200}, {200, 0, 1}, {100, 0.99, 99}, {50, 0.99, 50}, {1, 0.99, 1},
+		{4, 0.5, 2}, {4, 0.51, 3}, {4, -1, 1}, {4, 2, 4},
+	} {
 		values := shuffled(1, test.n)
 		before := slices.Clone(values)
 		if got := EmpiricalQuantile(values, test.q); got != test.want {
@@ -70,7 +79,7 @@ func TestEmpiricalQuantile(t *testing.T) {
 		}
 	}
 	if got := EmpiricalQuantile(nil, 0.5); got != 0 {
-		t.Errorf("of nothing: %v", got)
+		t.Errorf("without values: %v, want 0", got)
 	}
 }
 
@@ -83,13 +92,13 @@ func TestMedianAndMAD(t *testing.T) {
 			t.Errorf("%v: median %v, MAD %v; want %v, %v", test.values, m, d, test.median, test.mad)
 		}
 	}
-	// Of the standard normal distribution it is the quantile of 3/4.
+	// For the standard normal distribution the MAD is the quantile of 3/4.
 	random, values := rand.New(rand.NewPCG(3, 4)), make([]float64, 100_000)
 	for i := range values {
 		values[i] = random.NormFloat64()
 	}
-	if got := MAD(values); !near(got, 0.6745, 0.01) {
-		t.Errorf("of a normal distribution: %v, want 0.6745", got)
+	if got := MAD(values); !isNear(got, 0.6745, 0.01) {
+		t.Errorf("MAD of a normal distribution: %v, want 0.6745", got)
 	}
 }
 
@@ -121,17 +130,19 @@ func TestMeanOfGroups(t *testing.T) {
 		mean, want float64
 	}{
 		{[]float64{1, 3}, 1, 2, 0},
-		{[]float64{1, 3}, 2, 2, 1},       // standard deviation sqrt(2), over sqrt(2)
-		{[]float64{1, 1, 3, 3}, 2, 2, 1}, // values that repeat within a group tell no more
-		{[]float64{1, 3, 1, 3}, 2, 2, 0}, // what differs within a group is not counted
+		{[]float64{1, 3}, 2, 2, 1},       // standard deviation sqrt(2), divided by sqrt(2)
+		{[]float64{1, 1, 3, 3}, 2, 2, 1}, // repeating values within a group does not lower the error
+		{[]float64{1, 3, 1, 3}, 2, 2, 0}, // differences within a group do not count
 		{[]float64{1, 2, 3, 4}, 4, 2.5, math.Sqrt(5.0 / 3 / 4)},
 		{[]float64{1, 2, 3}, 3, 2, 1 / math.Sqrt(3)},                     // standard deviation 1
 		{[]float64{0, 4, 1, 3, 2, 2}, 3, 2, 0},                           // means are equal
 		{[]float64{1, 1, 3, 3, 100}, 2, 2, 1},                            // one is left over
-		{nil, 1, 0, 0}, {[]float64{1}, 2, 0, 0}, {[]float64{1}, 0, 0, 0}, // nothing to say
+		{nil, 1, 0, 0}, {[]float64{1}, 2, 0, 0}, {[]float64{1}, 0, 0, 0}, // too few values
 	} {
-		if mean, e := MeanOfGroups(test.values, test.groups); !near(mean, test.mean, 1e-15) || !near(e, test.want, 1e-15) {
-			t.Errorf("%v in %d groups: %g with error %g, want %g with %g", test.values, test.groups, mean, e, test.mean, test.want)
+		mean, e := MeanOfGroups(test.values, test.groups)
+		if !isNear(mean, test.mean, 1e-15) || !isNear(e, test.want, 1e-15) {
+			t.Errorf("%v in %d groups: %g with error %g, want %g with %g",
+				test.values, test.groups, mean, e, test.mean, test.want)
 		}
 	}
 }

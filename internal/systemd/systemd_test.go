@@ -1,5 +1,7 @@
 package systemd
 
+// This file tests against a D-Bus server of its own that answers as systemd does.
+
 import (
 	"bufio"
 	"context"
@@ -18,21 +20,21 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// unit is one that the bus of the tests knows.
+// unit is a unit of the test's systemd.
 type unit struct {
-	group  string // its ControlGroup
-	policy any    // nil: it has no such property
+	group  string // its property ControlGroup
+	policy any    // its property OOMPolicy; nil: it has no such property
 }
 
-// bus is a bus on which a systemd answers, which knows units by the groups that are asked for.
+// bus is a D-Bus server that answers as systemd does.
 type bus struct {
-	units  map[string]unit
-	asked  chan string // groups
-	mute   bool        // it accepts, and says nothing
+	units  map[string]unit // by the control group that is asked for
+	asked  chan string     // the control groups that were asked for
+	mute   bool            // it accepts connections, and never answers
 	closed chan struct{}
 }
 
-// start returns the address of the bus.
+// start starts the bus and returns its address.
 func (b *bus) start(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bus")
@@ -58,7 +60,7 @@ func (b *bus) start(t *testing.T) string {
 	return "unix:path=" + path
 }
 
-// serve answers until the other side closes.
+// serve authenticates a client and answers its calls until it closes the connection.
 func (b *bus) serve(t *testing.T, conn net.Conn) {
 	defer conn.Close()
 	in := bufio.NewReader(conn)
@@ -80,10 +82,11 @@ func (b *bus) serve(t *testing.T, conn net.Conn) {
 			say("ERROR")
 		}
 	}
-	_, _ = in.ReadString(0) // until the other side has had enough
+	_, _ = in.ReadString(0) // until the client closes the connection
 	_, _ = in.ReadString(0)
 }
 
+// answer answers calls until the client closes the connection.
 func (b *bus) answer(t *testing.T, in *bufio.Reader, conn net.Conn) {
 	for {
 		call, err := dbus.DecodeMessage(in)
@@ -91,7 +94,9 @@ func (b *bus) answer(t *testing.T, in *bufio.Reader, conn net.Conn) {
 			return
 		}
 		reply := &dbus.Message{Type: dbus.TypeMethodReply, Headers: map[dbus.HeaderField]dbus.Variant{
-			dbus.FieldReplySerial: dbus.MakeVariant(call.Serial()), dbus.FieldSender: dbus.MakeVariant(service), dbus.FieldDestination: dbus.MakeVariant(":1.1"),
+			dbus.FieldReplySerial: dbus.MakeVariant(call.Serial()),
+			dbus.FieldSender:      dbus.MakeVariant(service),
+			dbus.FieldDestination: dbus.MakeVariant(":1.1"),
 		}}
 		refuse := func(name string) {
 			reply.Type = dbus.TypeError
@@ -105,29 +110,29 @@ func (b *bus) answer(t *testing.T, in *bufio.Reader, conn net.Conn) {
 			group := call.Body[0].(string)
 			b.asked <- group
 			if _, known := b.units[group]; known {
-				reply.Body = []any{dbus.ObjectPath("/unit/u" + strings.NewReplacer("/", "_", ".", "_", "-", "_", "@", "_").Replace(group))}
+				reply.Body = []any{unitPath(group)}
 			} else {
 				refuse("org.freedesktop.systemd1.NoSuchUnit")
 			}
 		case "Get":
 			at := call.Headers[dbus.FieldPath].Value().(dbus.ObjectPath)
 			for group, u := range b.units {
-				if dbus.ObjectPath("/unit/u"+strings.NewReplacer("/", "_", ".", "_", "-", "_", "@", "_").Replace(group)) != at {
+				if unitPath(group) != at {
 					continue
 				}
 				switch {
-				case call.Body[0] != kinds[filepath.Ext(group)]:
+				case call.Body[0] != interfaces[filepath.Ext(group)]:
 					refuse("org.freedesktop.DBus.Error.UnknownInterface")
 				case call.Body[1] == "ControlGroup":
 					reply.Body = []any{dbus.MakeVariant(u.group)}
 				case u.policy != nil:
 					reply.Body = []any{dbus.MakeVariant(u.policy)}
 				default:
-					refuse(noSuch)
+					refuse(unknownProperty)
 				}
 			}
 		default:
-			t.Errorf("a call of %v", member)
+			t.Errorf("unexpected call of %v", member)
 		}
 		if len(reply.Body) > 0 {
 			reply.Headers[dbus.FieldSignature] = dbus.MakeVariant(dbus.SignatureOf(reply.Body...))
@@ -136,6 +141,12 @@ func (b *bus) answer(t *testing.T, in *bufio.Reader, conn net.Conn) {
 			return
 		}
 	}
+}
+
+// unitPath is the D-Bus path of the unit with a control group.
+func unitPath(group string) dbus.ObjectPath {
+	escape := strings.NewReplacer("/", "_", ".", "_", "-", "_", "@", "_")
+	return dbus.ObjectPath("/unit/u" + escape.Replace(group))
 }
 
 func TestSurvivesOOM(t *testing.T) {
@@ -147,7 +158,7 @@ func TestSurvivesOOM(t *testing.T) {
 		slice + "docker-1.scope":     {slice + "docker-1.scope", "continue"},
 		slice + "old.scope":          {slice + "old.scope", nil},
 		slice + "odd.service":        {slice + "odd.service", uint32(7)},
-		slice + "within.service":     {slice + "other.service", "continue"}, // the group is in another unit's
+		slice + "within.service":     {slice + "other.service", "continue"}, // the group is below that of another unit
 		"/user.slice/in@1.service":   {"/user.slice/in@1.service", "continue"},
 		"/--host=x/.service":         {"/--host=x/.service", "continue"},
 		"/--host=evil.service":       {"/--host=evil.service", "continue"},
@@ -184,7 +195,7 @@ func TestSurvivesOOM(t *testing.T) {
 		"/" + long('a') + ".service": {false, false, ErrUnknown},
 		"/system.slice":              {false, false, ErrUnknown},
 		"/":                          {false, false, ErrUnknown},
-		"/\xff/a.service":            {false, false, errAny}, // no string that D-Bus carries
+		"/\xff/a.service":            {false, false, errAny}, // D-Bus cannot carry this string
 	} {
 		got, err := SurvivesOOM(t.Context(), address, group)
 		asked := ""
@@ -192,11 +203,12 @@ func TestSurvivesOOM(t *testing.T) {
 		case asked = <-b.asked:
 		default:
 		}
-		if got != want.survives || (asked == group) != want.asked || (err != nil) != (want.err != nil) || want.err == ErrUnknown && !errors.Is(err, ErrUnknown) {
-			t.Errorf("%q: %v, %v; systemd was asked for %q", group, got, err, asked)
+		if got != want.survives || (asked == group) != want.asked || (err != nil) != (want.err != nil) ||
+			want.err == ErrUnknown && !errors.Is(err, ErrUnknown) {
+			t.Errorf("%q: %v, error %v; systemd was asked for %q; want %+v", group, got, err, asked, want)
 		}
 		if err != nil && strings.Contains(err.Error(), "\n") {
-			t.Errorf("an error of two lines: %q", err)
+			t.Errorf("error %q, want one line", err)
 		}
 	}
 }
@@ -206,16 +218,17 @@ var errAny = errors.New("any")
 
 func long(c byte) string { return strings.Repeat(string(c), 255) }
 
-// Where there is no systemd, or one that does not answer, nobody waits for long.
+// Without systemd, or with one that does not answer, SurvivesOOM does not wait for long.
 func TestNoAnswer(t *testing.T) {
-	if _, err := SurvivesOOM(t.Context(), "unix:path="+filepath.Join(t.TempDir(), "none"), "/a.service"); err == nil {
-		t.Error("no bus: no error")
+	missing := "unix:path=" + filepath.Join(t.TempDir(), "none")
+	if _, err := SurvivesOOM(t.Context(), missing, "/a.service"); err == nil {
+		t.Error("without a bus there was no error")
 	}
 	b := &bus{mute: true}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := SurvivesOOM(ctx, b.start(t), "/a.service"); err == nil {
-		t.Error("a bus that says nothing: no error")
+		t.Error("with a bus that does not answer there was no error")
 	}
 }
 

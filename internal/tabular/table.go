@@ -13,8 +13,8 @@ import (
 // gap separates columns of text.
 const gap = "  "
 
-// inCell is [visible.Line] for a cell in Markdown: it escapes bars.
-func inCell(s string) string { return strings.ReplaceAll(visible.Line(s), "|", `\|`) }
+// markdownCell is [visible.Line] for a cell in Markdown. It also escapes bars.
+func markdownCell(s string) string { return strings.ReplaceAll(visible.Line(s), "|", `\|`) }
 
 func (t *Table) empty() bool { return t.Title == "" && len(t.Columns) == 0 && len(t.Rows) == 0 }
 
@@ -27,7 +27,7 @@ func (t *Table) names() ([]string, bool) {
 	return names, any
 }
 
-// width is the number of columns: that of the named ones, or of the longest row if it is longer.
+// width is the number of columns: of the named ones, or of cells in the longest row if that is more.
 func (t *Table) width() int {
 	n := len(t.Columns)
 	for _, row := range t.Rows {
@@ -36,16 +36,18 @@ func (t *Table) width() int {
 	return n
 }
 
-// filled returns a row's cells, padded to the width of the table, as safe shows them.
-func (t *Table) filled(row []string, safe func(string) string) []string {
+// fillRow returns a row's cells, with empty cells up to the width of the table. Each cell is passed
+// through escape.
+func (t *Table) fillRow(row []string, escape func(string) string) []string {
 	cells := make([]string, t.width())
 	for i, cell := range row {
-		cells[i] = safe(cell)
+		cells[i] = escape(cell)
 	}
 	return cells
 }
 
-func (t *Table) right(column int) bool { return column < len(t.Columns) && t.Columns[column].Right }
+// isRight reports whether a column is aligned to the right.
+func (t *Table) isRight(column int) bool { return column < len(t.Columns) && t.Columns[column].Right }
 
 func (t *Table) text(b *strings.Builder) {
 	if t.Title != "" {
@@ -58,7 +60,7 @@ func (t *Table) text(b *strings.Builder) {
 	widths := make([]int, t.width())
 	cells := make([][]string, len(rows))
 	for i, row := range rows {
-		cells[i] = t.filled(row, visible.Line)
+		cells[i] = t.fillRow(row, visible.Line)
 		for j, cell := range cells[i] {
 			widths[j] = max(widths[j], utf8.RuneCountInString(cell))
 		}
@@ -66,7 +68,7 @@ func (t *Table) text(b *strings.Builder) {
 	for _, row := range cells {
 		for j, cell := range row {
 			pad := strings.Repeat(" ", widths[j]-utf8.RuneCountInString(cell))
-			if t.right(j) {
+			if t.isRight(j) {
 				row[j] = pad + cell
 			} else {
 				row[j] = cell + pad
@@ -84,11 +86,11 @@ func (t *Table) markdown(b *strings.Builder) {
 	rule := make([]string, t.width())
 	for j := range rule {
 		rule[j] = "---"
-		if t.right(j) {
+		if t.isRight(j) {
 			rule[j] = "---:"
 		}
 	}
 	for _, row := range slices.Concat([][]string{names, rule}, t.Rows) {
-		b.WriteString("| " + strings.Join(t.filled(row, inCell), " | ") + " |\n")
+		b.WriteString("| " + strings.Join(t.fillRow(row, markdownCell), " | ") + " |\n")
 	}
 }

@@ -1,6 +1,7 @@
-// Package tabular writes reports for people: lines and tables, as text in aligned columns for a terminal, or as Markdown. What is not a line of
-// text in a cell or line is made visible (see package visible): names are chosen by others, and must not make rows of their own. (Programs read a
-// report's own value as JSON instead, with numbers that are not rounded.)
+// Package tabular writes reports for people: lines and tables, as text in aligned columns for a
+// terminal, or as Markdown. In a cell or line, line breaks and control characters are made visible
+// (see package visible), because names come from others and must not make additional rows.
+// (Programs read a report's own value as JSON instead, with numbers that are not rounded.)
 //
 // A report describes itself once, as a [Document], which can be written in either form:
 //
@@ -21,7 +22,8 @@ import (
 	"tensorcast/internal/visible"
 )
 
-// Document is the content of a report, from top to bottom. Empty parts are left out; an empty line separates the others.
+// Document is the content of a report, from top to bottom. Empty parts are left out; an empty line
+// separates the others.
 type Document []Part
 
 // Part is [Lines] or a [*Table].
@@ -31,14 +33,15 @@ type Part interface {
 	markdown(b *strings.Builder)
 }
 
-// Lines are sentences, one per line; in Markdown they become a list.
+// Lines are sentences, one per line. In Markdown they become a list.
 type Lines []string
 
 // Table is a table with named columns.
 type Table struct {
 	Title   string // written above the table, if not empty
 	Columns []Column
-	// Rows have a cell for each column. Missing cells are empty; additional cells are in columns without a name.
+	// Rows have a cell for each column. Missing cells are empty; additional cells are in columns
+	// without a name.
 	Rows [][]string
 }
 
@@ -54,6 +57,7 @@ func Left(names ...string) []Column { return columns(false, names) }
 // Right returns columns of numbers.
 func Right(names ...string) []Column { return columns(true, names) }
 
+// columns returns columns with these names.
 func columns(right bool, names []string) []Column {
 	all := make([]Column, len(names))
 	for i, name := range names {
@@ -62,12 +66,14 @@ func columns(right bool, names []string) []Column {
 	return all
 }
 
-// WriteText writes the document for a terminal. Columns are two spaces apart, each as wide as its widest cell, counted in characters. The
-// document is written with one call of Write, whose error is returned.
+// WriteText writes the document for a terminal. Columns are two spaces apart, each as wide as its
+// widest cell, counted in characters. The document is written with one call of Write, whose error
+// is returned.
 func (d Document) WriteText(w io.Writer) error { return d.write(w, Part.text) }
 
-// WriteMarkdown writes the document as Markdown with tables (an extension of CommonMark that GitHub has). Bars in cells are escaped; other
-// Markdown in cells is kept. The document is written with one call of Write, whose error is returned.
+// WriteMarkdown writes the document as Markdown with tables (an extension of CommonMark that GitHub
+// has). Bars in cells are escaped. Other Markdown in cells is kept. The document is written with
+// one call of Write, whose error is returned.
 func (d Document) WriteMarkdown(w io.Writer) error { return d.write(w, Part.markdown) }
 
 func (d Document) write(w io.Writer, part func(Part, *strings.Builder)) error {

@@ -1,5 +1,7 @@
 package tabular
 
+// This file tests documents in both forms.
+
 import (
 	"errors"
 	"os"
@@ -8,8 +10,8 @@ import (
 	"testing"
 )
 
-// written is a document in both forms.
-func written(t *testing.T, d Document) (text, markdown string) {
+// writeBoth writes a document in both forms.
+func writeBoth(t *testing.T, d Document) (text, markdown string) {
 	t.Helper()
 	var a, b strings.Builder
 	if err := errors.Join(d.WriteText(&a), d.WriteMarkdown(&b)); err != nil {
@@ -25,9 +27,14 @@ func TestDocument(t *testing.T) {
 	}{
 		"nothing": {nil, "", ""},
 		"a report": {
-			Document{Lines{"model: m|1", "limit: 3"}, &Table{Columns: slices.Concat(Left("variant"), Right("tok/s"), Left("why")), Rows: [][]string{
-				{"plain", "1.5", "it is"}, {"a|b", "12", ""}, {"größer", "7", "x"},
-			}}, Lines{"done"}},
+			Document{
+				Lines{"model: m|1", "limit: 3"},
+				&Table{
+					Columns: slices.Concat(Left("variant"), Right("tok/s"), Left("why")),
+					Rows:    [][]string{{"plain", "1.5", "it is"}, {"a|b", "12", ""}, {"größer", "7", "x"}},
+				},
+				Lines{"done"},
+			},
 			"model: m|1\nlimit: 3\n\n" +
 				"variant  tok/s  why\n" +
 				"plain      1.5  it is\n" +
@@ -43,12 +50,18 @@ func TestDocument(t *testing.T) {
 				"\n* done\n",
 		},
 		"titles, and parts with nothing in them": {
-			Document{Lines{}, &Table{Title: "First", Columns: Right("n"), Rows: [][]string{{"100"}, {"2"}}}, Lines(nil), &Table{}, &Table{Title: "Second", Columns: Left("n")}},
+			Document{
+				Lines{}, &Table{Title: "First", Columns: Right("n"), Rows: [][]string{{"100"}, {"2"}}},
+				Lines(nil), &Table{}, &Table{Title: "Second", Columns: Left("n")},
+			},
 			"First\n  n\n100\n  2\n\nSecond\nn\n",
 			"First\n\n| n |\n| ---: |\n| 100 |\n| 2 |\n\nSecond\n\n| n |\n| --- |\n",
 		},
 		"no names": {
-			Document{&Table{Columns: slices.Concat(Left(""), Right("")), Rows: [][]string{{"decodes", "5"}, {"rows", "1,234"}}}},
+			Document{&Table{
+				Columns: slices.Concat(Left(""), Right("")),
+				Rows:    [][]string{{"decodes", "5"}, {"rows", "1,234"}},
+			}},
 			"decodes      5\nrows     1,234\n",
 			"|  |  |\n| --- | ---: |\n| decodes | 5 |\n| rows | 1,234 |\n",
 		},
@@ -68,7 +81,7 @@ func TestDocument(t *testing.T) {
 			"| x | y |\n| --- | --- |\n| a\\nb | c\\td |\n",
 		},
 	} {
-		text, markdown := written(t, test.d)
+		text, markdown := writeBoth(t, test.d)
 		if text != test.text {
 			t.Errorf("%s: text\n%q\nwant\n%q", name, text, test.text)
 		}
@@ -78,13 +91,13 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// Writing does not change the table: it can be written again.
+// Writing does not change the table, so that it can be written again.
 func TestWritingKeepsTheTable(t *testing.T) {
 	d := Document{&Table{Columns: Left("x", "y"), Rows: [][]string{{"a|b", "1"}, {"long cell", "2"}}}}
-	text, markdown := written(t, d)
-	again, markdownAgain := written(t, d)
+	text, markdown := writeBoth(t, d)
+	again, markdownAgain := writeBoth(t, d)
 	if text != again || markdown != markdownAgain {
-		t.Errorf("first\n%s%s\nthen\n%s%s", text, markdown, again, markdownAgain)
+		t.Errorf("the second time\n%s%s\nwant as the first time\n%s%s", again, markdownAgain, text, markdown)
 	}
 }
 
@@ -99,7 +112,7 @@ func TestErrorsAreTheWriters(t *testing.T) {
 	d := Document{Lines{"x"}}
 	for name, err := range map[string]error{"text": d.WriteText(f), "Markdown": d.WriteMarkdown(f)} {
 		if !errors.Is(err, os.ErrClosed) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want %v", name, err, os.ErrClosed)
 		}
 	}
 }

@@ -1,28 +1,30 @@
 package testenv
 
-// This file puts commands into containers.
+// This file runs commands in containers.
 
 import (
 	"os/exec"
 	"syscall"
 )
 
-// Container says how a container differs from the host, besides having PID and mount namespaces of its own.
+// Container describes a container. It always has PID and mount namespaces of its own.
 type Container struct {
-	User   bool   // it has a user namespace of its own, too, in which the caller is root
-	Cgroup bool   // it has a cgroup namespace of its own; the hierarchies that are mounted stay those of the host
+	User   bool   // it also has a user namespace of its own, in which the caller is root
+	Cgroup bool   // it also has a cgroup namespace of its own; the mounted hierarchies stay those of the host
 	NoProc bool   // /proc stays that of the host
 	First  string // shell commands that run in it before the command
 }
 
-// Command is a command in a new container, where it becomes process 1, from args: the program and its arguments. Kill its Process, and all of the container ends.
+// Command returns a command that runs in a new container as process 1. args are the program and its
+// arguments. Killing its Process ends the whole container.
 func (c Container) Command(args ...string) *exec.Cmd {
 	script := "set -e\n"
 	if !c.NoProc {
 		script += "mount -t proc proc /proc\n"
 	}
 	cmd := exec.Command("sh", append([]string{"-c", script + c.First + "\nexec \"$@\"", "sh"}, args...)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Unshareflags: syscall.CLONE_NEWNS} // which makes mounts private
+	// With CLONE_NEWNS in Unshareflags, package syscall also makes the mounts private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Unshareflags: syscall.CLONE_NEWNS}
 	if c.Cgroup {
 		cmd.SysProcAttr.Unshareflags |= syscall.CLONE_NEWCGROUP
 	}

@@ -1,6 +1,6 @@
 package testenv
 
-// This file has what tests of several packages do with files.
+// This file helps tests with files.
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// PublicDir makes a directory, for the time of the test, that every user can reach.
+// PublicDir creates a directory that every user can reach. It is removed at the end of the test.
 func PublicDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -30,7 +30,7 @@ func WaitMapped(t testing.TB, pid int, path string) {
 	WaitFor(t, fmt.Sprintf("process %d to map %s", pid, path), func() bool {
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		if errors.Is(err, fs.ErrNotExist) {
-			t.Fatalf("process %d is gone", pid)
+			t.Fatalf("process %d has ended", pid)
 		}
 		return err == nil && bytes.Contains(maps, []byte(path+"\n"))
 	})

@@ -1,6 +1,6 @@
 package testenv
 
-// This file gives tests a terminal.
+// This file provides pseudo-terminals for tests.
 
 import (
 	"bytes"
@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CtrlC is what that key sends.
+// CtrlC is the character that the keys Ctrl-C send.
 const CtrlC = "\x03"
 
-// Terminal is a pseudo-terminal of 80 columns and what was written to it.
+// Terminal is a pseudo-terminal of 80 columns. It keeps everything that was written to it.
 type Terminal struct {
-	Slave *os.File // what a program has open
+	Slave *os.File // the end that programs have open
 
 	t      testing.TB
 	master *os.File
@@ -29,7 +29,8 @@ type Terminal struct {
 	screen bytes.Buffer
 }
 
-// NewTerminal opens a terminal until the test's end. It skips the test where there are none.
+// NewTerminal opens a terminal until the test's end. It skips the test where there are no
+// pseudo-terminals.
 func NewTerminal(t testing.TB) *Terminal {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -64,7 +65,7 @@ func NewTerminal(t testing.TB) *Terminal {
 	return term
 }
 
-// read ends when all that have the terminal open have closed it.
+// read collects the output. It returns when all processes have closed the terminal.
 func (term *Terminal) read() {
 	buf := make([]byte, 4096)
 	for {
@@ -78,17 +79,18 @@ func (term *Terminal) read() {
 	}
 }
 
-// Text is what was written up to now.
+// Text is the output up to now.
 func (term *Terminal) Text() string {
 	term.mu.Lock()
 	defer term.mu.Unlock()
 	return term.screen.String()
 }
 
-// End closes the terminal, waits for those that have it open, and returns what was written.
+// End closes the terminal, waits until other processes have closed it, too, and returns the output.
 func (term *Terminal) End() string { return term.end() }
 
-// Start starts a command in the terminal's foreground. Its standard output may go elsewhere. What is left of it at the test's end is killed.
+// Start starts a command in the terminal's foreground. Its standard output may go elsewhere. Its
+// processes that still run at the test's end are killed.
 func (term *Terminal) Start(cmd *exec.Cmd) {
 	term.t.Helper()
 	cmd.Stdin, cmd.Stderr = term.Slave, term.Slave
@@ -99,10 +101,11 @@ func (term *Terminal) Start(cmd *exec.Cmd) {
 	if err := cmd.Start(); err != nil {
 		term.t.Fatal(err)
 	}
-	term.t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }) // else the terminal would stay open
+	// A process that still runs would keep the terminal open.
+	term.t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 }
 
-// Press types.
+// Press types keys.
 func (term *Terminal) Press(keys string) {
 	term.t.Helper()
 	if _, err := term.master.WriteString(keys); err != nil {

@@ -1,6 +1,8 @@
-// Package testenv helps tests of several packages: it skips tests that need root or a real machine, builds commands, and waits for
-// conditions.
+// Package testenv helps tests of several packages: it skips tests that need root or a real machine,
+// builds commands, and waits for conditions.
 package testenv
+
+// This file skips tests, builds commands and waits.
 
 import (
 	"os"
@@ -10,7 +12,8 @@ import (
 	"time"
 )
 
-// NeedMachine skips the test in short mode (go test -short), which is for tests without root, network, llama.cpp or long waits.
+// NeedMachine skips the test in short mode (go test -short), which is for tests without root,
+// network, llama.cpp or long waits.
 func NeedMachine(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -18,7 +21,8 @@ func NeedMachine(t testing.TB) {
 	}
 }
 
-// NeedRoot skips the test unless it runs as root; in CI (the variable CI is set) the test fails instead. It implies NeedMachine.
+// NeedRoot skips the test unless it runs as root; in CI (the variable CI is set) the test fails
+// instead. It implies NeedMachine.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	NeedMachine(t)
@@ -31,13 +35,13 @@ func NeedRoot(t testing.TB) {
 	t.Skip("eBPF probes and memory cgroups need root")
 }
 
-// BuildCommand builds the command in the test's working directory. It returns the path of the program, and a function that removes it. It
-// is meant for TestMain.
+// BuildCommand builds the command in the test's working directory. It returns the path of the
+// program, and a function that removes it. It is meant for TestMain.
 func BuildCommand(name string) (path string, remove func(), err error) {
 	return BuildPackage(name, ".")
 }
 
-// BuildPackage does the same for another package's command ("tensorcast/cmd/tracer").
+// BuildPackage is BuildCommand for another package's command ("tensorcast/cmd/tracer").
 func BuildPackage(name, pkg string) (path string, remove func(), err error) {
 	dir, err := os.MkdirTemp("", name+"-test")
 	if err != nil {
@@ -60,7 +64,8 @@ func BuildPackage(name, pkg string) (path string, remove func(), err error) {
 	return path, remove, nil
 }
 
-// WaitFor waits until done returns true, at most a minute: tests check that something happens, not how fast.
+// WaitFor waits until done returns true, at most a minute. Tests check that something happens, not
+// how fast.
 func WaitFor(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)

@@ -12,21 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poolWorkers is the default number of goroutines, each of which occupies a thread while it is in the kernel. Advice on files blocks only until the
-// reads are started, so few suffice; memory that is populated by as many reads of 2 MiB at once keeps a disk busy.
+// poolWorkers is the default number of goroutines. Each occupies a thread while it is in the
+// kernel. Advice on files blocks only until the reads are started, so a few suffice. Populating
+// memory by as many reads of 2 MiB at once keeps a disk busy, too.
 const poolWorkers = 4
 
-// pool is a Queue whose operations are plain system calls of a few goroutines; Close ends them.
+// pool is a Queue whose operations are plain system calls of a few goroutines. Close ends the
+// goroutines.
 type pool struct {
 	entries  int
 	inFlight int
 	queued   []call
 
-	// Both channels have room for all operations in flight, so neither Submit nor a worker ever blocks on them.
+	// Both channels have room for all operations in flight, so neither Submit nor a worker ever
+	// blocks on them.
 	calls chan call // nil after Close
 	done  chan Completion
 
-	closing atomic.Bool // calls that have not begun are to be dropped
+	closing atomic.Bool // workers drop calls that have not begun
 	workers sync.WaitGroup
 }
 
@@ -43,18 +46,18 @@ func newPool(entries uint32, opts ...Option) *pool {
 		calls:   make(chan call, 2*max(entries, 1)),
 		done:    make(chan Completion, 2*max(entries, 1)),
 	}
-	n := collect(opts).workers
+	n := collectOptions(opts).workers
 	if n <= 0 {
 		n = poolWorkers
 	}
 	for range min(n, cap(p.calls)) {
-		p.workers.Go(func() { p.work(p.calls) })
+		p.workers.Go(func() { p.execute(p.calls) })
 	}
 	return p
 }
 
-// work executes calls until the channel is closed.
-func (p *pool) work(calls <-chan call) {
+// execute executes calls until the channel is closed.
+func (p *pool) execute(calls <-chan call) {
 	for c := range calls {
 		if p.closing.Load() {
 			continue
@@ -75,8 +78,8 @@ func (p *pool) Workers(int) error { return nil }
 func (p *pool) Name() string { return "system calls" }
 
 func (p *pool) Read(fd int, buf []byte, offset int64, tag uint64) bool {
-	return p.queue(call{name: "read", tag: tag, do: func() (int, error) {
-		if err := check(fd, offset, int64(len(buf))); err != nil {
+	return p.enqueue(call{name: "read", tag: tag, do: func() (int, error) {
+		if err := checkRange(fd, offset, int64(len(buf))); err != nil {
 			return 0, err
 		}
 		return unix.Pread(fd, buf, offset)
@@ -84,8 +87,8 @@ func (p *pool) Read(fd int, buf []byte, offset int64, tag uint64) bool {
 }
 
 func (p *pool) Fadvise(fd int, offset, length int64, advice int, tag uint64) bool {
-	return p.queue(call{name: "fadvise", tag: tag, do: func() (int, error) {
-		if err := check(fd, offset, length); err != nil {
+	return p.enqueue(call{name: "fadvise", tag: tag, do: func() (int, error) {
+		if err := checkRange(fd, offset, length); err != nil {
 			return 0, err
 		}
 		return 0, unix.Fadvise(fd, offset, length, advice)
@@ -93,7 +96,7 @@ func (p *pool) Fadvise(fd int, offset, length int64, advice int, tag uint64) boo
 }
 
 func (p *pool) Madvise(mem []byte, advices []int, tag uint64) bool {
-	return p.queue(call{name: "madvise", tag: tag, do: func() (int, error) {
+	return p.enqueue(call{name: "madvise", tag: tag, do: func() (int, error) {
 		if len(advices) == 0 || int64(len(mem)) > MaxLength {
 			return 0, unix.EINVAL
 		}
@@ -111,7 +114,8 @@ func (p *pool) Madvise(mem []byte, advices []int, tag uint64) bool {
 	}})
 }
 
-func (p *pool) queue(c call) bool {
+// enqueue adds a call to the queued ones. It returns false if there is no room.
+func (p *pool) enqueue(c call) bool {
 	if p.calls == nil || len(p.queued) == p.entries || p.inFlight == cap(p.calls) {
 		return false
 	}

@@ -1,6 +1,6 @@
 package uring
 
-// This file tests, on the running kernel, what both implementations guarantee.
+// This file tests the guarantees of both implementations on the running kernel.
 
 import (
 	"bytes"
@@ -32,7 +32,8 @@ func forEach(t *testing.T, test func(t *testing.T, open func(entries uint32, opt
 	})
 }
 
-// newRing returns a ring that the end of the test closes. It skips the test where io_uring is refused, except in CI.
+// newRing returns a ring that the end of the test closes. It skips the test where io_uring is
+// refused, except in CI.
 func newRing(t testing.TB, entries uint32, opts ...Option) *Ring {
 	t.Helper()
 	ring, err := New(entries, opts...)
@@ -46,18 +47,18 @@ func newRing(t testing.TB, entries uint32, opts ...Option) *Ring {
 	return ring
 }
 
-// onDisk makes a file of random content that is on the disk and not in the page cache. It skips the test if there is no
-// disk below the directories that a test may write to.
-func onDisk(t testing.TB, size int64) (*os.File, []byte) {
+// createOnDisk creates a file of random content that is on the disk and not in the page cache. It
+// skips the test if the directories that a test may write to are all in memory.
+func createOnDisk(t testing.TB, size int64) (*os.File, []byte) {
 	t.Helper()
 	dir := t.TempDir()
-	if inMemory(t, dir) {
+	if isInMemory(t, dir) {
 		var err error
 		if dir, err = os.MkdirTemp(".", "testdata-"); err != nil {
 			t.Skipf("%s is in memory, and here nothing can be written: %v", os.TempDir(), err)
 		}
 		t.Cleanup(func() { os.RemoveAll(dir) })
-		if inMemory(t, dir) {
+		if isInMemory(t, dir) {
 			t.Skip("no directory on a disk: set TMPDIR to one")
 		}
 	}
@@ -80,7 +81,7 @@ func onDisk(t testing.TB, size int64) (*os.File, []byte) {
 	return f, content
 }
 
-func inMemory(t testing.TB, dir string) bool {
+func isInMemory(t testing.TB, dir string) bool {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {
 		t.Fatal(err)
@@ -88,8 +89,8 @@ func inMemory(t testing.TB, dir string) bool {
 	return stat.Type == unix.TMPFS_MAGIC || stat.Type == unix.RAMFS_MAGIC
 }
 
-// cached returns how many bytes of a part of f are in the page cache.
-func cached(t *testing.T, f *os.File, offset, length int64) int64 {
+// cachedBytes returns how many bytes of a part of f are in the page cache.
+func cachedBytes(t *testing.T, f *os.File, offset, length int64) int64 {
 	t.Helper()
 	var stat unix.Cachestat_t
 	err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{Off: uint64(offset), Len: uint64(length)}, &stat, 0)
@@ -102,7 +103,7 @@ func cached(t *testing.T, f *os.File, offset, length int64) int64 {
 	return int64(stat.Cache) * int64(os.Getpagesize())
 }
 
-// submit and reap fail the test where they fail.
+// submit submits and fails the test unless that passes on want operations.
 func submit(t *testing.T, q Queue, want int) {
 	t.Helper()
 	if n, err := q.Submit(); n != want || err != nil {
@@ -110,6 +111,7 @@ func submit(t *testing.T, q Queue, want int) {
 	}
 }
 
+// reap reaps and fails the test on an error.
 func reap(t *testing.T, q Queue, wait int) []Completion {
 	t.Helper()
 	done, err := q.Reap(wait, nil)
@@ -119,11 +121,12 @@ func reap(t *testing.T, q Queue, wait int) []Completion {
 	return done
 }
 
-// Many more reads than fit, of any length at any offset: each comes back once, with its own bytes.
+// Many more reads than fit into the queue, of any length at any offset: each completes once, with
+// the right bytes.
 func TestRead(t *testing.T) {
 	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
 		const reads, longest = 2000, 100_000
-		f, content := onDisk(t, 4<<20+1234)
+		f, content := createOnDisk(t, 4<<20+1234)
 		q := open(8)
 
 		random := rand.New(rand.NewPCG(1, 2))
@@ -140,7 +143,8 @@ func TestRead(t *testing.T) {
 					t.Fatalf("read %d completed twice", c.Tag)
 				}
 				if seen[c.Tag] = true; c.Err != nil || c.N != len(buf) || !bytes.Equal(buf, want[:len(buf)]) {
-					t.Fatalf("read %d of %d bytes at %d: %d, %v, or the wrong bytes", c.Tag, len(buf), offsets[c.Tag], c.N, c.Err)
+					t.Fatalf("read %d of %d bytes at %d: %d, %v, or the wrong bytes",
+						c.Tag, len(buf), offsets[c.Tag], c.N, c.Err)
 				}
 			}
 		}
@@ -157,7 +161,7 @@ func TestRead(t *testing.T) {
 			}
 		}
 		if verify(reap(t, q, reads)); q.InFlight() != 0 {
-			t.Errorf("%d in flight after all were waited for", q.InFlight())
+			t.Errorf("InFlight = %d after waiting for all, want 0", q.InFlight())
 		}
 		for i, ok := range seen {
 			if !ok {
@@ -168,15 +172,16 @@ func TestRead(t *testing.T) {
 			t.Error("the queue was never full")
 		}
 		if done := reap(t, q, 5); len(done) != 0 {
-			t.Errorf("completions from nowhere: %v", done)
+			t.Errorf("completions %v without operations, want none", done)
 		}
 	})
 }
 
-// How much the queue takes before Submit and before Reap, and that Reap submits what it waits for.
+// The queue takes a certain number of operations before Submit and before Reap. Reap submits the
+// operations that it waits for.
 func TestFull(t *testing.T) {
 	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
-		f, _ := onDisk(t, 4096)
+		f, _ := createOnDisk(t, 4096)
 		q := open(4)
 		fill := func() (n int) {
 			for q.Read(int(f.Fd()), make([]byte, 16), 0, 0) {
@@ -191,24 +196,25 @@ func TestFull(t *testing.T) {
 			submit(t, q, 4)
 		}
 		if n := fill(); n != 0 || q.InFlight() != 8 {
-			t.Fatalf("%d more fit where 8 were in flight; now %d", n, q.InFlight())
+			t.Fatalf("%d more fit beside 8 in flight, now %d in flight; want 0, 8", n, q.InFlight())
 		}
-		if q.Fadvise(int(f.Fd()), 0, 4096, unix.FADV_WILLNEED, 0) || q.Fadvise(-1, 0, 4096, unix.FADV_WILLNEED, 0) {
-			t.Error("advice fits where a read does not")
+		if q.Fadvise(int(f.Fd()), 0, 4096, unix.FADV_WILLNEED, 0) ||
+			q.Fadvise(-1, 0, 4096, unix.FADV_WILLNEED, 0) {
+			t.Error("a full queue accepted advice")
 		}
 		if done := reap(t, q, 8); len(done) != 8 {
 			t.Fatalf("reaped %d of 8", len(done))
 		}
 		if fill(); len(reap(t, q, 1)) == 0 {
-			t.Error("Reap does not submit")
+			t.Error("Reap did not submit the queued operations")
 		}
 	})
 }
 
 func TestReadEndsAndErrors(t *testing.T) {
 	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
-		f, content := onDisk(t, 10_000)
-		badFD, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 700) // a number that nothing takes again
+		f, content := createOnDisk(t, 10_000)
+		badFD, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 700) // a number that is not reused soon
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,35 +222,43 @@ func TestReadEndsAndErrors(t *testing.T) {
 		fd := int(f.Fd())
 		q := open(16)
 
+		// Each function queues an operation with a tag.
+		type enqueue func(tag uint64) bool
+		read := func(fd int, buf []byte, offset int64) enqueue {
+			return func(tag uint64) bool { return q.Read(fd, buf, offset, tag) }
+		}
+		advise := func(fd int, offset, length int64, advice int) enqueue {
+			return func(tag uint64) bool { return q.Fadvise(fd, offset, length, advice, tag) }
+		}
 		long := make([]byte, 8192)
 		tests := []struct {
-			name string
-			do   func(tag uint64) bool
-			n    int
-			err  error
+			name    string
+			enqueue enqueue
+			n       int
+			err     error
 		}{
-			{"short at the end", func(tag uint64) bool { return q.Read(fd, long, 4096, tag) }, 10_000 - 4096, nil},
-			{"at the end", func(tag uint64) bool { return q.Read(fd, make([]byte, 8), 10_000, tag) }, 0, nil},
-			{"nothing", func(tag uint64) bool { return q.Read(fd, nil, 0, tag) }, 0, nil},
-			{"descriptor closed", func(tag uint64) bool { return q.Read(badFD, make([]byte, 8), 0, tag) }, 0, unix.EBADF},
-			{"descriptor negative", func(tag uint64) bool { return q.Read(-1, make([]byte, 8), 0, tag) }, 0, unix.EBADF},
-			{"descriptor beyond 32 bits", func(tag uint64) bool { return q.Read(fd+1<<32, make([]byte, 8), 0, tag) }, 0, unix.EBADF},
-			{"file position", func(tag uint64) bool { return q.Read(fd, make([]byte, 8), -1, tag) }, 0, unix.EINVAL},
-			{"advice", func(tag uint64) bool { return q.Fadvise(fd, 0, 0, unix.FADV_RANDOM, tag) }, 0, nil},
-			{"no such advice", func(tag uint64) bool { return q.Fadvise(fd, 0, 0, 99, tag) }, 0, unix.EINVAL},
-			{"advice to a closed descriptor", func(tag uint64) bool { return q.Fadvise(badFD, 0, 0, unix.FADV_WILLNEED, tag) }, 0, unix.EBADF},
-			{"advice on too much", func(tag uint64) bool { return q.Fadvise(fd, 0, MaxLength+1, unix.FADV_WILLNEED, tag) }, 0, unix.EINVAL},
-			// 32 bits of it are 4096.
-			{"advice on far too much", func(tag uint64) bool { return q.Fadvise(fd, 0, 1<<32+4096, unix.FADV_WILLNEED, tag) }, 0, unix.EINVAL},
-			{"advice on less than nothing", func(tag uint64) bool { return q.Fadvise(fd, 0, -4096, unix.FADV_WILLNEED, tag) }, 0, unix.EINVAL},
-			{"advice before the file", func(tag uint64) bool { return q.Fadvise(fd, math.MinInt64, 1, unix.FADV_WILLNEED, tag) }, 0, unix.EINVAL},
+			{"short at the end", read(fd, long, 4096), 10_000 - 4096, nil},
+			{"at the end", read(fd, make([]byte, 8), 10_000), 0, nil},
+			{"nothing", read(fd, nil, 0), 0, nil},
+			{"descriptor closed", read(badFD, make([]byte, 8), 0), 0, unix.EBADF},
+			{"descriptor negative", read(-1, make([]byte, 8), 0), 0, unix.EBADF},
+			{"descriptor beyond 32 bits", read(fd+1<<32, make([]byte, 8), 0), 0, unix.EBADF},
+			{"file position", read(fd, make([]byte, 8), -1), 0, unix.EINVAL},
+			{"advice", advise(fd, 0, 0, unix.FADV_RANDOM), 0, nil},
+			{"no such advice", advise(fd, 0, 0, 99), 0, unix.EINVAL},
+			{"advice to a closed descriptor", advise(badFD, 0, 0, unix.FADV_WILLNEED), 0, unix.EBADF},
+			{"advice on too much", advise(fd, 0, MaxLength+1, unix.FADV_WILLNEED), 0, unix.EINVAL},
+			// The lower 32 bits of this length are 4096.
+			{"advice on far too much", advise(fd, 0, 1<<32+4096, unix.FADV_WILLNEED), 0, unix.EINVAL},
+			{"advice on less than nothing", advise(fd, 0, -4096, unix.FADV_WILLNEED), 0, unix.EINVAL},
+			{"advice before the file", advise(fd, math.MinInt64, 1, unix.FADV_WILLNEED), 0, unix.EINVAL},
 		}
 		for i, test := range tests {
-			if !test.do(uint64(i)) {
+			if !test.enqueue(uint64(i)) {
 				t.Fatalf("%s: not queued", test.name)
 			}
 		}
-		// All in one go: one that the kernel rejects must not keep those behind it.
+		// All are submitted at once. An operation that the kernel rejects must not stop those after it.
 		done := reap(t, q, len(tests))
 		if len(done) != len(tests) {
 			t.Fatalf("%d of %d completed", len(done), len(tests))
@@ -260,14 +274,14 @@ func TestReadEndsAndErrors(t *testing.T) {
 	})
 }
 
-// WILLNEED brings in the pages that it names and no other; DONTNEED drops them.
+// WILLNEED reads the pages of its range and no others. DONTNEED drops them.
 func TestFadvise(t *testing.T) {
 	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
 		const piece, pieces = 64 << 10, 64
-		f, content := onDisk(t, 2*pieces*piece)
+		f, content := createOnDisk(t, 2*pieces*piece)
 		q := open(16)
-		if n := cached(t, f, 0, int64(len(content))); n != 0 {
-			t.Fatalf("%d bytes are cached at the beginning", n)
+		if n := cachedBytes(t, f, 0, int64(len(content))); n != 0 {
+			t.Fatalf("%d bytes are cached at the beginning, want 0", n)
 		}
 
 		// Every other piece, from the end.
@@ -278,15 +292,16 @@ func TestFadvise(t *testing.T) {
 		}
 		reap(t, q, q.InFlight())
 		for i := range int64(pieces) {
-			if n := cached(t, f, 2*i*piece, piece); n != piece {
-				t.Errorf("piece %d: %d bytes cached of %d", i, n, piece)
+			if n := cachedBytes(t, f, 2*i*piece, piece); n != piece {
+				t.Errorf("piece %d: %d bytes cached, want %d", i, n, piece)
 			}
-			if n := cached(t, f, (2*i+1)*piece, piece); n != 0 {
-				t.Errorf("behind piece %d: %d bytes cached that nobody asked for", i, n)
+			if n := cachedBytes(t, f, (2*i+1)*piece, piece); n != 0 {
+				t.Errorf("behind piece %d: %d bytes cached, want 0", i, n)
 			}
 		}
 
-		// Reads into the entries that held the advice: nothing of it may remain there.
+		// These reads reuse the submission entries of the advice. Nothing of the advice may remain
+		// there.
 		buf := make([]byte, len(content))
 		for i := range 2 * pieces {
 			for !q.Read(int(f.Fd()), buf[i*piece:][:piece], int64(i*piece), uint64(i)) {
@@ -300,37 +315,37 @@ func TestFadvise(t *testing.T) {
 		if reap(t, q, q.InFlight()); !bytes.Equal(buf, content) {
 			t.Error("wrong bytes")
 		}
-		if n := cached(t, f, 0, int64(len(content))); n != int64(len(content)) {
-			t.Fatalf("%d bytes of %d are cached after reading all", n, len(content))
+		if n := cachedBytes(t, f, 0, int64(len(content))); n != int64(len(content)) {
+			t.Fatalf("%d bytes are cached after reading all, want %d", n, len(content))
 		}
 
 		q.Fadvise(int(f.Fd()), 0, int64(len(content)), unix.FADV_DONTNEED, 7)
 		if done := reap(t, q, 1); len(done) != 1 || done[0] != (Completion{Tag: 7}) {
-			t.Errorf("%+v", done)
+			t.Errorf("completions of DONTNEED: %+v, want one with tag 7", done)
 		}
-		if n := cached(t, f, 0, int64(len(content))); n != 0 {
-			t.Errorf("%d bytes are still cached", n)
+		if n := cachedBytes(t, f, 0, int64(len(content))); n != 0 {
+			t.Errorf("%d bytes are still cached, want 0", n)
 		}
 	})
 }
 
-// After Close in the middle of it the buffers are ours and nothing is left of the queue. Only with O_DIRECT does the disk
-// write to the buffers itself.
+// After Close with operations in flight nothing uses the buffers any more, and no descriptor is
+// left. The test reads with O_DIRECT, because only then the disk itself writes to the buffers.
 func TestCloseInFlight(t *testing.T) {
 	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
 		const piece, operations, submitted = 512 << 10, 32, 24
-		f, _ := onDisk(t, operations*piece)
+		f, _ := createOnDisk(t, operations*piece)
 		fd := openDirect(t, f)
-		before := descriptors(t)
-		memory := anonymous(t, 5*operations*piece)
-		bufs := func(i int) []byte { return memory[i*piece:][:piece] }
+		before := countDescriptors(t)
+		memory := mapAnonymous(t, 5*operations*piece)
+		buf := func(i int) []byte { return memory[i*piece:][:piece] }
 		for round := range 5 {
 			q := open(operations)
 			for i := range operations {
 				if i%4 == 0 {
 					q.Fadvise(int(f.Fd()), int64(i*piece), piece, unix.FADV_WILLNEED, 0)
 				} else {
-					q.Read(fd, bufs(round*operations+i), int64(i*piece), 0)
+					q.Read(fd, buf(round*operations+i), int64(i*piece), 0)
 				}
 				if i == submitted-1 {
 					submit(t, q, submitted)
@@ -340,20 +355,20 @@ func TestCloseInFlight(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i := range submitted {
-				clear(bufs(round*operations + i))
+				clear(buf(round*operations + i))
 			}
 
-			if q.Close() != nil || q.Read(fd, bufs(0), 0, 0) || q.Fadvise(fd, 0, 1, 0, 0) || q.InFlight() != 0 {
-				t.Error("a closed queue takes operations")
+			if q.Close() != nil || q.Read(fd, buf(0), 0, 0) || q.Fadvise(fd, 0, 1, 0, 0) || q.InFlight() != 0 {
+				t.Error("a closed queue accepted operations")
 			}
 			if _, err := q.Submit(); !errors.Is(err, os.ErrClosed) {
-				t.Errorf("Submit after Close: %v", err)
+				t.Errorf("Submit after Close: error %v, want %v", err, os.ErrClosed)
 			}
 			if _, err := q.Reap(1, nil); !errors.Is(err, os.ErrClosed) {
-				t.Errorf("Reap after Close: %v", err)
+				t.Errorf("Reap after Close: error %v, want %v", err, os.ErrClosed)
 			}
 		}
-		if after := descriptors(t); after != before {
+		if after := countDescriptors(t); after != before {
 			t.Errorf("%d descriptors before, %d after", before, after)
 		}
 		if !bytes.Equal(memory, make([]byte, len(memory))) {
@@ -373,10 +388,11 @@ func openDirect(t testing.TB, f *os.File) int {
 	return fd
 }
 
-// anonymous returns zeroed memory at the beginning of a page.
-func anonymous(t testing.TB, size int) []byte {
+// mapAnonymous returns zeroed memory that begins at a page.
+func mapAnonymous(t testing.TB, size int) []byte {
 	t.Helper()
-	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,7 +400,8 @@ func anonymous(t testing.TB, size int) []byte {
 	return memory
 }
 
-func descriptors(t *testing.T) int {
+// countDescriptors counts this process's open descriptors.
+func countDescriptors(t *testing.T) int {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
@@ -392,11 +409,12 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-// Depth is where the disk's bandwidth comes from; the page cache is not in the way.
+// BenchmarkRead reads with O_DIRECT at several depths: a disk delivers its bandwidth only to many
+// reads at once.
 func BenchmarkRead(b *testing.B) {
 	const size, block = 256 << 20, 256 << 10
-	f, _ := onDisk(b, size)
-	fd, memory := openDirect(b, f), anonymous(b, 32*block)
+	f, _ := createOnDisk(b, size)
+	fd, memory := openDirect(b, f), mapAnonymous(b, 32*block)
 
 	read := func(b *testing.B, q Queue, depth int) {
 		b.SetBytes(size)
@@ -428,7 +446,9 @@ func BenchmarkRead(b *testing.B) {
 		}
 	}
 	for depth := 1; depth <= 32; depth *= 2 {
-		b.Run(fmt.Sprintf("io_uring/depth=%d", depth), func(b *testing.B) { read(b, newRing(b, uint32(depth)), depth) })
+		b.Run(fmt.Sprintf("io_uring/depth=%d", depth), func(b *testing.B) {
+			read(b, newRing(b, uint32(depth)), depth)
+		})
 	}
 	for depth := 1; depth <= 32; depth *= 2 {
 		b.Run(fmt.Sprintf("posix_fadvise/depth=%d", depth), func(b *testing.B) {
@@ -439,40 +459,41 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// Advice on memory is followed in order, reports its first error, and completes once.
+// Madvise applies its advice in order, reports the first error, and completes once.
 func TestMadvise(t *testing.T) {
 	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
 		const size = 4 << 20
-		f, _ := onDisk(t, size)
+		f, _ := createOnDisk(t, size)
 		mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer unix.Munmap(mem)
 		q := open(8)
-		if !q.Madvise(mem[:size/2], []int{unix.MADV_RANDOM, unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}, 7) || !q.Madvise(mem[size/2:], []int{-1, unix.MADV_RANDOM}, 8) {
-			t.Fatal("refused")
+		advices := []int{unix.MADV_RANDOM, unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}
+		if !q.Madvise(mem[:size/2], advices, 7) || !q.Madvise(mem[size/2:], []int{-1, unix.MADV_RANDOM}, 8) {
+			t.Fatal("an empty queue did not accept advice")
 		}
 		done := reap(t, q, q.InFlight())
 		if len(done) != 2 || q.InFlight() != 0 {
-			t.Fatalf("%d completions, then %d operations in flight", len(done), q.InFlight())
+			t.Fatalf("%d completions, then %d operations in flight; want 2, 0", len(done), q.InFlight())
 		}
 		for _, c := range done {
 			if c.Tag == 7 && c.Err != nil || c.Tag == 8 && !errors.Is(c.Err, unix.EINVAL) {
-				t.Errorf("call %d: %v", c.Tag, c.Err)
+				t.Errorf("call %d: error %v, want none for 7 and EINVAL for 8", c.Tag, c.Err)
 			}
 		}
-		if n := cached(t, f, 0, size/2); n != size/2 {
-			t.Errorf("%d bytes were read", n)
+		if n := cachedBytes(t, f, 0, size/2); n != size/2 {
+			t.Errorf("%d bytes were read, want %d", n, size/2)
 		}
-		// Close waits for those that are under way, be there several operations to a completion.
+		// Close waits for operations in flight, also if several of them have one completion.
 		other := open(8)
 		if !other.Madvise(mem, []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}, 1) {
-			t.Fatal("refused")
+			t.Fatal("an empty queue did not accept advice")
 		}
 		submit(t, other, other.InFlight())
 		if !other.Madvise(mem, []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}, 2) {
-			t.Fatal("refused")
+			t.Fatal("the queue did not accept advice while other advice was in flight")
 		}
 		if err := other.Close(); err != nil {
 			t.Error(err)
@@ -480,7 +501,7 @@ func TestMadvise(t *testing.T) {
 		for q.Madvise(mem, []int{unix.MADV_RANDOM, unix.MADV_NORMAL}, 9) { // until it is full
 		}
 		if n := len(reap(t, q, q.InFlight())); n == 0 || q.InFlight() != 0 {
-			t.Errorf("%d completions when it was full, then %d operations in flight", n, q.InFlight())
+			t.Errorf("%d completions of a full queue, then %d operations in flight; want some, 0", n, q.InFlight())
 		}
 	})
 }

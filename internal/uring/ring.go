@@ -1,6 +1,6 @@
 package uring
 
-// This file implements Ring: io_uring through giouring, with workarounds for giouring's faults.
+// This file implements Ring. It uses io_uring through giouring, and works around giouring's faults.
 
 import (
 	"errors"
@@ -14,34 +14,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ring is a Queue on an io_uring instance. It does not use a kernel thread that polls (SQPOLL), because that would take a core from the
-// target, nor flags that bind completions to one thread, because goroutines move between threads.
+// Ring is a Queue on an io_uring instance. It uses no kernel thread that polls (SQPOLL), because
+// that would take a core from the target. It uses no flags that bind completions to one thread,
+// because goroutines move between threads.
 type Ring struct {
 	ring *giouring.Ring // nil after Close
 
-	// operations has an entry for every completion that fits the completion queue, so the queue never overflows. An operation's index is
-	// its user data. The entries keep the buffers alive, because Go does not see the kernel's references.
+	// operations has an entry for every completion that fits the completion queue, so the queue
+	// never overflows. An operation's index is its user data. The entries keep the buffers alive,
+	// because Go does not see the kernel's references.
 	operations []operation
 	free       []uint32 // indices of free entries
 
 	refused []Completion // completed without the kernel, not yet reaped
 }
 
+// operation is one operation in flight.
 type operation struct {
-	name string
-	tag  uint64
-	buf  []byte
-	run  *run // of Madvise; else nil
+	name  string
+	tag   uint64
+	buf   []byte
+	chain *chain // of a call of Madvise; else nil
 }
 
-// run is a call of Madvise, of several operations.
-type run struct {
-	left int
-	err  error
+// chain is a call of Madvise, which consists of several operations with one completion.
+type chain struct {
+	left int   // operations that have not completed
+	err  error // the first error
 }
 
-// New makes a ring that accepts at least entries operations between two calls of Submit, rounded up to a power of two, and twice as many in
-// flight. entries is 1 to 32768. It fails with ErrRefused if io_uring is not allowed here.
+// New creates a ring that accepts at least entries operations between two calls of Submit, rounded
+// up to a power of two, and twice as many in flight. entries is 1 to 32768. It fails with
+// ErrRefused if io_uring is not allowed here.
 func New(entries uint32, opts ...Option) (*Ring, error) {
 	ring := giouring.NewRing()
 	if err := ring.QueueInit(entries, 0); err != nil {
@@ -53,7 +57,7 @@ func New(entries uint32, opts ...Option) (*Ring, error) {
 		}
 		return nil, err
 	}
-	if n := collect(opts).workers; n > 0 {
+	if n := collectOptions(opts).workers; n > 0 {
 		if err := limitWorkers(ring, n); err != nil {
 			ring.QueueExit()
 			return nil, err
@@ -69,11 +73,14 @@ func New(entries uint32, opts ...Option) (*Ring, error) {
 	return r, nil
 }
 
-// limitWorkers limits the kernel's workers of the ring. Bounded ones serve regular files, unbounded ones sockets and pipes. giouring's own function passes 64-bit numbers where the kernel
-// reads 32-bit ones.
+// limitWorkers limits the kernel's workers of the ring, both bounded ones (for regular files) and
+// unbounded ones (for sockets and pipes). giouring's own function passes 64-bit numbers where the
+// kernel reads 32-bit ones.
 func limitWorkers(ring *giouring.Ring, n int) error {
 	limits := [2]uint32{uint32(n), uint32(n)}
-	if _, errno := ring.Register(ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&limits), uint32(len(limits))); errno != 0 {
+	_, errno := ring.Register(ring.RingFd(), giouring.RegisterIOWQMaxWorkers,
+		unsafe.Pointer(&limits), uint32(len(limits)))
+	if errno != 0 {
 		return fmt.Errorf("limit the workers of io_uring: %w", os.NewSyscallError("io_uring_register", errno))
 	}
 	return nil
@@ -93,10 +100,10 @@ func (r *Ring) Name() string { return "io_uring" }
 // Read queues a read: see Queue.
 func (r *Ring) Read(fd int, buf []byte, offset int64, tag uint64) bool {
 	op := operation{name: "read", tag: tag, buf: buf}
-	if err := check(fd, offset, int64(len(buf))); err != nil {
+	if err := checkRange(fd, offset, int64(len(buf))); err != nil {
 		return r.refuse(op, err)
 	}
-	sqe := r.queue(op)
+	sqe := r.enqueue(op)
 	if sqe == nil {
 		return false
 	}
@@ -109,10 +116,10 @@ func (r *Ring) Read(fd int, buf []byte, offset int64, tag uint64) bool {
 // Fadvise queues advice: see Queue.
 func (r *Ring) Fadvise(fd int, offset, length int64, advice int, tag uint64) bool {
 	op := operation{name: "fadvise", tag: tag}
-	if err := check(fd, offset, length); err != nil {
+	if err := checkRange(fd, offset, length); err != nil {
 		return r.refuse(op, err)
 	}
-	sqe := r.queue(op)
+	sqe := r.enqueue(op)
 	if sqe == nil {
 		return false
 	}
@@ -122,18 +129,20 @@ func (r *Ring) Fadvise(fd int, offset, length int64, advice int, tag uint64) boo
 	return true
 }
 
-// Madvise queues memory advice: see Queue. The operations are linked, so that the kernel begins each when the one before is over (IOSQE_IO_HARDLINK, Linux 5.5: also if
-// that failed). A link ends with a submission, so Submit passes all on at once.
+// Madvise queues memory advice: see Queue. The operations are linked, so that the kernel begins
+// each when the previous one has completed or failed (IOSQE_IO_HARDLINK, Linux 5.5). A chain of
+// links ends with a submission, so Submit must pass all of it on at once.
 func (r *Ring) Madvise(mem []byte, advices []int, tag uint64) bool {
-	op := operation{name: "madvise", tag: tag, buf: mem, run: &run{left: len(advices)}}
+	op := operation{name: "madvise", tag: tag, buf: mem, chain: &chain{left: len(advices)}}
 	if len(advices) == 0 || int64(len(mem)) > MaxLength {
 		return r.refuse(op, unix.EINVAL)
 	}
-	if r.ring == nil || r.InFlight()+len(advices) > len(r.operations) || int(r.ring.SQSpaceLeft()) < len(advices) {
+	if r.ring == nil || r.InFlight()+len(advices) > len(r.operations) ||
+		int(r.ring.SQSpaceLeft()) < len(advices) {
 		return false
 	}
 	for i, advice := range advices {
-		sqe := r.queue(op)
+		sqe := r.enqueue(op)
 		data := sqe.UserData
 		sqe.PrepareMadvise(uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uint(len(mem)), advice)
 		sqe.UserData = data
@@ -144,11 +153,12 @@ func (r *Ring) Madvise(mem []byte, advices []int, tag uint64) bool {
 	return true
 }
 
-// queue returns a cleared submission entry and stores op in a free place, whose index it sets as the entry's UserData; nil if there is no
-// room. The entry must be cleared because entries are reused, and giouring's Prepare functions do not set fields that they do not use: a
-// read would take the former entry's advice for its flags.
-func (r *Ring) queue(op operation) *giouring.SubmissionQueueEntry {
-	if r.full() {
+// enqueue stores op in a free entry of operations and returns a cleared submission entry whose
+// UserData is its index. It returns nil if there is no room. The entry must be cleared because
+// entries are reused, and giouring's Prepare functions do not set fields that they do not use.
+// Otherwise a read would take the former entry's advice for its flags.
+func (r *Ring) enqueue(op operation) *giouring.SubmissionQueueEntry {
+	if r.isFull() {
 		return nil
 	}
 	sqe := r.ring.GetSQE()
@@ -165,24 +175,24 @@ func (r *Ring) queue(op operation) *giouring.SubmissionQueueEntry {
 
 // refuse completes op with an error, without the kernel.
 func (r *Ring) refuse(op operation, err error) bool {
-	if r.full() {
+	if r.isFull() {
 		return false
 	}
 	r.refused = append(r.refused, Completion{Tag: op.tag, Err: os.NewSyscallError(op.name, err)})
 	return true
 }
 
-func (r *Ring) full() bool { return r.ring == nil || r.InFlight() >= len(r.operations) }
+func (r *Ring) isFull() bool { return r.ring == nil || r.InFlight() >= len(r.operations) }
 
 // InFlight is the number of operations that are queued or submitted and have not been reaped.
 func (r *Ring) InFlight() int { return len(r.operations) - len(r.free) + len(r.refused) }
 
-// Submit passes what is queued to the kernel: see Queue.
+// Submit passes the queued operations to the kernel: see Queue.
 func (r *Ring) Submit() (int, error) {
 	if r.ring == nil {
 		return 0, fmt.Errorf("submit to io_uring: %w", os.ErrClosed)
 	}
-	// The kernel stops after an operation that it rejects; that one is completed like any other.
+	// The kernel stops after an operation that it rejects. That operation completes like any other.
 	submitted := 0
 	for r.ring.SQReady() > 0 {
 		n, err := r.ring.Submit()
@@ -233,14 +243,14 @@ func (r *Ring) drain(into []Completion) []Completion {
 		if cqe.Res < 0 {
 			c.N, c.Err = 0, os.NewSyscallError(op.name, syscall.Errno(-cqe.Res))
 		}
-		if op.run != nil {
-			op.run.left--
-			if op.run.err == nil {
-				op.run.err = c.Err
+		if op.chain != nil {
+			op.chain.left--
+			if op.chain.err == nil {
+				op.chain.err = c.Err
 			}
-			c.Err = op.run.err
+			c.Err = op.chain.err
 		}
-		if op.run == nil || op.run.left == 0 {
+		if op.chain == nil || op.chain.left == 0 {
 			into = append(into, c)
 		}
 		*op = operation{}
@@ -255,15 +265,16 @@ func (r *Ring) Close() error {
 	if r.ring == nil {
 		return nil
 	}
-	// This request (Linux 6.0) cancels what waits for a worker; a read that the disk has begun cannot be cancelled. It is not a submission,
-	// so operations that are only queued stay so. Without it, Close waits for everything.
+	// This request (Linux 6.0) cancels operations that wait for a worker. A read that the disk has
+	// begun cannot be cancelled. The request is not a submission, so operations that are only
+	// queued stay so. On older kernels Close waits for everything.
 	_, _ = r.ring.RegisterSyncCancel(&giouring.SyncCancelReg{Fd: -1, Flags: giouring.AsyncCancelAny})
 
 	queued := int(r.ring.SQReady())
 	for r.drain(nil); len(r.operations)-len(r.free) > queued; r.drain(nil) {
 		if _, err := r.ring.WaitCQENr(1); err != nil && !errors.Is(err, unix.EINTR) {
-			// Returning now would free buffers that the disk still writes to. Completions arrive even if nobody waits in the kernel, so
-			// look again.
+			// Returning now would free buffers that the disk still writes to. Completions arrive
+			// even if nobody waits in the kernel, so look again.
 			time.Sleep(time.Millisecond)
 		}
 	}

@@ -1,6 +1,7 @@
 package uring
 
-// This file tests what only the ring does: refusals, cancelling, and limiting the kernel's workers.
+// This file tests features that only the ring has: refusal by the system, cancelling, and limits on
+// the kernel's workers.
 
 import (
 	"errors"
@@ -24,7 +25,7 @@ func TestOpen(t *testing.T) {
 	}
 	defer q.Close()
 	if q.Name() != want {
-		t.Errorf("Open gives %s where New works", q.Name())
+		t.Errorf("Open returned %s, want %s", q.Name(), want)
 	}
 }
 
@@ -33,7 +34,7 @@ func TestOpenFails(t *testing.T) {
 	newRing(t, 1) // or skipped
 	for _, entries := range []uint32{0, 1 << 20} {
 		if q, err := Open(entries); !errors.Is(err, unix.EINVAL) || errors.Is(err, ErrRefused) {
-			t.Errorf("Open(%d): %v, %v", entries, q, err)
+			t.Errorf("Open(%d): %v, error %v; want EINVAL and not %v", entries, q, err, ErrRefused)
 		}
 	}
 }
@@ -42,31 +43,31 @@ func TestOpenFails(t *testing.T) {
 func TestOpenRefused(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.EPERM, unix.ENOSYS} {
 		t.Run(unix.ErrnoName(errno), func(t *testing.T) {
-			runtime.LockOSThread() // for ever: the filter, and so this thread, must not serve another goroutine
+			runtime.LockOSThread() // forever: this thread has the filter now, so it must not run another goroutine
 			if err := refuseSyscall(unix.SYS_IO_URING_SETUP, errno); err != nil {
 				t.Skipf("seccomp: %v", err)
 			}
 			if ring, err := New(8); ring != nil || !errors.Is(err, ErrRefused) || !errors.Is(err, errno) {
-				t.Errorf("New: %v, %v", ring, err)
+				t.Errorf("New: %v, error %v; want %v and %v", ring, err, ErrRefused, errno)
 			}
-			f, content := onDisk(t, 100)
+			f, content := createOnDisk(t, 100)
 			q, err := Open(8)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer q.Close()
 			if q.Name() != "system calls" {
-				t.Errorf("Open gives %s", q.Name())
+				t.Errorf("Open returned %s, want system calls", q.Name())
 			}
 			buf := make([]byte, 100)
 			if q.Read(int(f.Fd()), buf, 0, 1); len(reap(t, q, 1)) != 1 || string(buf) != string(content) {
-				t.Error("the fallback does not read")
+				t.Errorf("the fallback read %q, want %q", buf, content)
 			}
 		})
 	}
 }
 
-// refuseSyscall has a system call fail in this thread and those that it starts.
+// refuseSyscall makes a system call fail in this thread and those that it starts.
 func refuseSyscall(number uint32, errno unix.Errno) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
@@ -83,14 +84,14 @@ func refuseSyscall(number uint32, errno unix.Errno) error {
 	return err
 }
 
-// A read that would wait for ever is cancelled: Close returns and the data stays where it is.
+// Close cancels a read that would wait forever. Data that arrives later stays in the pipe.
 func TestCloseCancels(t *testing.T) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
 		t.Fatal(err)
 	}
 	if release := unix.ByteSliceToString(name.Release[:]); strings.HasPrefix(release, "5.") {
-		t.Skipf("Linux %s cannot cancel all: 6.0 can", release)
+		t.Skipf("Linux %s cannot cancel all operations (6.0 can)", release)
 	}
 	q := newRing(t, 4)
 	r, w, err := os.Pipe()
@@ -110,21 +111,21 @@ func TestCloseCancels(t *testing.T) {
 	}
 	got := make([]byte, 4)
 	if n, err := r.Read(got); n != 4 || err != nil || string(got) != "late" {
-		t.Errorf("%q, %v is left in the pipe", got[:n], err)
+		t.Errorf("the pipe has %q, %v; want late", got[:n], err)
 	}
 	for _, buf := range bufs {
 		if string(buf) != "\x00\x00\x00\x00" {
-			t.Errorf("a buffer got %q after Close", buf)
+			t.Errorf("after Close a buffer contains %q, want zeros", buf)
 		}
 	}
 }
 
-// Advice goes to kernel workers, of which there are no more than were allowed.
+// The kernel starts no more workers for advice than the limit allows.
 func TestWorkers(t *testing.T) {
-	runtime.LockOSThread() // whose workers they are; it ends with the test, and they with it
+	runtime.LockOSThread() // the workers belong to this thread, and end with it after the test
 	const limit, pieces = 2, 256
 	q := newRing(t, pieces, WithWorkers(limit))
-	f, _ := onDisk(t, pieces<<16)
+	f, _ := createOnDisk(t, pieces<<16)
 	for i := range int64(pieces) {
 		q.Fadvise(int(f.Fd()), i<<16, 1<<16, unix.FADV_WILLNEED, 0)
 	}
@@ -138,7 +139,8 @@ func TestWorkers(t *testing.T) {
 	}
 	workers := 0
 	for _, name := range names {
-		if comm, err := os.ReadFile(name); err == nil && strings.TrimSpace(string(comm)) == fmt.Sprintf("iou-wrk-%d", unix.Gettid()) {
+		comm, err := os.ReadFile(name)
+		if err == nil && strings.TrimSpace(string(comm)) == fmt.Sprintf("iou-wrk-%d", unix.Gettid()) {
 			workers++
 		}
 	}
@@ -149,12 +151,13 @@ func TestWorkers(t *testing.T) {
 	if err := q.Workers(limit + 1); err != nil {
 		t.Error(err)
 	}
-	// The kernel returns the limits that it had.
+	// The kernel returns the previous limits.
 	previous := [2]uint32{}
-	if _, errno := q.ring.Register(q.ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&previous), 2); errno != 0 || previous != [2]uint32{limit + 1, limit + 1} {
+	_, errno := q.ring.Register(q.ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&previous), 2)
+	if errno != 0 || previous != [2]uint32{limit + 1, limit + 1} {
 		t.Errorf("limits %v, %v; want %d for both", previous, errno, limit+1)
 	}
 	if q.Close(); !errors.Is(q.Workers(limit), os.ErrClosed) {
-		t.Error("the workers of a closed ring were limited")
+		t.Errorf("Workers of a closed ring gave no error that wraps %v", os.ErrClosed)
 	}
 }

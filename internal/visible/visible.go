@@ -1,9 +1,13 @@
-// Package visible shows text that others chose, such as names in a model or of files, without letting it act: characters that would steer a
-// terminal or reorder the text around them are written as Go writes them in quotes (\x1b, \u202e).
+// Package visible shows text that others chose, such as names in a model or of files, without
+// letting it control the output. Characters that would control a terminal or reorder the text
+// around them are written as Go writes them in quotes (\x1b, \u202e).
 //
-//   - [Line] is for a name in the midst of a line: it has no line breaks afterwards.
-//   - [Append] keeps line breaks and tabs. Package cli applies it to everything that commands print on a terminal.
+//   - [Line] is for a name within a line. Its result has no line breaks.
+//   - [Append] keeps line breaks and tabs. Package cli applies it to everything that commands print
+//     on a terminal.
 package visible
+
+// This file replaces characters that control the output.
 
 import (
 	"fmt"
@@ -13,11 +17,11 @@ import (
 	"unicode/utf8"
 )
 
-// Line returns s with all that is not shown as one line of text made visible: control characters (also line breaks and tabs), controls of
-// the direction of text, and bytes that are not UTF-8.
+// Line returns s as one line of text. It makes visible: control characters (also line breaks and
+// tabs), characters that control the direction of text, and bytes that are not UTF-8.
 func Line(s string) string {
-	plain := func(r rune) bool { return !acts(r) && r != '\n' && r != '\t' && r != utf8.RuneError }
-	if i := strings.IndexFunc(s, func(r rune) bool { return !plain(r) }); i >= 0 {
+	isPlain := func(r rune) bool { return !isControl(r) && r != '\n' && r != '\t' && r != utf8.RuneError }
+	if i := strings.IndexFunc(s, func(r rune) bool { return !isPlain(r) }); i >= 0 {
 		return string(appendText([]byte(s[:i]), []byte(s[i:]), true))
 	}
 	return s
@@ -32,7 +36,7 @@ func appendText(b, s []byte, line bool) []byte {
 		switch {
 		case r == utf8.RuneError && n == 1:
 			b = fmt.Appendf(b, `\x%02x`, s[0])
-		case acts(r), line && (r == '\n' || r == '\t'):
+		case isControl(r), line && (r == '\n' || r == '\t'):
 			quoted := strconv.QuoteRuneToASCII(r)
 			b = append(b, quoted[1:len(quoted)-1]...)
 		default:
@@ -43,7 +47,8 @@ func appendText(b, s []byte, line bool) []byte {
 	return b
 }
 
-// acts says that a character does something else than appear; line feeds and tabs aside.
-func acts(r rune) bool {
+// isControl reports whether a character controls the output instead of being shown. Line feeds and
+// tabs do not count.
+func isControl(r rune) bool {
 	return unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.Is(unicode.Bidi_Control, r)
 }

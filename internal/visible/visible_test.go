@@ -1,5 +1,7 @@
 package visible
 
+// This file tests which characters are replaced.
+
 import (
 	"strings"
 	"testing"
@@ -23,16 +25,16 @@ func TestLine(t *testing.T) {
 		"the mark \ufffd":    "the mark \ufffd",
 	} {
 		if got := Line(s); got != want {
-			t.Errorf("%q: %q, want %q", s, got, want)
+			t.Errorf("Line(%q) = %q, want %q", s, got, want)
 		}
 		withBreaks := strings.NewReplacer(`\n`, "\n", `\t`, "\t").Replace(want)
 		if got := string(Append([]byte("x"), []byte(s))); got != "x"+withBreaks {
-			t.Errorf("%q: %q, want %q", s, got, "x"+withBreaks)
+			t.Errorf("Append(%q) = %q, want %q", s, got, "x"+withBreaks)
 		}
 	}
 }
 
-// Whatever comes in, nothing that acts comes out, and what needs no change has none.
+// The result never contains control characters, and does not change if it is made visible again.
 func FuzzLine(f *testing.F) {
 	for _, s := range []string{"plain", "\x1b]0;title\a", "\u202e\xff\u0085", "a\nb\tc", "\xe2\x82"} {
 		f.Add([]byte(s))
@@ -41,13 +43,14 @@ func FuzzLine(f *testing.F) {
 		line, text := Line(string(b)), string(Append(nil, b))
 		for _, s := range []string{line, text} {
 			for _, r := range s {
-				if !utf8.ValidString(s) || unicode.IsControl(r) && (s == line || r != '\n' && r != '\t') || unicode.Is(unicode.Bidi_Control, r) {
-					t.Fatalf("%q becomes %q", b, s)
+				if !utf8.ValidString(s) || unicode.IsControl(r) && (s == line || r != '\n' && r != '\t') ||
+					unicode.Is(unicode.Bidi_Control, r) {
+					t.Fatalf("%q becomes %q, want no control characters", b, s)
 				}
 			}
 		}
 		if Line(line) != line || string(Append(nil, []byte(text))) != text {
-			t.Fatalf("%q: what is visible is changed again", b)
+			t.Fatalf("%q: the result %q, %q changes if it is made visible again", b, line, text)
 		}
 	})
 }

@@ -1,17 +1,18 @@
 package hidden
 
-// This file weighs what ids and inputs tell by how right they were of late.
+// This file weighs what ids and inputs tell by how right they were lately.
 
 import "math"
 
-// blend is a logistic regression on log-odds: of ids, of some links, and a constant. Its weights are learned by all layers together, and for each layer what differs there.
+// blend is a logistic regression on log-odds: those of ids, those of some links, and a constant. All
+// layers share its weights, and for each layer its difference is learned.
 type blend struct {
 	links  int
 	shared []weight
-	own    []weight // by layer
+	own    []weight // by layer: added to shared
 }
 
-type weight struct{ w, squares float32 }
+type weight struct{ value, squares float32 }
 
 const (
 	blendStep    = 0.05
@@ -21,17 +22,19 @@ const (
 func newBlend(layers, links int, ids bool) *blend {
 	n := links + 2
 	b := &blend{links: links, shared: make([]weight, n), own: make([]weight, n*layers)}
-	b.shared[1].w = 1 // the best link
+	b.shared[1].value = 1 // the best link
 	if ids {
-		b.shared[0].w = 0.2
+		b.shared[0].value = 0.2
 	}
 	return b
 }
 
-func (b *blend) weight(layer, i int) float32 { return b.shared[i].w + b.own[layer*len(b.shared)+i].w }
+func (b *blend) weight(layer, i int) float32 {
+	return b.shared[i].value + b.own[layer*len(b.shared)+i].value
+}
 
-// mix computes the scores from the log-odds of ids and of the links, one after the other.
-func (b *blend) mix(layer int, ids, links, scores []float32) {
+// mixScores computes the scores from the log-odds of ids and of the links, which lie one after the other.
+func (b *blend) mixScores(layer int, ids, links, scores []float32) {
 	n := len(ids)
 	wi, constant := b.weight(layer, 0), b.weight(layer, b.links+1)
 	for e, x := range ids {
@@ -48,7 +51,7 @@ func (b *blend) mix(layer int, ids, links, scores []float32) {
 // learn takes a step towards what was chosen. wrong is scratch memory for the experts.
 func (b *blend) learn(layer int, ids, links []float32, chosen []int32, wrong []float32) {
 	n := len(ids)
-	b.mix(layer, ids, links, wrong)
+	b.mixScores(layer, ids, links, wrong)
 	for e, z := range wrong {
 		wrong[e] = sigmoid(z)
 	}
@@ -74,15 +77,16 @@ func (b *blend) learn(layer int, ids, links []float32, chosen []int32, wrong []f
 				g += d
 			}
 		}
-		b.shared[i].step(g, blendStep)
-		own[i].step(g, blendOwnStep)
+		b.shared[i].descend(g, blendStep)
+		own[i].descend(g, blendOwnStep)
 	}
 }
 
-// step moves a weight against a gradient, by a step that is the smaller the more it was moved before (Adagrad).
-func (w *weight) step(g, size float32) {
+// descend moves a weight against a gradient. The more it was moved before, the smaller the step
+// (Adagrad).
+func (w *weight) descend(g, size float32) {
 	w.squares += g * g
 	if w.squares > 0 {
-		w.w -= size * g / float32(math.Sqrt(float64(w.squares)))
+		w.value -= size * g / float32(math.Sqrt(float64(w.squares)))
 	}
 }

@@ -1,39 +1,44 @@
 package hidden
 
-// This file has how a router chooses experts by their products (logits), as llama.cpp's build_moe_ffn does, and how far an expert is from being
-// chosen.
+// This file has how a router chooses experts by their products (logits), as llama.cpp's build_moe_ffn
+// does it, and how far an expert is from being chosen.
 
 import (
 	"math"
+	"slices"
 
 	"tensorcast/moe"
 )
 
-// chooser computes a layer's choice. It is not changed by it, save for its scratch memory.
+// chooser computes a layer's choice. Only its scratch memory changes.
 type chooser struct {
-	gate               gating
+	gating             gating
 	experts, k         int
 	groups, groupsUsed int
 
-	compared []float32 // what is compared, by expert; of groups that are not chosen, less what those lack
-	slope    []float32 // of what is compared, against the logit
-	group    []float32 // scores of groups
-	order    []int32   // room for the experts and groups
+	// compared has the value of each expert by which experts are compared. For groups that are not chosen
+	// it is less by what the group lacks.
+	compared    []float32
+	slope       []float32 // derivative of compared by the logit
+	groupScores []float32 // scores of groups
+	order       []int32   // room for the experts and groups
 }
 
 func newChooser(r *Routers) chooser {
 	return chooser{
-		gate: r.gate, experts: r.Experts, k: r.K, groups: r.groups, groupsUsed: r.groupsUsed,
-		compared: make([]float32, r.Experts), slope: make([]float32, r.Experts), group: make([]float32, r.groups), order: make([]int32, r.Experts),
+		gating: r.gate, experts: r.Experts, k: r.K, groups: r.groups, groupsUsed: r.groupsUsed,
+		compared: make([]float32, r.Experts), slope: make([]float32, r.Experts), groupScores: make([]float32, r.groups),
+		order: make([]int32, r.Experts),
 	}
 }
 
-// leastSlope bounds how far from the choice an expert can seem to be whose probability hardly depends on its logit.
+// leastSlope bounds how far from being chosen an expert can seem whose probability hardly depends on its
+// logit.
 const leastSlope = 1e-3
 
-// compare computes what is compared.
-func (c *chooser) compare(l *router, logits []float32) {
-	if c.gate == gateLogits || l.prefer == nil && c.groups == 0 { // the order is the logits' own
+// computeCompared computes what is compared.
+func (c *chooser) computeCompared(l *router, logits []float32) {
+	if c.gating == gateLogits || l.prefer == nil && c.groups == 0 { // the order is that of the logits
 		copy(c.compared, logits)
 		for e := range c.slope {
 			c.slope[e] = 1
@@ -42,7 +47,7 @@ func (c *chooser) compare(l *router, logits []float32) {
 	switch {
 	case l.prefer == nil && c.groups == 0:
 		return
-	case c.gate == gateSoftmax:
+	case c.gating == gateSoftmax:
 		most := logits[0]
 		for _, z := range logits {
 			most = max(most, z)
@@ -57,12 +62,12 @@ func (c *chooser) compare(l *router, logits []float32) {
 			p := c.compared[e] / float32(sum)
 			c.compared[e], c.slope[e] = p, max(p*(1-p), leastSlope)
 		}
-	case c.gate == gateSigmoid:
+	case c.gating == gateSigmoid:
 		for e, z := range logits {
 			p := sigmoid(z)
 			c.compared[e], c.slope[e] = p, max(p*(1-p), leastSlope)
 		}
-	case c.gate == gateSqrtSoftplus:
+	case c.gating == gateSqrtSoftplus:
 		for e, z := range logits {
 			soft := float64(z)
 			if z < 20 { // beyond that it is z
@@ -75,18 +80,19 @@ func (c *chooser) compare(l *router, logits []float32) {
 	for e, b := range l.prefer {
 		c.compared[e] += b
 	}
-	c.limit()
+	c.penalizeGroups()
 }
 
 func sigmoid(x float32) float32 { return float32(1 / (1 + math.Exp(-float64(x)))) }
 
-// limit takes from the experts of groups that are not chosen what the group lacks. A group's score is the sum of its best two.
-func (c *chooser) limit() {
+// penalizeGroups takes from the experts of groups that are not chosen what their group lacks. A group's
+// score is the sum of its best two experts.
+func (c *chooser) penalizeGroups() {
 	if c.groups == 0 {
 		return
 	}
 	size := c.experts / c.groups
-	for g := range c.group {
+	for g := range c.groupScores {
 		best, second := float32(math.Inf(-1)), float32(0)
 		for i, x := range c.compared[g*size : (g+1)*size] {
 			switch {
@@ -99,14 +105,14 @@ func (c *chooser) limit() {
 				second = x
 			}
 		}
-		c.group[g] = best + second
+		c.groupScores[g] = best + second
 	}
-	chosen := moe.Top(c.group, c.order, c.groupsUsed)
-	last := c.group[chosen[c.groupsUsed-1]]
+	chosen := moe.Top(c.groupScores, c.order, c.groupsUsed)
+	last := c.groupScores[chosen[c.groupsUsed-1]]
 	for _, g := range chosen {
-		c.group[g] = last
+		c.groupScores[g] = last
 	}
-	for g, score := range c.group {
+	for g, score := range c.groupScores {
 		if lacks := last - score; lacks > 0 {
 			for e := g * size; e < (g+1)*size; e++ {
 				c.compared[e] -= lacks
@@ -115,14 +121,14 @@ func (c *chooser) limit() {
 	}
 }
 
-// choice writes what the layer chooses by its logits to chosen, which has room for K, the best first.
-func (c *chooser) choice(l *router, logits []float32, chosen []int32) []int32 {
-	c.compare(l, logits)
+// choose writes what the layer chooses by its logits to chosen, the best first. chosen has room for K.
+func (c *chooser) choose(l *router, logits []float32, chosen []int32) []int32 {
+	c.computeCompared(l, logits)
 	if c.groups > 0 { // here a group that is not chosen has no chance at all
 		size := c.experts / c.groups
-		best := moe.Top(c.group, c.order, c.groupsUsed)
-		for g := range c.group {
-			if !has(best, int32(g)) {
+		best := moe.Top(c.groupScores, c.order, c.groupsUsed)
+		for g := range c.groupScores {
+			if !slices.Contains(best, int32(g)) {
 				for e := g * size; e < (g+1)*size; e++ {
 					c.compared[e] = float32(math.Inf(-1))
 				}
@@ -132,18 +138,10 @@ func (c *chooser) choice(l *router, logits []float32, chosen []int32) []int32 {
 	return append(chosen[:0], moe.Top(c.compared, c.order, c.k)...)
 }
 
-func has(list []int32, x int32) bool {
-	for _, v := range list {
-		if v == x {
-			return true
-		}
-	}
-	return false
-}
-
-// margins writes by how much the logit of each expert exceeds what is needed to be chosen. It may be the same slice as logits.
+// margins writes by how much the logit of each expert exceeds what is needed to be chosen. margins may be
+// the same slice as logits.
 func (c *chooser) margins(l *router, logits, margins []float32) {
-	c.compare(l, logits)
+	c.computeCompared(l, logits)
 	n := min(c.k+1, c.experts)
 	best := moe.Top(c.compared, c.order, n)
 	threshold := c.compared[best[n-1]]

@@ -1,5 +1,7 @@
 package hidden
 
+// This file compares choices with the plainest code that does what llama.cpp does.
+
 import (
 	"math"
 	"math/rand/v2"
@@ -7,7 +9,7 @@ import (
 	"testing"
 )
 
-// chosenPlainly is what llama.cpp computes, written as plainly as can be.
+// chosenPlainly computes what llama.cpp does, as plainly as possible.
 func chosenPlainly(gate gating, k, groups, used int, prefer, logits []float32) []int32 {
 	n := len(logits)
 	score := make([]float64, n)
@@ -63,7 +65,8 @@ func cmpFloat(a, b float64) int {
 	return 0
 }
 
-// Each kind of router chooses what llama.cpp's does; the margins of what it chooses are positive, and of nothing else.
+// Each kind of router chooses what llama.cpp's does. The margins of the chosen experts are positive, and
+// no others.
 func TestChoice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const n, k = 32, 5
@@ -83,7 +86,7 @@ func TestChoice(t *testing.T) {
 						}
 					}
 					want := chosenPlainly(gate, k, groups, groups/2, l.prefer, logits)
-					got := c.choice(l, logits, make([]int32, 0, k))
+					got := c.choose(l, logits, make([]int32, 0, k))
 					if !slices.Equal(got, want) {
 						t.Fatalf("gating %d, bias %v, %d groups: %v, want %v", gate, biased, groups, got, want)
 					}
@@ -93,25 +96,27 @@ func TestChoice(t *testing.T) {
 					margins := make([]float32, n)
 					c.margins(l, logits, margins)
 					for e, m := range margins {
-						if !finite(m) || groups == 0 && (m > 0) != slices.Contains(want, int32(e)) {
-							t.Fatalf("gating %d, bias %v: expert %d has the margin %g, chosen are %v", gate, biased, e, m, want)
+						if !isFinite(m) || groups == 0 && (m > 0) != slices.Contains(want, int32(e)) {
+							t.Fatalf("gating %d, bias %v: expert %d has the margin %g, chosen are %v", gate, biased,
+								e, m, want)
 						}
 					}
 				}
 				if (biased || groups > 0) && differ == 0 {
-					t.Errorf("gating %d, bias %v, %d groups: as if there were neither", gate, biased, groups)
+					t.Errorf("gating %d, bias %v, %d groups: the choice is always that without them", gate, biased,
+						groups)
 				}
 			}
 		}
 	}
 	// All experts are chosen.
 	c := newChooser(&Routers{Experts: 3, K: 3, gate: gateSoftmax})
-	if got := c.choice(&router{}, []float32{1, 3, 2}, make([]int32, 0, 3)); !slices.Equal(got, []int32{1, 2, 0}) {
-		t.Error(got)
+	if got := c.choose(&router{}, []float32{1, 3, 2}, make([]int32, 0, 3)); !slices.Equal(got, []int32{1, 2, 0}) {
+		t.Errorf("choice %v, want all experts: 1, 2, 0", got)
 	}
 	margins := make([]float32, 3)
 	c.margins(&router{}, []float32{1, 3, 2}, margins)
 	if margins[0] < 0 {
-		t.Errorf("margins %v", margins)
+		t.Errorf("margins %v, want none below 0", margins)
 	}
 }

@@ -13,7 +13,9 @@ import (
 
 // planted makes routers with random matrices and norms.
 func planted(rng *rand.Rand, layers, dim, experts, k int) *Routers {
-	r := &Routers{Dim: dim, Experts: experts, K: k, ID: "0123456789abcdef0123456789abcdef", gate: gateSoftmax, invariant: true}
+	r := &Routers{
+		Dim: dim, Experts: experts, K: k, ID: "0123456789abcdef0123456789abcdef", gate: gateSoftmax, ignoresShift: true,
+	}
 	for i := range layers {
 		var l router
 		values := gaussian(rng, experts*dim)
@@ -26,15 +28,16 @@ func planted(rng *rand.Rand, layers, dim, experts, k int) *Routers {
 		for j := range l.norm {
 			l.norm[j], attn[j] = 0.5+rng.Float32(), 0.5+rng.Float32()
 		}
-		l.inverse, l.attnInverse = inverse(l.norm), inverse(attn)
-		l.most, l.attnMost = bound(l.norm, nil), bound(attn, nil)
+		l.inverse, l.attnInverse = reciprocals(l.norm), reciprocals(attn)
+		l.maxRMS, l.attnMaxRMS = rmsBound(l.norm, nil), rmsBound(attn, nil)
 		r.layers = append(r.layers, l)
 		r.Blocks = append(r.Blocks, int32(i))
 	}
 	return r
 }
 
-// flow makes the hidden states of tokens: a residual stream, to which attention (here a fixed matrix) and the chosen experts add something.
+// flow makes the hidden states of tokens. Attention, here a fixed matrix, and the chosen experts add to a
+// residual stream.
 type flow struct {
 	r       *Routers
 	rng     *rand.Rand
@@ -42,7 +45,7 @@ type flow struct {
 	experts [][]float32 // by layer: experts x dim
 	noise   float64
 	fresh   bool // each layer reads something new
-	looks   bool // attention adds what it read of the token before
+	looks   bool // attention adds what it read for the token before
 	last    [][]float32
 	p       *Predictor // computes exact choices
 }
@@ -71,7 +74,7 @@ func newPredictor(t testing.TB, r *Routers, o Options) *Predictor {
 	return p
 }
 
-// normed is what a norm makes of a vector.
+// normed is the result of a norm on a vector.
 func normed(x, inverse []float32) []float32 {
 	s := 1 / rms(x)
 	out := make([]float32, len(x))
@@ -120,7 +123,8 @@ func (f *flow) token() (in []layerInputs, chosen [][]int32) {
 	return in, chosen
 }
 
-// run takes a predictor through tokens, and returns the recall at K and 2 K of what it says of layers 1.. of those from first on.
+// run takes a predictor through tokens. It returns the recall at K and at 2 K of its scores for layers
+// from 1 on, over the tokens from first on.
 func (f *flow) run(p *Predictor, tokens, first int, attention, router bool) (once, twice float64) {
 	scores, order := make([]float32, f.r.Experts), make([]int32, f.r.Experts)
 	hits, hits2, all := 0, 0, 0
@@ -154,7 +158,9 @@ func (f *flow) run(p *Predictor, tokens, first int, attention, router bool) (onc
 	return float64(hits) / float64(all), float64(hits2) / float64(all)
 }
 
-// What is learned is better than the next router alone, attention's input better than the router's before, ids alone are hardly better than chance; and where inputs say nothing, nobody finds anything.
+// What is learned is better than the next router alone. Attention's input is better than the router's
+// before it. Ids alone are hardly better than chance. Where inputs say nothing, no predictor finds
+// anything.
 func TestPlanted(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 4, 48, 16, 2)
 	run := func(o Options, attention, router bool) (float64, float64) {
@@ -198,47 +204,51 @@ func TestPlanted(t *testing.T) {
 	once, twice := fresh(Options{}, true)
 	ids, ids2 := fresh(Options{}, false) // some experts are chosen more often
 	if math.Abs(once-ids) > 0.02 || math.Abs(twice-ids2) > 0.02 || ids > 0.2 {
-		t.Errorf("where inputs say nothing the recall is %.3f, %.3f; ids tell %.3f, %.3f", once, twice, ids, ids2)
+		t.Errorf("where inputs say nothing the recall is %.3f, %.3f, want that of ids, %.3f, %.3f", once, twice, ids,
+			ids2)
 	}
 }
 
-// What attention takes from the token before is learned, too.
+// What attention adds from the token before is learned, too.
 func TestBefore(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 32, 16, 2)
 	run := func(before float64) float64 {
-		tu := usual
-		tu.before = before
+		tu := usualTuning
+		tu.previous = before
 		f := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1)
 		f.looks = true
-		once, _ := f.run(newPredictor(t, r, Options{Leads: []int{}, Attention: true, IDs: -1, tuning: &tu}), 900, 500, true, true)
+		once, _ := f.run(newPredictor(t, r, Options{Leads: []int{}, Attention: true, IDs: -1, tuning: &tu}), 900, 500,
+			true, true)
 		return once
 	}
-	with, without := run(usual.before), run(1e-9)
+	with, without := run(usualTuning.previous), run(1e-9)
 	t.Logf("with the token before %.3f, without %.3f", with, without)
 	if with < without+0.05 {
-		t.Errorf("with the token before %.3f, without %.3f", with, without)
+		t.Errorf("recall with the token before %.3f, without it %.3f, want more with it", with, without)
 	}
 }
 
-// Of more dimensions than features most is learned all the same.
+// Where there are more dimensions than features, most is still learned.
 func TestSketch(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 96, 16, 2)
 	run := func(o Options) float64 {
 		p := newPredictor(t, r, o)
 		if o.Bytes > 0 && p.Bytes() > o.Bytes {
-			t.Errorf("it takes %d bytes, of %d", p.Bytes(), o.Bytes)
+			t.Errorf("the predictor takes %d bytes, want at most %d", p.Bytes(), o.Bytes)
 		}
 		once, _ := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1).run(p, 700, 400, false, true)
 		return once
 	}
-	whole, half, raw := run(Options{IDs: -1}), run(Options{IDs: -1, Bytes: 2 * linkBytes(70, 16)}), run(Options{IDs: -1, raw: true})
+	whole, half, raw := run(Options{IDs: -1}), run(Options{IDs: -1, Bytes: 2 * linkBytes(70, 16)}),
+		run(Options{IDs: -1, raw: true})
 	t.Logf("all dimensions %.3f, half as many features %.3f, none %.3f", whole, half, raw)
 	if !(whole > half && half > raw+0.02) {
-		t.Errorf("all dimensions %.3f, half as many features %.3f, none %.3f", whole, half, raw)
+		t.Errorf("recall with all dimensions %.3f, half as many features %.3f, none %.3f, want it to fall little, "+
+			"then much", whole, half, raw)
 	}
 }
 
-// Scores are log-odds: of experts with about the same score, as many are chosen as it says.
+// Scores are log-odds: of the experts with about the same score, that share is chosen.
 func TestCalibrated(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 32, 16, 2)
 	f := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.3)
@@ -271,14 +281,14 @@ func TestCalibrated(t *testing.T) {
 	}
 	for b := range bins {
 		if count[b] < 200 {
-			t.Errorf("only %g scores of probability %d/%d", count[b], b, bins)
+			t.Errorf("%g scores of probability %d/%d, want more", count[b], b, bins)
 		} else if math.Abs(said[b]-true_[b])/count[b] > 0.08 {
-			t.Errorf("of experts with probability %.3f %.3f were chosen", said[b]/count[b], true_[b]/count[b])
+			t.Errorf("of experts with probability %.3f the share %.3f was chosen", said[b]/count[b], true_[b]/count[b])
 		}
 	}
 }
 
-// Nothing that comes later changes a score.
+// Scores do not depend on what comes later.
 func TestCausal(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 4, 32, 8, 2)
 	o := Options{Leads: []int{1, 2}, Attention: true}
@@ -291,7 +301,7 @@ func TestCausal(t *testing.T) {
 			p.Begin(int32(token % 7))
 			for layer := range chosen {
 				if token == 59 && layer == 2 {
-					if other { // the rest of the last token is another one
+					if other { // the rest of the last token is different
 						for i := range in[layer].router {
 							in[layer].router[i] = -in[layer].router[i]
 						}
@@ -312,11 +322,11 @@ func TestCausal(t *testing.T) {
 	}
 	a, b := run(false), run(true)
 	if a == nil || !slices.Equal(a, b) {
-		t.Errorf("what came later changes scores:\n%v\n%v", a, b)
+		t.Errorf("scores are %v, and with other inputs later %v", a, b)
 	}
 }
 
-// Whatever comes, and whatever is left out, scores are finite, and what is learned is not spoilt.
+// Whatever input comes or is missing, scores are finite, and what was learned is not spoilt.
 func TestOddInputs(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 4, 32, 8, 2)
 	p := newPredictor(t, r, Options{Leads: []int{1, 3}, Attention: true})
@@ -382,8 +392,8 @@ func TestOddInputs(t *testing.T) {
 		for layer := range chosen {
 			p.Scores(layer, scores)
 			for e, s := range scores {
-				if !finite(s) {
-					t.Fatalf("token %d, layer %d: expert %d has the score %g", token, layer, e, s)
+				if !isFinite(s) {
+					t.Fatalf("token %d, layer %d: expert %d has the score %g, want a finite one", token, layer, e, s)
 				}
 			}
 		}
@@ -391,11 +401,11 @@ func TestOddInputs(t *testing.T) {
 	p.Attention(-1, nil)
 	p.Router(99, nil)
 	if got := p.Choice(99, nil); len(got) != 0 {
-		t.Error(got)
+		t.Errorf("Choice of a layer that is not there = %v, want none", got)
 	}
-	// It still learns.
+	// The predictor still learns.
 	if once, _ := f.run(p, 600, 400, true, true); once < 0.6 {
-		t.Errorf("afterwards the recall is %.3f", once)
+		t.Errorf("recall afterwards %.3f, want at least 0.6", once)
 	}
 }
 
@@ -413,13 +423,13 @@ func TestTable(t *testing.T) {
 		}
 		p.Observe(1, want)
 		if p.Recall(1) != 1 {
-			t.Errorf("recall %g", p.Recall(1))
+			t.Errorf("Recall = %g, want 1", p.Recall(1))
 		}
 	}
 	p.Begin(99)
 	p.Router(1, gaussian(rand.New(rand.NewPCG(1, 1)), 32))
 	if got := p.Choice(1, nil); len(got) != 0 {
-		t.Errorf("of a token that the table lacks: %v", got)
+		t.Errorf("Choice for a token that the table lacks = %v, want none", got)
 	}
 }
 
@@ -427,7 +437,7 @@ func TestNewRefuses(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 32, 8, 2)
 	for _, o := range []Options{{Leads: []int{0}}, {Leads: []int{2, 1}}, {Leads: []int{1, 1}}, {Bytes: 100}} {
 		if _, err := New(r, o); err == nil {
-			t.Errorf("%+v is taken", o)
+			t.Errorf("New took %+v, want an error", o)
 		}
 	}
 }
@@ -451,11 +461,11 @@ func TestAllocations(t *testing.T) {
 			p.Learn(layer)
 		}
 	}); n != 0 {
-		t.Errorf("%g allocations a token", n)
+		t.Errorf("%g allocations a token, want 0", n)
 	}
 }
 
-// What a layer of a real model takes, in the order of a live target.
+// BenchmarkLayer takes the time of a layer of a real model, with calls in the order of a live target.
 func BenchmarkLayer(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const layers, dim, experts, k = 48, 2048, 128, 8
@@ -478,25 +488,25 @@ func BenchmarkLayer(b *testing.B) {
 				}
 				x[layer] += 0.01
 				p.Router(layer-1, x)
-				p.solve(layer - 1)
-				p.at = layer - 1
+				p.solveLogits(layer - 1)
+				p.lastLayer = layer - 1
 				switch part {
 				case "router":
-					p.router[layer-1].solved = false
+					p.routerInputs[layer-1].isSolved = false
 					b.StartTimer()
-					p.solve(layer - 1)
+					p.solveLogits(layer - 1)
 				case "scores":
 					b.StartTimer()
-					p.link(0, layer)
+					p.updateLink(0, layer)
 				case "ids":
-					p.link(0, layer)
+					p.updateLink(0, layer)
 					b.StartTimer()
 					p.Scores(layer, scores)
 					p.Observe(layer, chosen)
 				case "learn":
-					p.link(0, layer)
+					p.updateLink(0, layer)
 					p.Router(layer, x)
-					p.solve(layer)
+					p.solveLogits(layer)
 					b.StartTimer()
 					p.Learn(layer)
 				}

@@ -1,46 +1,52 @@
 package hidden
 
-// This file has a link: what is learned about one layer's logits from one place before it. The router of the layer, applied to what was
-// read there, is the first guess. How the layers in between change it is learned from the true logits, which the layer's router tells
-// each time, by recursive least squares (a Kalman filter): a correction that is linear in what was read there, of this token and of the one
-// before, which attention looks at most.
+// This file has a link: what is learned about one layer's logits from one input before it. The first
+// guess is the layer's router, applied to that input. How the layers in between change the logits is
+// learned by recursive least squares (a Kalman filter) from the true logits, which the layer's router
+// tells each time. It is a correction that is linear in the input of this token and in that of the token
+// before, at which attention looks most.
 
 import (
 	"fmt"
 	"math"
 
-	"tensorcast/fabric/vec"
+	"tensorcast/internal/vec"
 )
 
-// tuning are the constants of learning. They were chosen on one text, and are judged on others: see TestRecall.
+// tuning has the constants of learning. They were chosen on one text, and are judged on others: see
+// TestRecall.
 type tuning struct {
-	gain   float64 // prior variance of a correction's weights, in units of the noise, times the number of inputs
-	before float64 // the same for the token before
-	drift  float64 // of the prior variance, that is added after each token: what was learned may change
-	clip   float32 // errors beyond so many standard deviations are taken for that many
+	// gain is the prior variance of a correction's weights, in units of the noise, times the number of
+	// inputs.
+	gain     float64
+	previous float64 // the same for the token before
+	// drift is the share of the prior variance that is added after each token: what was learned may
+	// change.
+	drift float64
+	clip  float32 // errors beyond so many standard deviations count as that many
 }
 
-var usual = tuning{gain: 3, before: 0.5, drift: 1e-4, clip: 6}
+var usualTuning = tuning{gain: 3, previous: 0.5, drift: 1e-4, clip: 6}
 
-// link is what is learned. Its slices of state are what is saved.
+// link is what is learned. What its method state returns is saved.
 type link struct {
-	inputs, before, experts int // features: inputs, those of the token before, and 1
+	inputs, previous, experts int // features: of the input, of the token before, and a constant 1
 
 	// Learned.
 	weights  []float32 // features x experts
 	variance []float32 // features x features: of the weights, in units of the noise
-	errors   []float32 // by expert: the variance of the predictions' errors, of late
+	errors   []float32 // by expert: the variance of the predictions' errors, a mean over the last tokens
 
 	// Of the current token.
-	known    bool
+	isKnown  bool
 	features []float32
 	guess    []float32 // by the router alone
 	logits   []float32 // corrected
-	gained   []float32 // scratch: variance times features
+	gain     []float32 // scratch: variance times features
 }
 
-// check says what is impossible in a state.
-func (l *link) check(state [][]float32) error {
+// checkState says what is impossible in a state that was read.
+func (l *link) checkState(state [][]float32) error {
 	n := len(l.features)
 	for i := range n {
 		if state[1][i*n+i] < 0 {
@@ -55,7 +61,7 @@ func (l *link) check(state [][]float32) error {
 	return nil
 }
 
-// leastVariance of errors: no prediction is exact.
+// leastVariance is the least variance of errors: no prediction is exact.
 const leastVariance = 1e-8
 
 // linkBytes is the memory that a link with so many features takes.
@@ -66,11 +72,12 @@ func linkBytes(features, experts int) int64 {
 func newLink(inputs, before, experts int, t *tuning) *link {
 	n := inputs + before + 1
 	l := &link{
-		inputs: inputs, before: before, experts: experts,
+		inputs: inputs, previous: before, experts: experts,
 		weights: make([]float32, n*experts), variance: make([]float32, n*n), errors: make([]float32, experts),
-		features: make([]float32, n), guess: make([]float32, experts), logits: make([]float32, experts), gained: make([]float32, n),
+		features: make([]float32, n), guess: make([]float32, experts), logits: make([]float32, experts),
+		gain: make([]float32, n),
 	}
-	l.reset(t)
+	l.resetVariance(t)
 	for e := range experts {
 		l.errors[e] = 1
 	}
@@ -87,14 +94,14 @@ func (l *link) prior(feature int, t *tuning) float32 {
 	switch {
 	case feature < l.inputs:
 		return float32(t.gain / float64(l.inputs))
-	case feature < l.inputs+l.before:
-		return float32(t.before / float64(l.before))
+	case feature < l.inputs+l.previous:
+		return float32(t.previous / float64(l.previous))
 	}
 	return 1
 }
 
-// reset forgets how sure the weights are.
-func (l *link) reset(t *tuning) {
+// resetVariance forgets how certain the weights are.
+func (l *link) resetVariance(t *tuning) {
 	clear(l.variance)
 	n := len(l.features)
 	for i := range n {
@@ -102,8 +109,8 @@ func (l *link) reset(t *tuning) {
 	}
 }
 
-// predict computes logits from guess and features.
-func (l *link) predict() {
+// predictLogits computes logits from guess and features.
+func (l *link) predictLogits() {
 	copy(l.logits, l.guess)
 	for i, x := range l.features {
 		if x != 0 {
@@ -112,7 +119,7 @@ func (l *link) predict() {
 	}
 }
 
-// learn takes the true logits of a prediction. wrong is scratch memory for the experts.
+// learn learns from the true logits of a prediction. wrong is scratch memory for the experts.
 func (l *link) learn(truth, wrong []float32, t *tuning) {
 	for e, z := range truth {
 		const step = 0.02
@@ -122,27 +129,28 @@ func (l *link) learn(truth, wrong []float32, t *tuning) {
 		*v = max(*v+step*(d*d-*v), leastVariance)
 		wrong[e] = d
 	}
-	l.filter(wrong, t)
+	l.updateWeights(wrong, t)
 }
 
-// filter moves the weights against the errors, as far as the features tell something new.
-func (l *link) filter(wrong []float32, t *tuning) {
+// updateWeights moves the weights against the errors, as far as the features tell something new.
+func (l *link) updateWeights(wrong []float32, t *tuning) {
 	n := len(l.features)
 	for i := range n {
-		l.gained[i] = vec.Dot(l.variance[i*n:(i+1)*n], l.features)
+		l.gain[i] = vec.Dot(l.variance[i*n:(i+1)*n], l.features)
 	}
-	s := 1 + vec.Dot(l.gained, l.features)
-	// Rounding can make variances negative in the end. Then what was learned stays, but not how sure it is.
+	s := 1 + vec.Dot(l.gain, l.features)
+	// After long, rounding can make variances negative. Then the weights stay, but how certain they are
+	// is forgotten.
 	if !(s >= 0.5 && s < math.MaxFloat32) {
-		l.reset(t)
+		l.resetVariance(t)
 		return
 	}
-	for i, g := range l.gained {
+	for i, g := range l.gain {
 		if g == 0 {
 			continue
 		}
 		vec.AXPY(l.weights[i*l.experts:(i+1)*l.experts], g/s, wrong)
-		vec.AXPY(l.variance[i*n:(i+1)*n], -g/s, l.gained)
+		vec.AXPY(l.variance[i*n:(i+1)*n], -g/s, l.gain)
 	}
 	if t.drift == 0 {
 		return

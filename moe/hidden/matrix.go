@@ -1,10 +1,12 @@
 package hidden
 
-// This file has the routers' matrices in 8 bits, and their product with a vector: in Go here, in AVX2 in matrix_amd64.s.
+// This file has the routers' matrices in 8 bits, and their product with a vector. The product is in Go
+// here, and in AVX2 in matrix_amd64.s.
 
 import "math"
 
-// Sizes of what the kernels go through at a time: rows and columns are padded to multiples of these with zeros.
+// Rows and columns are padded with zeros to multiples of these, which is what the kernels process at a
+// time.
 const (
 	rowGroup = 4
 	colGroup = 16
@@ -12,7 +14,8 @@ const (
 
 func padded(n, group int) int { return (n + group - 1) / group * group }
 
-// matrix is a matrix of int8, with a scale for each row. Its error is at most half a scale for each weight.
+// matrix is a matrix of int8, with a scale for each row. The error of each weight is at most half a
+// scale.
 type matrix struct {
 	rows, cols int
 	stride     int       // padded columns
@@ -20,7 +23,7 @@ type matrix struct {
 	scale      []float32 // by row
 }
 
-// newMatrix rounds the rows of a matrix of rows x cols, one after the other. It reports false if a value is not finite.
+// newMatrix rounds a matrix of rows x cols, given row by row. It reports false if a value is not finite.
 func newMatrix(values []float32, rows, cols int) (matrix, bool) {
 	m := matrix{rows: rows, cols: cols, stride: padded(cols, colGroup), scale: make([]float32, rows)}
 	m.q = make([]int8, padded(rows, rowGroup)*m.stride)
@@ -36,7 +39,7 @@ func newMatrix(values []float32, rows, cols int) (matrix, bool) {
 		if most > math.MaxFloat32/2 {
 			return m, false
 		}
-		// A scale below the least normal number would lose what is left of it.
+		// A scale below the least normal number would lose its last bits.
 		const levels, least = 127, 0x1p-126
 		scale := most / levels
 		if scale < least {
@@ -53,18 +56,18 @@ func newMatrix(values []float32, rows, cols int) (matrix, bool) {
 // bytes is the memory that the matrix takes.
 func (m *matrix) bytes() int64 { return int64(len(m.q)) + 4*int64(len(m.scale)) }
 
-// times writes the product with x to dst. x has m.stride elements, of which those behind the columns are 0; dst has room for the padded rows.
-// The error of an element, besides that of rounding the matrix, is at most (stride/4 + 8) u times the sum of the magnitudes of the products,
-// u = 2^-24.
-func (m *matrix) times(dst, x []float32) {
+// multiply writes the product with x to dst. x has m.stride elements, which are 0 behind the columns. dst
+// has room for the padded rows. The error of an element, besides that of rounding the matrix, is at most
+// (stride/4 + 8) u times the sum of the magnitudes of the products, with u = 2^-24.
+func (m *matrix) multiply(dst, x []float32) {
 	dst = dst[:padded(m.rows, rowGroup)]
-	fastest.rows(dst, m.q, x[:m.stride])
+	fastest.multiplyRows(dst, m.q, x[:m.stride])
 	for r, s := range m.scale {
 		dst[r] *= s
 	}
 }
 
-// variant is one implementation of the kernel.
+// variant is an implementation of the kernel.
 type variant uint8
 
 const (

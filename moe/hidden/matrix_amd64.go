@@ -14,7 +14,7 @@ func variants() []variant {
 	return []variant{inGo}
 }
 
-func (v variant) rows(dst []float32, q []int8, x []float32) {
+func (v variant) multiplyRows(dst []float32, q []int8, x []float32) {
 	if v == avx2 {
 		rowsAVX2(dst, q, x)
 		return
@@ -22,7 +22,8 @@ func (v variant) rows(dst []float32, q []int8, x []float32) {
 	rowsGo(dst, q, x)
 }
 
-// rowsAVX2 is rowsGo. It requires that len(dst) is a multiple of rowGroup, len(x) one of colGroup and not 0, and len(q) their product.
+// rowsAVX2 is rowsGo. It requires that len(dst) is a multiple of rowGroup, len(x) one of colGroup and not
+// 0, and len(q) their product.
 //
 //go:noescape
 func rowsAVX2(dst []float32, q []int8, x []float32)

@@ -6,4 +6,4 @@ package hidden
 
 func variants() []variant { return []variant{inGo} }
 
-func (v variant) rows(dst []float32, q []int8, x []float32) { rowsGo(dst, q, x) }
+func (v variant) multiplyRows(dst []float32, q []int8, x []float32) { rowsGo(dst, q, x) }

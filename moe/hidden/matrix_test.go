@@ -23,9 +23,9 @@ func checkRows(t testing.TB, v variant, q []int8, x []float32, rows int) {
 	const guard = 12345
 	got := make([]float32, rows+1)
 	got[rows] = guard
-	v.rows(got[:rows], q, x)
+	v.multiplyRows(got[:rows], q, x)
 	if got[rows] != guard {
-		t.Fatalf("%v: %d rows of %d write behind the result", v, rows, len(x))
+		t.Fatalf("%v: a product of %d rows of %d writes behind the result", v, rows, len(x))
 	}
 	for r := range rows {
 		want, size := 0.0, 0.0
@@ -35,7 +35,8 @@ func checkRows(t testing.TB, v variant, q []int8, x []float32, rows int) {
 			size += math.Abs(p)
 		}
 		const u = 0x1p-24
-		if most := (float64(len(x))/4+8)*u*size + 0x1p-149*float64(len(x)); size < math.MaxFloat32/2 && !(math.Abs(float64(got[r])-want) <= most) {
+		if most := (float64(len(x))/4+8)*u*size + 0x1p-149*float64(len(x)); size < math.MaxFloat32/2 &&
+			!(math.Abs(float64(got[r])-want) <= most) {
 			t.Fatalf("%v: row %d of %d x %d is %g, want %g within %g", v, r, rows, len(x), got[r], want, most)
 		}
 	}
@@ -71,7 +72,8 @@ func FuzzRows(f *testing.F) {
 		for i := range x {
 			x[i] = float32(rng.NormFloat64())
 			if j := 4 * i; j+4 <= len(data) {
-				if v := math.Float32frombits(binary.LittleEndian.Uint32(data[j:])); finite(v) && math.Abs(float64(v)) < 1e30 {
+				if v := math.Float32frombits(binary.LittleEndian.Uint32(data[j:])); isFinite(v) &&
+					math.Abs(float64(v)) < 1e30 {
 					x[i] = v
 				}
 			}
@@ -82,7 +84,7 @@ func FuzzRows(f *testing.F) {
 	})
 }
 
-// Rounding a weight to 8 bits changes it by half a scale at most; rows and columns that were added count nothing.
+// Rounding to 8 bits changes a weight by half a scale at most. Rows and columns of padding add nothing.
 func TestMatrix(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, size := range [][2]int{{1, 1}, {3, 5}, {16, 256}, {33, 100}} {
@@ -91,12 +93,12 @@ func TestMatrix(t *testing.T) {
 		clear(values[:cols]) // a row of zeros
 		m, ok := newMatrix(values, rows, cols)
 		if !ok {
-			t.Fatal("refused")
+			t.Fatalf("newMatrix refused %d x %d", rows, cols)
 		}
 		x := make([]float32, m.stride)
 		copy(x, gaussian(rng, cols))
 		dst := make([]float32, padded(rows, rowGroup))
-		m.times(dst, x)
+		m.multiply(dst, x)
 		for r := range rows {
 			want, most := 0.0, 1e-4
 			for c := range cols {
@@ -110,18 +112,18 @@ func TestMatrix(t *testing.T) {
 	}
 	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(-1)), math.MaxFloat32} {
 		if _, ok := newMatrix([]float32{1, bad}, 1, 2); ok {
-			t.Errorf("%g is taken", bad)
+			t.Errorf("newMatrix took %g, want that it is refused", bad)
 		}
 	}
 	if m, ok := newMatrix([]float32{0x1p-140, -0x1p-149}, 1, 2); !ok || m.scale[0] != 0 {
-		t.Errorf("of the least numbers: %v, %+v", ok, m)
+		t.Errorf("a matrix of the least numbers: %v, %+v, want scale 0", ok, m)
 	}
 }
 
 func BenchmarkRows(b *testing.B) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	const experts, dim = 128, 2048
-	// As many as a model has layers: they do not stay in the nearest cache.
+	// As many as a model has layers, so that they do not stay in the nearest cache.
 	var layers []matrix
 	for range 48 {
 		m, _ := newMatrix(gaussian(rng, experts*dim), experts, dim)
@@ -133,7 +135,7 @@ func BenchmarkRows(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				m := &layers[i%len(layers)]
-				v.rows(dst, m.q, x)
+				v.multiplyRows(dst, m.q, x)
 				i++
 			}
 		})

@@ -12,15 +12,15 @@ import (
 	"math"
 	"slices"
 
-	"tensorcast/fabric/vec"
 	"tensorcast/gguf"
+	"tensorcast/internal/vec"
 	"tensorcast/moe"
 )
 
-// ErrNoRouters says that a model has no routers, or that these are not what this package knows.
+// ErrNoRouters says that a model has no routers, or none of a kind that this package knows.
 var ErrNoRouters = errors.New("no routers")
 
-// What routers may have; published ones are far below.
+// Bounds of routers. Those of published models are far below.
 const (
 	maxDim     = 1 << 16
 	maxExperts = 1 << 12
@@ -33,59 +33,63 @@ const (
 type gating uint8
 
 const (
-	gateSoftmax      gating = 1
-	gateSigmoid      gating = 2
-	gateLogits       gating = 3 // the chosen ones' softmax weighs them; the products are compared as they are
+	gateSoftmax gating = 1
+	gateSigmoid gating = 2
+	// The products are compared as they are. The softmax of the chosen ones weighs them.
+	gateLogits       gating = 3
 	gateSqrtSoftplus gating = 4
 )
 
-// Routers are the routers of a model: copies of their matrices in 8 bits, and how they choose. They are not changed once they were read, and
-// may be used concurrently.
+// Routers are the routers of a model: copies of their matrices in 8 bits, and how they choose. They do
+// not change once they were read, and may be used concurrently.
 type Routers struct {
 	Dim     int     // of the vectors that routers read
 	Experts int     // of each layer
 	K       int     // how many a token chooses
 	Blocks  []int32 // by layer: its number in the model ("blk.N"), ascending
-	ID      string  // tells these routers from others: 32 hex digits
+	ID      string  // differs for other routers: 32 hex digits
 
 	layers             []router
 	gate               gating
 	groups, groupsUsed int // 0 where experts are not chosen by groups
-	invariant          bool
+	ignoresShift       bool
 }
 
-// router is that of one layer.
+// router is the router of one layer.
 type router struct {
 	matrix matrix
-	bias   []float32 // is added to the products; nil: none
-	prefer []float32 // is added to what is compared; nil: none
-	// norm are the weights of the norm whose result the router reads, and shift what is added to it; nil if not known, or none.
+	bias   []float32 // added to the products; nil: none
+	prefer []float32 // added to what is compared; nil: none
+	// norm are the weights of the norm whose result the router reads, and shift is what that norm adds.
+	// They are nil if they are not known, or there are none.
 	norm, shift []float32
-	// Reciprocals of the weights of this norm and of that before attention, 0 where they are too small to be divided by; nil if not known.
+	// Reciprocals of the weights of that norm, and of the norm before attention. They are 0 where weights
+	// are too small to divide by, and nil if the weights are not known.
 	inverse, attnInverse []float32
 	attnShift            []float32
-	// What the root of the mean square of a norm's result can be at most; 0 if that is not known.
-	most, attnMost float32
-	// table are the experts that each token of the vocabulary is sent to, K for each, where the token's id chooses; nil elsewhere.
+	// The greatest possible root of the mean square of each norm's result; 0 if that is not known.
+	maxRMS, attnMaxRMS float32
+	// table has the experts to which each token of the vocabulary is sent, K for each. It is nil where
+	// the token's id does not choose.
 	table []uint16
 }
 
-// Read reads the routers of a model. It maps the model's files while it runs, and reads no more of them than the routers and norms. Errors wrap
-// ErrNoRouters, or are those of package gguf.
+// Read reads the routers of a model. It maps the model's files while it runs, and reads only the routers
+// and norms of them. Errors wrap ErrNoRouters, or are those of package gguf.
 func Read(m *gguf.Model) (*Routers, error) {
 	w, err := gguf.OpenWeights(m, 0)
 	if err != nil {
 		return nil, fmt.Errorf("read routers: %w", err)
 	}
 	defer w.Close()
-	r, err := read(m, w)
+	r, err := readRouters(m, w)
 	if err != nil {
 		return nil, fmt.Errorf("read routers: %w", err)
 	}
 	return r, nil
 }
 
-func read(m *gguf.Model, w *gguf.Weights) (*Routers, error) {
+func readRouters(m *gguf.Model, w *gguf.Weights) (*Routers, error) {
 	r := &Routers{}
 	for _, f := range m.Files {
 		if f.BigEndian {
@@ -104,10 +108,12 @@ func read(m *gguf.Model, w *gguf.Weights) (*Routers, error) {
 				r.Dim, r.Experts = dim, experts
 			}
 			if dim != r.Dim || experts != r.Experts {
-				return nil, fmt.Errorf("%w: %.100s is of %d x %d, another one of %d x %d", ErrNoRouters, t.Name, dim, experts, r.Dim, r.Experts)
+				return nil, fmt.Errorf("%w: %.100s is of %d x %d, another one of %d x %d", ErrNoRouters, t.Name, dim,
+					experts, r.Dim, r.Experts)
 			}
 			if len(r.Blocks) == maxLayers || (len(r.Blocks)+1)*dim*experts > maxWeights {
-				return nil, fmt.Errorf("%w: more than %d layers of %d x %d are too many", ErrNoRouters, len(r.Blocks), dim, experts)
+				return nil, fmt.Errorf("%w: more than %d layers of %d x %d are too many", ErrNoRouters, len(r.Blocks),
+					dim, experts)
 			}
 			r.Blocks = append(r.Blocks, int32(t.Layer()))
 		}
@@ -116,12 +122,12 @@ func read(m *gguf.Model, w *gguf.Weights) (*Routers, error) {
 		return nil, fmt.Errorf("%w: the model has no blk.N.ffn_gate_inp.weight", ErrNoRouters)
 	}
 	slices.Sort(r.Blocks)
-	if err := r.metadata(m); err != nil {
+	if err := r.readMetadata(m); err != nil {
 		return nil, err
 	}
 	l := loader{w: w, k: r.K}
 	for _, block := range r.Blocks {
-		r.layers = append(r.layers, l.router(block, r.Dim, r.Experts))
+		r.layers = append(r.layers, l.readRouter(block, r.Dim, r.Experts))
 	}
 	if l.err != nil {
 		return nil, l.err
@@ -133,14 +139,14 @@ func read(m *gguf.Model, w *gguf.Weights) (*Routers, error) {
 			r.gate = gateSigmoid
 		}
 	}
-	r.invariant = !biased && r.groups == 0
-	sum, err := r.sum(m)
+	r.ignoresShift = !biased && r.groups == 0
+	sum, err := r.computeID(m)
 	r.ID = sum
 	return r, err
 }
 
-// metadata reads how experts are chosen.
-func (r *Routers) metadata(m *gguf.Model) error {
+// readMetadata reads how experts are chosen.
+func (r *Routers) readMetadata(m *gguf.Model) error {
 	number := func(key string) int {
 		for _, f := range m.Files {
 			if arch, ok := f.String("general.architecture"); ok {
@@ -159,24 +165,27 @@ func (r *Routers) metadata(m *gguf.Model) error {
 		return fmt.Errorf("%w: experts are compared in an unknown way (expert_gating_func %d)", ErrNoRouters, gate)
 	}
 	r.gate = gating(gate)
-	if groups, used := number("expert_group_count"), number("expert_group_used_count"); groups > 1 && used > 0 && used < groups {
+	if groups, used := number("expert_group_count"), number("expert_group_used_count"); groups > 1 && used > 0 &&
+		used < groups {
 		if r.Experts%groups != 0 || r.Experts/groups*used < r.K {
-			return fmt.Errorf("%w: %d experts in %d groups, %d of which are chosen", ErrNoRouters, r.Experts, groups, used)
+			return fmt.Errorf("%w: %d experts in %d groups, %d of which are chosen", ErrNoRouters, r.Experts, groups,
+				used)
 		}
 		r.groups, r.groupsUsed = groups, used
 	}
 	return nil
 }
 
-// loader reads tensors. Its first error stays.
+// loader reads tensors. It keeps its first error.
 type loader struct {
 	w   *gguf.Weights
 	k   int // experts that a token chooses
 	err error
 }
 
-// vector reads the first tensor of these components of a block that is there; it has n elements. It is nil if there is none.
-func (l *loader) vector(block int32, n int, components ...string) []float32 {
+// readVector reads the first of these components of a block that is there. It has to have n elements. The
+// result is nil if there is none.
+func (l *loader) readVector(block int32, n int, components ...string) []float32 {
 	for _, c := range components {
 		name := fmt.Sprintf("blk.%d.%s", block, c)
 		h, ok := l.w.Lookup(name)
@@ -192,11 +201,11 @@ func (l *loader) vector(block int32, n int, components ...string) []float32 {
 			return nil
 		}
 		values := make([]float32, n)
-		if l.err = l.fill(h, values); l.err != nil {
+		if l.err = l.dequantize(h, values); l.err != nil {
 			return nil
 		}
 		for _, v := range values {
-			if !finite(v) {
+			if !isFinite(v) {
 				l.err = fmt.Errorf("%w: %.100s has values that are not finite", ErrNoRouters, name)
 				return nil
 			}
@@ -206,24 +215,26 @@ func (l *loader) vector(block int32, n int, components ...string) []float32 {
 	return nil
 }
 
-func (l *loader) fill(h gguf.Weight, values []float32) error {
+func (l *loader) dequantize(h gguf.Weight, values []float32) error {
 	return h.View(func(data []byte) error { return gguf.Dequantize(values, h.Tensor.Type, data) })
 }
 
-func (l *loader) router(block int32, dim, experts int) router {
+func (l *loader) readRouter(block int32, dim, experts int) router {
 	r := router{
-		bias: l.vector(block, experts, "ffn_gate_inp.bias"), prefer: l.vector(block, experts, "exp_probs_b.bias", "exp_probs_b"),
-		norm: l.vector(block, dim, "ffn_norm.weight", "post_attention_norm.weight"), shift: l.vector(block, dim, "ffn_norm.bias"),
-		attnShift: l.vector(block, dim, "attn_norm.bias"),
+		bias:      l.readVector(block, experts, "ffn_gate_inp.bias"),
+		prefer:    l.readVector(block, experts, "exp_probs_b.bias", "exp_probs_b"),
+		norm:      l.readVector(block, dim, "ffn_norm.weight", "post_attention_norm.weight"),
+		shift:     l.readVector(block, dim, "ffn_norm.bias"),
+		attnShift: l.readVector(block, dim, "attn_norm.bias"),
 	}
-	attn := l.vector(block, dim, "attn_norm.weight")
-	r.inverse, r.most = inverse(r.norm), bound(r.norm, r.shift)
-	r.attnInverse, r.attnMost = inverse(attn), bound(attn, r.attnShift)
-	values := l.vector(block, dim*experts, "ffn_gate_inp.weight")
+	attn := l.readVector(block, dim, "attn_norm.weight")
+	r.inverse, r.maxRMS = reciprocals(r.norm), rmsBound(r.norm, r.shift)
+	r.attnInverse, r.attnMaxRMS = reciprocals(attn), rmsBound(attn, r.attnShift)
+	values := l.readVector(block, dim*experts, "ffn_gate_inp.weight")
 	if l.err != nil {
 		return r
 	}
-	r.table = l.table(block, experts)
+	r.table = l.readTable(block, experts)
 	ok := false
 	if r.matrix, ok = newMatrix(values, experts, dim); !ok {
 		l.err = fmt.Errorf("%w: blk.%d.ffn_gate_inp.weight has values that are too large", ErrNoRouters, block)
@@ -231,8 +242,8 @@ func (l *loader) router(block int32, dim, experts int) router {
 	return r
 }
 
-// table reads which experts each token's id is sent to.
-func (l *loader) table(block int32, experts int) []uint16 {
+// readTable reads to which experts each token's id is sent.
+func (l *loader) readTable(block int32, experts int) []uint16 {
 	name := fmt.Sprintf("blk.%d.ffn_gate_tid2eid.weight", block)
 	h, ok := l.w.Lookup(name)
 	if !ok || l.err != nil {
@@ -256,8 +267,9 @@ func (l *loader) table(block int32, experts int) []uint16 {
 	return table
 }
 
-// inverse is 1/w. Where a weight is far smaller than most, what it was multiplied with cannot be told from the product, and is taken for 0.
-func inverse(w []float32) []float32 {
+// reciprocals are 1/w. Where a weight is far smaller than most, what it was multiplied with cannot be
+// told from the product, and the reciprocal is taken for 0.
+func reciprocals(w []float32) []float32 {
 	if w == nil {
 		return nil
 	}
@@ -272,8 +284,10 @@ func inverse(w []float32) []float32 {
 	return inv
 }
 
-// bound is what the root of the mean square of a norm's result can be at most, as that of what is multiplied with the weights is 1 at most; with room for norms of other kinds. It is 0 if the weights are not known.
-func bound(w, shift []float32) float32 {
+// rmsBound is the greatest possible root of the mean square of a norm's result. What the norm multiplies
+// with its weights has a root of 1 at most. There is room for norms of other kinds. It is 0 if the
+// weights are not known.
+func rmsBound(w, shift []float32) float32 {
 	most, moved := float32(0), float32(0)
 	for _, v := range w {
 		most = max(most, v, -v)
@@ -290,10 +304,11 @@ func rms(x []float32) float32 {
 	return float32(math.Sqrt(float64(vec.Dot(x, x)) / float64(max(len(x), 1))))
 }
 
-func finite(x float32) bool { return x-x == 0 }
+func isFinite(x float32) bool { return x-x == 0 }
 
-// sum is what ID is: of the model's files, and, as models that differ in their weights only have the same fingerprints, of the routers.
-func (r *Routers) sum(m *gguf.Model) (string, error) {
+// computeID hashes the fingerprints of the model's files, and the routers: models that differ only in
+// their weights have the same fingerprints.
+func (r *Routers) computeID(m *gguf.Model) (string, error) {
 	h := sha256.New()
 	for _, f := range m.Files {
 		fingerprint, err := f.Fingerprint()
@@ -319,12 +334,12 @@ func (r *Routers) sum(m *gguf.Model) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)[:16]), nil
 }
 
-// Shape is that of the model's routing.
+// Shape is the shape of the model's routing.
 func (r *Routers) Shape() moe.Shape {
 	return moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.K}
 }
 
-// Index is the layer that a block of the model is; -1 if it has no router.
+// Index is the layer of a block of the model; -1 if the block has no router.
 func (r *Routers) Index(block int32) int {
 	if i, ok := slices.BinarySearchFunc(r.Blocks, block, func(a, b int32) int { return cmp.Compare(a, b) }); ok {
 		return i

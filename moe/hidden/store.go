@@ -1,6 +1,7 @@
 package hidden
 
-// This file keeps what a predictor has learned about inputs in a file, for a warm start. What ids tell is learned anew.
+// This file saves what a predictor has learned about inputs, for a warm start. What ids tell is learned
+// anew.
 
 import (
 	"bufio"
@@ -20,19 +21,21 @@ import (
 )
 
 var (
-	// ErrOtherModel says that something was learned of other routers, or with other Options.
+	// ErrOtherModel says that something was learned with other routers, or with other Options.
 	ErrOtherModel = errors.New("learned of another model, or with other options")
-	// ErrInvalid says that a file holds nothing that was learned, or is damaged, or of another version of this program.
+	// ErrInvalid says that a file holds nothing that was learned, or is damaged, or of another version of
+	// this program.
 	ErrInvalid = errors.New("nothing that was learned of routers")
 )
 
 const (
 	magic     = "tcasthid"
-	version   = 1 // rises whenever what a value means changes
+	version   = 1 // rises whenever the meaning of a value changes
 	maxHeader = 1 << 16
 )
 
-// header says what follows it: as many float32 as its numbers make, little endian, and their CRC-32C.
+// header describes what follows it: float32 values in little-endian order, whose number follows from the
+// header, and their CRC-32C.
 type header struct {
 	Version int    `json:"version"`
 	Routers string `json:"routers"` // Routers.ID
@@ -43,40 +46,35 @@ type header struct {
 	Before  int    `json:"before"`
 }
 
-func (p *Predictor) header() header {
-	h := header{Version: version, Routers: p.r.ID, Layers: len(p.r.Blocks), Experts: p.r.Experts, Kinds: p.kinds}
-	for _, of := range p.links {
-		for _, l := range of {
-			if l != nil {
-				h.Inputs, h.Before = l.inputs, l.before
-			}
-		}
+func (p *Predictor) makeHeader() header {
+	h := header{
+		Version: version, Routers: p.routers.ID, Layers: len(p.routers.Blocks), Experts: p.routers.Experts,
+		Kinds: p.kinds,
+	}
+	for l := range p.allLinks() { // all are equally large
+		h.Inputs, h.Before = l.inputs, l.previous
 	}
 	return h
 }
 
-// state lists all that is saved, in its order.
-func (p *Predictor) state() (all [][]float32) {
-	for _, of := range p.links {
-		for _, l := range of {
-			if l != nil {
-				all = append(all, l.state()...)
-			}
-		}
+// learnedState has everything that is saved, in its order, but for the weights of blends.
+func (p *Predictor) learnedState() (all [][]float32) {
+	for l := range p.allLinks() {
+		all = append(all, l.state()...)
 	}
 	return append(all, p.recall)
 }
 
-func (p *Predictor) weights() (all [][]weight) {
+func (p *Predictor) blendWeights() (all [][]weight) {
 	for _, b := range p.blends {
 		all = append(all, b.shared, b.own)
 	}
 	return all
 }
 
-// Save writes what was learned. Errors are w's.
+// Save writes what was learned. Errors are those of w.
 func (p *Predictor) Save(w io.Writer) error {
-	text, err := json.Marshal(p.header())
+	text, err := json.Marshal(p.makeHeader())
 	if err != nil {
 		return err
 	}
@@ -90,14 +88,14 @@ func (p *Predictor) Save(w io.Writer) error {
 		binary.LittleEndian.PutUint32(buf[:], math.Float32bits(x))
 		b.Write(buf[:])
 	}
-	for _, values := range p.state() {
+	for _, values := range p.learnedState() {
 		for _, x := range values {
 			float(x)
 		}
 	}
-	for _, values := range p.weights() {
+	for _, values := range p.blendWeights() {
 		for _, x := range values {
-			float(x.w)
+			float(x.value)
 			float(x.squares)
 		}
 	}
@@ -108,19 +106,20 @@ func (p *Predictor) Save(w io.Writer) error {
 	return err
 }
 
-// Load takes what Save has written, of the same routers and with the same Options. On an error, which wraps ErrOtherModel or ErrInvalid, or is r's, the predictor is what it was before. It
-// takes as much memory as the predictor has learned in for the time that it runs. Call it between tokens.
+// Load reads what Save has written with the same routers and the same Options. On an error the predictor
+// stays what it was. Errors wrap ErrOtherModel or ErrInvalid, or are those of r. While it runs it takes
+// as much memory again as the predictor has for learning. Call it between tokens.
 func (p *Predictor) Load(r io.Reader) error {
 	in := &reader{r: bufio.NewReader(r), sum: crc32.New(crc32.MakeTable(crc32.Castagnoli))}
-	if err := in.header(p.header()); err != nil {
+	if err := in.readHeader(p.makeHeader()); err != nil {
 		return err
 	}
-	state, weights := p.state(), p.weights()
+	state, weights := p.learnedState(), p.blendWeights()
 	newState, newWeights := make([][]float32, len(state)), make([][]weight, len(weights))
 	for i := range state {
 		newState[i] = make([]float32, len(state[i]))
 		for j := range newState[i] {
-			newState[i][j] = in.float()
+			newState[i][j] = in.readFloat()
 		}
 		if in.err != nil {
 			return in.err
@@ -129,7 +128,7 @@ func (p *Predictor) Load(r io.Reader) error {
 	for i := range weights {
 		newWeights[i] = make([]weight, len(weights[i]))
 		for j := range newWeights[i] {
-			newWeights[i][j] = weight{in.float(), in.float()}
+			newWeights[i][j] = weight{in.readFloat(), in.readFloat()}
 			if newWeights[i][j].squares < 0 {
 				in.fail(errors.New("a square is negative"))
 			}
@@ -138,20 +137,16 @@ func (p *Predictor) Load(r io.Reader) error {
 			return in.err
 		}
 	}
-	if err := in.end(); err != nil {
+	if err := in.readEnd(); err != nil {
 		return err
 	}
-	at := 0
-	for _, of := range p.links {
-		for _, l := range of {
-			if l != nil {
-				n := len(l.state())
-				if err := l.check(newState[at : at+n]); err != nil {
-					return fmt.Errorf("%w: %w", ErrInvalid, err)
-				}
-				at += n
-			}
+	next := 0
+	for l := range p.allLinks() {
+		n := len(l.state())
+		if err := l.checkState(newState[next : next+n]); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
+		next += n
 	}
 	for i := range state {
 		copy(state[i], newState[i])
@@ -162,10 +157,10 @@ func (p *Predictor) Load(r io.Reader) error {
 	return nil
 }
 
-// SaveFile is Save to a file, which appears whole or not at all.
+// SaveFile saves to a file, which appears whole or not at all.
 func (p *Predictor) SaveFile(path string) error { return outfile.Write(path, p.Save) }
 
-// LoadFile is Load from a regular file. Errors name it.
+// LoadFile loads from a regular file. Errors name the file.
 func (p *Predictor) LoadFile(path string) error {
 	f, err := regular.Open(path)
 	if err != nil {
@@ -178,7 +173,7 @@ func (p *Predictor) LoadFile(path string) error {
 	return nil
 }
 
-// reader reads a file. Its first error stays.
+// reader reads a file. It keeps its first error.
 type reader struct {
 	r   *bufio.Reader
 	sum hash.Hash32
@@ -191,7 +186,7 @@ func (in *reader) fail(err error) {
 	}
 }
 
-func (in *reader) bytes(b []byte) {
+func (in *reader) readBytes(b []byte) {
 	if in.err != nil {
 		clear(b)
 		return
@@ -204,9 +199,9 @@ func (in *reader) bytes(b []byte) {
 	in.sum.Write(b)
 }
 
-func (in *reader) float() float32 {
+func (in *reader) readFloat() float32 {
 	var b [4]byte
-	in.bytes(b[:])
+	in.readBytes(b[:])
 	x := math.Float32frombits(binary.LittleEndian.Uint32(b[:]))
 	const most = 1e30
 	if !(x >= -most && x <= most) {
@@ -215,10 +210,10 @@ func (in *reader) float() float32 {
 	return x
 }
 
-// header reads the header, and compares it.
-func (in *reader) header(want header) error {
+// readHeader reads the header, and compares it with the one that is expected.
+func (in *reader) readHeader(want header) error {
 	var begin [len(magic) + 4]byte
-	in.bytes(begin[:])
+	in.readBytes(begin[:])
 	if in.err == nil && string(begin[:len(magic)]) != magic {
 		in.fail(errors.New("it begins with something else"))
 	}
@@ -230,7 +225,7 @@ func (in *reader) header(want header) error {
 		return in.err
 	}
 	text := make([]byte, n)
-	in.bytes(text)
+	in.readBytes(text)
 	if in.err != nil {
 		return in.err
 	}
@@ -246,17 +241,19 @@ func (in *reader) header(want header) error {
 		return in.err
 	case h.Routers != want.Routers:
 		return fmt.Errorf("%w: its routers are %.32q, these %.32q", ErrOtherModel, h.Routers, want.Routers)
-	case h.Layers != want.Layers || h.Experts != want.Experts || !slices.Equal(h.Kinds, want.Kinds) || h.Inputs != want.Inputs || h.Before != want.Before:
-		return fmt.Errorf("%w: it has %d layers with %d experts, %d + %d features", ErrOtherModel, h.Layers, h.Experts, h.Inputs, h.Before)
+	case h.Layers != want.Layers || h.Experts != want.Experts || !slices.Equal(h.Kinds, want.Kinds) ||
+		h.Inputs != want.Inputs || h.Before != want.Before:
+		return fmt.Errorf("%w: it has %d layers with %d experts, %d + %d features", ErrOtherModel, h.Layers,
+			h.Experts, h.Inputs, h.Before)
 	}
 	return nil
 }
 
-// end reads the checksum, behind which nothing follows.
-func (in *reader) end() error {
+// readEnd reads the checksum, behind which nothing may follow.
+func (in *reader) readEnd() error {
 	want := in.sum.Sum(nil)
 	var got [crc32.Size]byte
-	in.bytes(got[:])
+	in.readBytes(got[:])
 	if in.err == nil && !bytes.Equal(got[:], want) {
 		in.fail(errors.New("its checksum is wrong"))
 	}

@@ -1,5 +1,7 @@
 package hidden
 
+// This file tests how what was learned is saved and loaded.
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -15,7 +17,7 @@ import (
 	"testing"
 )
 
-// learnt is a predictor that has seen some tokens, and what it says of the next one.
+// learnt makes a predictor that has seen some tokens, and the flow that they came from.
 func learnt(t testing.TB, r *Routers, o Options, tokens int) (*Predictor, *flow) {
 	t.Helper()
 	p := newPredictor(t, r, o)
@@ -33,9 +35,9 @@ func saved(t testing.TB, p *Predictor) []byte {
 	return b.Bytes()
 }
 
-// says are the scores for a token.
+// says returns the scores for a token.
 func says(p *Predictor, in []layerInputs) (all []float32) {
-	scores := make([]float32, p.r.Experts)
+	scores := make([]float32, p.routers.Experts)
 	p.Begin(1)
 	for layer := range in {
 		p.Attention(layer, in[layer].attention)
@@ -47,7 +49,8 @@ func says(p *Predictor, in []layerInputs) (all []float32) {
 	return all
 }
 
-// What was saved predicts as before, where ids are not mixed in to the bit; and starts warm: its first tokens are as good as the last ones were.
+// A loaded predictor predicts as the saved one, and exactly so where ids are not mixed in. It starts
+// warm: its first tokens are as good as the last ones before saving.
 func TestSave(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 64, 16, 2)
 	o := Options{IDs: -1, Attention: true}
@@ -61,9 +64,9 @@ func TestSave(t *testing.T) {
 		t.Fatal(err)
 	}
 	in, _ := f.token()
-	p.Begin(1) // of the token before nothing is kept
+	p.Begin(1) // nothing is kept of the token before
 	if a, b := says(p, in), says(q, in); !slices.Equal(a, b) {
-		t.Errorf("it says\n%v\nand said\n%v", b, a)
+		t.Errorf("scores after loading\n%v\nwant\n%v", b, a)
 	}
 	// The same tokens for both.
 	f.rng = rand.New(rand.NewPCG(8, 9))
@@ -72,11 +75,11 @@ func TestSave(t *testing.T) {
 	cold, _ := f.run(newPredictor(t, r, o), 60, 0, false, true)
 	t.Logf("of the first 60 tokens it recalls %.3f, without what was learned %.3f", warm, cold)
 	if warm < cold+0.05 {
-		t.Errorf("of the first 60 tokens it recalls %.3f, without what was learned %.3f", warm, cold)
+		t.Errorf("recall of the first 60 tokens after loading %.3f, without %.3f, want 0.05 more", warm, cold)
 	}
 }
 
-// What is damaged, or another model's, is refused, and changes nothing.
+// A file that is damaged, or of another model, is refused, and changes nothing.
 func TestLoadRefuses(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 2, 16, 8, 2)
 	o := Options{IDs: -1}
@@ -120,28 +123,28 @@ func TestLoadRefuses(t *testing.T) {
 	} {
 		err := tc.in.Load(bytes.NewReader(tc.data))
 		if !errors.Is(err, tc.want) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v, want %v", name, err, tc.want)
+			t.Errorf("%s: error %v, want %v in one line", name, err, tc.want)
 		}
 		if tc.in == p && !bytes.Equal(saved(t, p), before) {
-			t.Fatalf("%s: the predictor is changed", name)
+			t.Fatalf("%s: the predictor has changed", name)
 		}
 	}
 	if err := p.Load(bytes.NewReader(data)); err != nil || !bytes.Equal(saved(t, p), data) {
-		t.Errorf("the whole: %v", err)
+		t.Errorf("the whole file: error %v, want none and the same state", err)
 	}
 	dir := t.TempDir()
 	if err := p.LoadFile(filepath.Join(dir, "nothing")); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("error %v, want %v", err, fs.ErrNotExist)
 	}
 	text := filepath.Join(dir, "text")
 	if err := os.WriteFile(text, []byte("hello, this is no such file"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.LoadFile(text); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), text) {
-		t.Error(err)
+		t.Errorf("error %v, want %v with the file's name", err, ErrInvalid)
 	}
 	if err := p.SaveFile(dir); err == nil {
-		t.Error("a directory is written to")
+		t.Error("SaveFile wrote to a directory, want an error")
 	}
 	f.run(p, 5, 0, true, true)
 }
@@ -153,11 +156,11 @@ func (fails) Write([]byte) (int, error) { return 0, fs.ErrPermission }
 func TestSaveFails(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 2, 16, 8, 2)
 	if err := newPredictor(t, r, Options{}).Save(fails{}); !errors.Is(err, fs.ErrPermission) {
-		t.Error(err)
+		t.Errorf("error %v, want %v", err, fs.ErrPermission)
 	}
 }
 
-// Whatever a file says, what it leaves is refused, or predicts finite scores.
+// FuzzLoad loads any file: it is refused, or the predictor's scores are finite.
 func FuzzLoad(f *testing.F) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 2, 8, 4, 2)
 	o := Options{IDs: -1}
@@ -168,19 +171,20 @@ func FuzzLoad(f *testing.F) {
 	in, _ := flow.token()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p := newPredictor(t, r, o)
-		if len(b) > 4 { // the checksum is of no use to an attacker, nor to a fuzzer
-			b = binary.BigEndian.AppendUint32(slices.Clone(b[:len(b)-4]), crc32.Checksum(b[:len(b)-4], crc32.MakeTable(crc32.Castagnoli)))
+		if len(b) > 4 { // the checksum stops neither an attacker nor a fuzzer
+			b = binary.BigEndian.AppendUint32(slices.Clone(b[:len(b)-4]),
+				crc32.Checksum(b[:len(b)-4], crc32.MakeTable(crc32.Castagnoli)))
 		}
 		if err := p.Load(bytes.NewReader(b)); err != nil {
 			if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrOtherModel) {
-				t.Error(err)
+				t.Errorf("error %v, want %v or %v", err, ErrInvalid, ErrOtherModel)
 			}
 			return
 		}
 		for range 3 {
 			for _, s := range says(p, in) {
-				if !finite(s) {
-					t.Fatalf("a score is %g", s)
+				if !isFinite(s) {
+					t.Fatalf("score %g, want a finite one", s)
 				}
 			}
 			for layer := range in {

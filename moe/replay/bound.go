@@ -1,6 +1,7 @@
 package replay
 
-// This file has what no policy can do without: the bytes that must be read if memory holds so many, and what those need that do not know the future.
+// This file has lower bounds: the bytes that every policy has to read in memory of some size, and the
+// bytes that a policy has to read that does not know the future.
 
 import (
 	"container/heap"
@@ -11,19 +12,22 @@ import (
 	"tensorcast/moe"
 )
 
-// Least returns how many bytes must be read for each generated token, whatever is kept and whenever it is read, by a target that computes all
-// layers of a token in order and has room bytes for the model. trunk is what it reads of the model for every token besides experts, spread evenly over the layers. Before the first
-// generated token anything may be in memory.
+// Least returns how many bytes must be read for each generated token, whatever is kept and whenever it is
+// read. The target computes all layers of a token in order, and has room bytes for the model. trunk is
+// how many bytes of the model it reads for every token besides experts, spread evenly over the layers.
+// Before the first generated token anything may be in memory.
 //
-// It is Belady's rule (keep what is used next) for single bytes, where what is read need not be kept: with equal pieces and equal costs nothing reads less. [Belady] keeps and drops whole experts,
-// and holds what computes, so it reads a little more. The sum is a bound; of a single token it is what that rule reads.
+// This is Belady's rule (keep what is used next) for single bytes, where what is read need not be kept:
+// with equal pieces and equal costs nothing reads less. [Belady] keeps and drops whole experts, and holds
+// what computes, so it reads a little more. The sum is a bound. The bytes of a single token are those
+// that the rule reads.
 func Least(t *moe.Trace, trunk, room int64) []int64 {
 	s := t.Shape()
 	first := t.FirstDecode()
 	if first == len(t.Tokens) {
 		return nil
 	}
-	b := &bytewise{room: max(room, 0), items: make([]part, s.Layers*(s.Experts+1))}
+	b := &byteMemory{room: max(room, 0), items: make([]keptPart, s.Layers*(s.Experts+1))}
 	size := func(layer int) int64 { return t.Layers[layer].Bytes }
 	trunkOf := func(layer int) int64 {
 		n := int64(s.Layers)
@@ -32,91 +36,92 @@ func Least(t *moe.Trace, trunk, room int64) []int64 {
 		}
 		return trunk / n
 	}
-	// next says when each use's item is used again: of the trunk it is always a token later.
+	// next says when each use's item is used again. An item of the trunk is used again one token later.
 	routers := (len(t.Tokens) - first) * s.Layers
 	next := make([][]int32, routers)
 	coming := make([]int32, s.Layers*s.Experts)
 	for id := range coming {
 		coming[id] = never
 	}
-	for at := routers - 1; at >= 0; at-- {
-		layer := at % s.Layers
-		for _, e := range t.Chosen(first+at/s.Layers, layer) {
+	for router := routers - 1; router >= 0; router-- {
+		layer := router % s.Layers
+		for _, e := range t.Chosen(first+router/s.Layers, layer) {
 			id := layer*s.Experts + int(e)
-			next[at] = append(next[at], coming[id])
-			coming[id] = int32(at)
+			next[router] = append(next[router], coming[id])
+			coming[id] = int32(router)
 		}
 	}
-	for id, at := range coming {
-		if at != never {
-			b.add(id, at, size(id/s.Experts))
+	for id, router := range coming {
+		if router != never {
+			b.keep(id, router, size(id/s.Experts))
 		}
 	}
 	for layer := range s.Layers {
-		b.add(s.Layers*s.Experts+layer, int32(layer), trunkOf(layer))
+		b.keep(s.Layers*s.Experts+layer, int32(layer), trunkOf(layer))
 	}
-	b.shrink()
+	b.dropExcess()
 
 	reads := make([]int64, len(t.Tokens)-first)
-	for at := range routers {
-		layer := at % s.Layers
-		read := &reads[at/s.Layers]
-		again := int32(at + s.Layers)
+	for router := range routers {
+		layer := router % s.Layers
+		read := &reads[router/s.Layers]
+		again := int32(router + s.Layers)
 		if int(again) >= routers {
 			again = never
 		}
-		*read += b.use(s.Layers*s.Experts+layer, again, trunkOf(layer))
-		for slot, e := range t.Chosen(first+at/s.Layers, layer) {
-			*read += b.use(layer*s.Experts+int(e), next[at][slot], size(layer))
+		*read += b.read(s.Layers*s.Experts+layer, again, trunkOf(layer))
+		for slot, e := range t.Chosen(first+router/s.Layers, layer) {
+			*read += b.read(layer*s.Experts+int(e), next[router][slot], size(layer))
 		}
-		b.shrink()
+		b.dropExcess()
 	}
 	return reads
 }
 
+// never is the time of the next use of an expert that is not used again.
 const never = math.MaxInt32
 
-// bytewise is a memory that keeps what is used next, in parts of any size.
-type bytewise struct {
+// byteMemory is a memory that keeps what is used next, in parts of any size.
+type byteMemory struct {
 	room  int64
 	held  int64
-	items []part
-	order farthest
+	items []keptPart
+	order farthestFirst
 }
 
-// part is how much of an item is kept until its next use.
-type part struct {
+// keptPart is how much of an item is kept until its next use.
+type keptPart struct {
 	next int32
 	held int64
 }
 
-// entry is an item that is kept, as of when it was used last.
+// entry is an item that is kept, and when its next use is, as of its last use.
 type entry struct {
 	id   int
 	next int32
 }
 
-// add has something kept that is used next at that time.
-func (b *bytewise) add(id int, next int32, bytes int64) {
-	b.items[id] = part{next, bytes}
+// keep keeps an item whose next use is at that time.
+func (b *byteMemory) keep(id int, next int32, bytes int64) {
+	b.items[id] = keptPart{next, bytes}
 	b.held += bytes
 	heap.Push(&b.order, entry{id, next})
 }
 
-// use returns how much of an item has to be read, and keeps all of it for its next use.
-func (b *bytewise) use(id int, next int32, bytes int64) (read int64) {
+// read returns how much of an item has to be read for a use, and keeps all of it until the next.
+func (b *byteMemory) read(id int, next int32, bytes int64) (read int64) {
 	had := b.items[id].held
 	b.held -= had
-	b.add(id, next, bytes)
+	b.keep(id, next, bytes)
 	return bytes - had
 }
 
-// shrink drops what is used last until what is kept has room.
-func (b *bytewise) shrink() {
+// dropExcess drops what is used last until the rest has room.
+func (b *byteMemory) dropExcess() {
 	for b.held > b.room {
 		e := b.order[0]
 		it := &b.items[e.id]
-		if it.next == e.next { // else it was used since
+		if it.next == e.next { // otherwise the item was used since
 			drop := min(it.held, b.held-b.room)
 			it.held -= drop
 			b.held -= drop
@@ -128,21 +133,22 @@ func (b *bytewise) shrink() {
 	}
 }
 
-// farthest is a heap: what is used last comes first.
-type farthest []entry
+// farthestFirst is a heap: the item with the farthest use comes first.
+type farthestFirst []entry
 
-func (f farthest) Len() int           { return len(f) }
-func (f farthest) Less(i, j int) bool { return f[i].next > f[j].next }
-func (f farthest) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
-func (f *farthest) Push(x any)        { *f = append(*f, x.(entry)) }
-func (f *farthest) Pop() any {
+func (f farthestFirst) Len() int           { return len(f) }
+func (f farthestFirst) Less(i, j int) bool { return f[i].next > f[j].next }
+func (f farthestFirst) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
+func (f *farthestFirst) Push(x any)        { *f = append(*f, x.(entry)) }
+func (f *farthestFirst) Pop() any {
 	last := len(*f) - 1
 	e := (*f)[last]
 	*f = (*f)[:last]
 	return e
 }
 
-// Unforeseen returns what the best policy reads that neither knows the future nor reads ahead, in a cache of room bytes for experts that is full at the beginning. It fails as Run does.
+// Unforeseen returns what the best policy reads that neither knows the future nor reads ahead, in a cache
+// of room bytes for experts that is full at the beginning. It fails as Run does.
 func Unforeseen(ctx context.Context, t *moe.Trace, room int64) (*PolicyResult, error) {
 	s := t.Shape()
 	r := RoomResult{Bytes: room}
@@ -163,12 +169,12 @@ func Unforeseen(ctx context.Context, t *moe.Trace, room int64) (*PolicyResult, e
 	if err := run(Forecast{}, names, configs...); err != nil {
 		return nil, err
 	}
-	chance := Causal(s, room, 1)
+	chance := ConfigByIDs(s, room, 1)
 	chance.Full = true
-	if err := run(IDs(s), []string{nameChance}, chance); err != nil {
+	if err := run(ForecastByIDs(s), []string{nameChance}, chance); err != nil {
 		return nil, err
 	}
-	return r.best(), nil
+	return r.bestCausal(), nil
 }
 
 // causal are the policies that go by what was chosen, without a forecast.
@@ -181,7 +187,8 @@ var causal = []struct {
 	{"expected next use", func(s moe.Shape) moe.Policy { return moe.NewExpectedUse(s, 0.93) }},
 }
 
-// Later is a trace in which the first n generated tokens count as the prompt: what is measured after them is the steady state.
+// Later returns a trace in which the first n generated tokens count as prompt. What is measured after
+// them is the steady state.
 func Later(t *moe.Trace, n int) *moe.Trace {
 	later := *t
 	later.Tokens = slices.Clone(t.Tokens)

@@ -1,6 +1,7 @@
 package replay
 
-// This file tests the least that must be read, on traces where that is known or can be found by trying everything.
+// This file tests the least bytes that must be read, on traces where they are known or can be found by
+// trying everything.
 
 import (
 	"errors"
@@ -11,7 +12,7 @@ import (
 	"tensorcast/moe"
 )
 
-// round is a trace of one layer that chooses one expert after the other, again and again.
+// round is a trace of one layer that chooses one expert after the other, round after round.
 func round(t *testing.T, experts, tokens int) *moe.Trace {
 	all := make([][][]int32, tokens)
 	for i := range all {
@@ -27,12 +28,13 @@ func total(all []int64) (sum int64) {
 	return sum
 }
 
-// Of a round of three, two are kept for good and the third is read each time. Half an expert more saves half of that.
+// Of a round of three experts, two are kept for good, and the third is read each time. Half an expert
+// more of memory saves half of that.
 func TestLeast(t *testing.T) {
 	tr := round(t, 3, 300)
 	for _, test := range []struct {
 		name              string
-		trunk, room, want int64 // want: per round, as it goes on
+		trunk, room, want int64 // want: bytes per round, in the long run
 	}{
 		{"two fit", 0, 2 * mib, mib},
 		{"half an expert more", 0, 5 * mib / 2, mib / 2},
@@ -45,22 +47,23 @@ func TestLeast(t *testing.T) {
 	} {
 		got := Least(tr, test.trunk, test.room)
 		if len(got) != 300 {
-			t.Fatalf("%s: %d tokens", test.name, len(got))
+			t.Fatalf("%s: %d tokens, want 300", test.name, len(got))
 		}
-		// The last round needs to keep nothing for later.
+		// In the last round nothing has to be kept for later.
 		if sum := total(got[3:297]); sum > 98*test.want || sum < 97*test.want {
 			t.Errorf("%s: %.3f MiB a round, want %.3f", test.name, float64(sum)/98/mib, float64(test.want)/mib)
 		}
 	}
 	if got := Least(tr, 0, 3*mib); total(got) != 0 {
-		t.Errorf("%d bytes are read where all fits from the beginning", total(got))
+		t.Errorf("%d bytes are read where all fits from the beginning, want 0", total(got))
 	}
 	if got := Least(Later(tr, 300), 0, mib); got != nil {
-		t.Errorf("without generated tokens: %v", got)
+		t.Errorf("without generated tokens Least = %v, want nothing", got)
 	}
 }
 
-// In small machines the least is what the best of all choices reads. Experts and trunk have a unit or two, so that these can be tried.
+// In small machines the least is what the best of all choices reads. Experts and trunk have a unit or
+// two, so that all choices can be tried.
 func TestLeastIsTheLeast(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for range 200 {
@@ -80,7 +83,7 @@ func TestLeastIsTheLeast(t *testing.T) {
 		}
 		tr := planted(t, experts, 1, all)
 		room := r.IntN(layers*experts + int(trunk) + 1)
-		// An item is a bit; those of the trunk come last.
+		// An item is a bit. Those of the trunk come last.
 		var uses []uint
 		for _, token := range all {
 			for l, chosen := range token {
@@ -94,13 +97,15 @@ func TestLeastIsTheLeast(t *testing.T) {
 				uses = append(uses, bits)
 			}
 		}
-		if got, want := total(Least(tr, trunk, int64(room))), int64(tryAll(uses, layers*experts+int(trunk), room)); got != want {
+		if got, want := total(Least(tr, trunk, int64(room))),
+			int64(tryAll(uses, layers*experts+int(trunk), room)); got != want {
 			t.Fatalf("%v, trunk %d, room %d: %d, want %d", all, trunk, room, got, want)
 		}
 	}
 }
 
-// tryAll returns the least that is read for the uses, one after the other, by a memory with room for so many items, which may begin with any.
+// tryAll returns the least that is read for the uses, in order, by a memory with room for so many items,
+// which may hold any at the beginning.
 func tryAll(uses []uint, items, room int) int {
 	const unreachable = 1 << 30
 	size := 1 << items
@@ -142,30 +147,32 @@ func bits(set uint) (n int) {
 	return n
 }
 
-// Nobody reads less, whatever is known.
+// No policy reads less, whatever it knows.
 func TestLeastBoundsPolicies(t *testing.T) {
 	tr := random(t, rand.New(rand.NewPCG(3, 4)), 4, 16, 2, 120)
 	for _, room := range []int64{0, 10 * mib, 25 * mib, 50 * mib, 64 * mib} {
 		least := total(Least(tr, 0, room))
-		results, err := Run(t.Context(), tr, Forecast{}, Config{Capacity: room, Policy: NewBelady(tr), Threshold: 1}, Config{Capacity: room, Policy: moe.NewLRU(tr.Shape()), Threshold: 1})
+		results, err := Run(t.Context(), tr, Forecast{}, Config{Capacity: room, Policy: NewBelady(tr), Threshold: 1},
+			Config{Capacity: room, Policy: moe.NewLRU(tr.Shape()), Threshold: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range results {
-			// They begin with nothing in memory.
+			// The policies begin with nothing in memory.
 			if cold := r.DemandBytes; cold < least {
 				t.Errorf("room for %d MiB: a policy reads %d MiB, the least is %d", room/mib, cold/mib, least/mib)
 			}
 			if sum := total(r.TokenBytes); sum != r.DemandBytes || len(r.TokenBytes) != r.Tokens {
-				t.Errorf("by token %d, in all %d", sum, r.DemandBytes)
+				t.Errorf("the sum over tokens is %d, want %d", sum, r.DemandBytes)
 			}
 		}
 	}
 }
 
-// The best of those that do not know the future is found, and nothing that knows it.
+// Unforeseen finds the best of the policies that do not know the future, and none that does.
 func TestUnforeseen(t *testing.T) {
-	// One that every fourth token chooses, and a round of five others, in a cache for three: LRU throws the one out each time, who counts keeps it.
+	// Every fourth token chooses the same expert, and the others go round five more, in a cache for
+	// three. LRU drops the frequent one each time, and policies that count keep it.
 	var all [][][]int32
 	others := 0
 	for i := range 400 {
@@ -181,24 +188,26 @@ func TestUnforeseen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if least := total(Least(tr, 0, 3*mib)); got.Name == nameLRU || got.Future || got.Ahead || got.Tokens != 400 || got.DemandBytes > 320*mib || got.DemandBytes < least {
-		t.Errorf("%+v, %+v", got, got.Result)
+	if least := total(Least(tr, 0, 3*mib)); got.Name == nameLRU || got.Future || got.Ahead || got.Tokens != 400 ||
+		got.DemandBytes > 320*mib || got.DemandBytes < least {
+		t.Errorf("best policy %+v with %+v, want one that keeps the frequent expert", got, got.Result)
 	}
-	// What comes before counts as the prompt: the one is there by then.
-	if later, err := Unforeseen(t.Context(), Later(tr, 100), 3*mib); err != nil || later.Tokens != 300 || later.DemandBytes > 230*mib {
-		t.Errorf("%v, %+v", err, later)
+	// Tokens before count as prompt, so the frequent expert is in memory by then.
+	if later, err := Unforeseen(t.Context(), Later(tr, 100), 3*mib); err != nil || later.Tokens != 300 ||
+		later.DemandBytes > 230*mib {
+		t.Errorf("after the prompt: error %v, %+v, want 300 tokens", err, later)
 	}
-	// Loading left all of them where all fit.
+	// Where all fit, loading left all of them in memory.
 	if all, err := Unforeseen(t.Context(), tr, 6*mib); err != nil || all.DemandBytes != 0 {
-		t.Errorf("%v, all fit: %+v", err, all)
+		t.Errorf("where all fit: error %v, %+v, want nothing read", err, all)
 	}
 	if none, err := Unforeseen(t.Context(), tr, -mib); err != nil || none.DemandBytes != 400*mib {
-		t.Errorf("%v, without room %+v", err, none)
+		t.Errorf("without room: error %v, %+v, want everything read", err, none)
 	}
 	if _, err := Unforeseen(t.Context(), Later(tr, 1000), mib); !errors.Is(err, ErrNoDecode) {
-		t.Error(err)
+		t.Errorf("error %v, want %v", err, ErrNoDecode)
 	}
 	if tr.FirstDecode() != 0 {
-		t.Error("the trace itself was changed")
+		t.Error("Later changed the trace itself")
 	}
 }

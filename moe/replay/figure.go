@@ -1,6 +1,6 @@
 package replay
 
-// This file makes figures of a study.
+// This file draws a study.
 
 import (
 	"cmp"
@@ -12,7 +12,8 @@ import (
 	"tensorcast/internal/chart"
 )
 
-// curveShares are the sizes of caches that figures have besides those that are asked for, as shares of all experts.
+// curveShares are the sizes of caches that figures have besides those that are asked for, as shares of
+// all experts.
 var curveShares = []float64{0.05, 0.15, 0.25, 0.3, 0.5, 0.7, 0.8, 0.9}
 
 // Figure is a figure of a study.
@@ -21,29 +22,33 @@ type Figure struct {
 	*chart.Figure
 }
 
-// Recall is how good a predictor is in each layer, with as many guesses as are chosen.
+// Recall says how good a predictor is in each layer, with as many guesses as experts are chosen.
 type Recall struct {
 	Name    string
 	ByLayer []float64 // NaN where it was not judged
 }
 
-// Figures are what can be drawn. Where there is nothing to show, a Figure's picture is nil. They need Options.Curve to be smooth. The recall of more predictors than those of the study can be drawn
-// beside these.
+// Figures are all figures of a study. Where there is nothing to show, a Figure's picture is nil. They are
+// smooth if Options.Curve was set. They can have the recall of more predictors than the study's.
 func (st *Study) Figures(more ...Recall) []Figure {
-	return []Figure{{"hits", st.hits()}, {"recall", st.recall(more)}, {"reads", st.reads()}}
+	return []Figure{{"hits", st.hitsFigure()}, {"recall", st.recallFigure(more)}, {"reads", st.readsFigure()}}
 }
 
-// hits draws the hit rate of each policy against the cache's size. Belady's is above them.
-func (st *Study) hits() *chart.Figure {
-	rooms := slices.SortedFunc(slices.Values(slices.Concat(st.Rooms, st.Curve)), func(a, b RoomResult) int { return cmp.Compare(a.Bytes, b.Bytes) })
+// hitsFigure draws the hit rate of each policy against the cache's size. Belady's bounds the others.
+func (st *Study) hitsFigure() *chart.Figure {
+	rooms := slices.SortedFunc(slices.Values(slices.Concat(st.Rooms, st.Curve)),
+		func(a, b RoomResult) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	if len(rooms) == 0 {
 		return nil
 	}
-	f := &chart.Figure{XLabel: "share of all experts that fits in memory (%)", YLabel: "chosen experts that were in memory (%)", To: 100, High: 100, Beside: true}
+	f := &chart.Figure{
+		XLabel: "share of all experts that fits in memory (%)", YLabel: "chosen experts that were in memory (%)",
+		To: 100, High: 100, Beside: true,
+	}
 	p := chart.Panel{Title: fmt.Sprintf("%s: hits, %d tokens", st.Model, st.Decode)}
 	for i, policy := range rooms[0].Policies {
 		if policy.Ahead {
-			continue // it is told by times: what is late is no hit
+			continue // its times tell more, as what comes late is no hit
 		}
 		c := chart.Curve{Name: policy.Name, Bound: policy.Name == nameBelady}
 		for _, r := range rooms {
@@ -56,8 +61,9 @@ func (st *Study) hits() *chart.Figure {
 	return f
 }
 
-// recall draws how many of each layer's experts a predictor named, those of the study one layer ahead.
-func (st *Study) recall(more []Recall) *chart.Figure {
+// recallFigure draws how many of each layer's experts each predictor named. Those of the study are asked
+// one layer ahead.
+func (st *Study) recallFigure(more []Recall) *chart.Figure {
 	var all []Recall
 	for _, p := range st.Predictors {
 		if p.Evaluation != nil && len(p.Leads) > 0 && p.Scored > 0 {
@@ -67,11 +73,14 @@ func (st *Study) recall(more []Recall) *chart.Figure {
 	if all = append(all, more...); len(all) == 0 {
 		return nil
 	}
-	f := &chart.Figure{XLabel: "layer that has experts", YLabel: fmt.Sprintf("recall with %d guesses (%%)", st.K), From: -0.5, To: float64(st.Layers) - 0.5, High: 100, Beside: true}
+	f := &chart.Figure{
+		XLabel: "layer that has experts", YLabel: fmt.Sprintf("recall with %d guesses (%%)", st.K), From: -0.5,
+		To: float64(st.Layers) - 0.5, High: 100, Beside: true,
+	}
 	p := chart.Panel{Title: st.Model + ": recall, by predictor"}
-	for _, of := range all {
-		c := chart.Curve{Name: of.Name}
-		for layer, recall := range of.ByLayer {
+	for _, predictor := range all {
+		c := chart.Curve{Name: predictor.Name}
+		for layer, recall := range predictor.ByLayer {
 			if recall >= 0 {
 				c.Points = append(c.Points, chart.Point{X: float64(layer), Y: 100 * recall})
 			}
@@ -82,22 +91,30 @@ func (st *Study) recall(more []Recall) *chart.Figure {
 	return f
 }
 
-// most points of a curve over tokens: beyond it, each is the mean of several tokens.
+// tokenPoints is the greatest number of points of a curve over tokens. Beyond it, a point is the mean of
+// several tokens.
 const tokenPoints = 32
 
-// reads draws what each policy reads because a chosen expert is missing, over the tokens, in a panel for each size of the cache.
-func (st *Study) reads() *chart.Figure {
+// readsFigure draws what each policy reads because a chosen expert is missing, over the tokens, in a
+// panel for each size of the cache.
+func (st *Study) readsFigure() *chart.Figure {
 	if len(st.Rooms) == 0 {
 		return nil
 	}
 	each := (st.Decode + tokenPoints - 1) / tokenPoints
-	f := &chart.Figure{XLabel: "generated token", YLabel: "missing experts read (MiB a token)", To: float64(st.Decode), Columns: 2, Beside: true}
+	f := &chart.Figure{
+		XLabel: "generated token", YLabel: "missing experts read (MiB a token)", To: float64(st.Decode), Columns: 2,
+		Beside: true,
+	}
 	if each > 1 {
 		f.YLabel = fmt.Sprintf("missing experts read (MiB a token, means of %d)", each)
 	}
 	for i := range st.Rooms {
 		r := &st.Rooms[i]
-		p := chart.Panel{Title: fmt.Sprintf("%s, %s of experts in memory (%s)", st.Model, percent(r.Share), humanize.IBytes(uint64(r.Bytes)))}
+		p := chart.Panel{
+			Title: fmt.Sprintf("%s, %s of experts in memory (%s)", st.Model, percentText(r.Share),
+				humanize.IBytes(uint64(r.Bytes))),
+		}
 		for _, policy := range r.Policies {
 			c := chart.Curve{Name: policy.Name, Bound: policy.Name == nameBelady}
 			for at := 0; at < len(policy.TokenBytes); at += each {
@@ -114,7 +131,7 @@ func (st *Study) reads() *chart.Figure {
 		}
 		f.Panels = append(f.Panels, p)
 	}
-	if f.High == 0 { // all fits
+	if f.High == 0 { // everything fits
 		f.High = 1
 	}
 	return f

@@ -1,6 +1,6 @@
 package replay
 
-// This file tests the figures of a study, by pictures that have been looked at and by what they are made of.
+// This file tests the figures of a study: by pictures that were looked at, and by what is drawn.
 
 import (
 	"bytes"
@@ -33,7 +33,7 @@ func drawn(t *testing.T) *Study {
 func TestFigures(t *testing.T) {
 	st := drawn(t)
 	if len(st.Rooms) != 4 || len(st.Curve) != len(curveShares) {
-		t.Fatalf("%d rooms, %d more for figures", len(st.Rooms), len(st.Curve))
+		t.Fatalf("%d rooms, %d more for figures, want some of both", len(st.Rooms), len(st.Curve))
 	}
 	figures := map[string]*chart.Figure{}
 	for _, f := range st.Figures() {
@@ -61,53 +61,57 @@ func TestFigures(t *testing.T) {
 	at := slices.IndexFunc(hits, func(c chart.Curve) bool { return c.Name == nameBelady })
 	belady := hits[at]
 	if !belady.Bound || len(belady.Points) != 12 || belady.Points[0].X != 5 || belady.Points[11].X != 90 {
-		t.Fatalf("%+v", belady)
+		t.Fatalf("the last curve is %+v, want Belady's as a bound", belady)
 	}
 	for _, c := range hits {
 		for i, p := range c.Points {
 			if p.Y > belady.Points[i].Y+1e-9 || p.X != belady.Points[i].X {
-				t.Errorf("%s hits %v at %v, Belady %v", c.Name, p.Y, p.X, belady.Points[i])
+				t.Errorf("%s hits %v at %v, want at most Belady's %v", c.Name, p.Y, p.X, belady.Points[i])
 			}
 		}
 	}
-	if p := hits[0].Points[2]; hits[0].Name != nameLRU || p.X != 15 || p.Y != 100*st.Curve[1].policy(nameLRU).HitRate {
-		t.Errorf("%s at 15 %%: %+v", hits[0].Name, p)
+	if p := hits[0].Points[2]; hits[0].Name != nameLRU || p.X != 15 ||
+		p.Y != 100*st.Curve[1].policyNamed(nameLRU).HitRate {
+		t.Errorf("the point of %s at 15 %% is %+v, want that of the study", hits[0].Name, p)
 	}
 	recall := figures["recall"].Panels[0].Curves
-	if len(recall) != len(st.Predictors) || len(recall[1].Points) != 6 || recall[1].Points[2].Y != 100*st.Predictors[1].Leads[0].ByLayer[2] {
-		t.Errorf("%+v", recall)
+	if len(recall) != len(st.Predictors) || len(recall[1].Points) != 6 ||
+		recall[1].Points[2].Y != 100*st.Predictors[1].Leads[0].ByLayer[2] {
+		t.Errorf("the figure of recall is %+v, want that of the study", recall)
 	}
-	// Means of five tokens each, which add up to all.
+	// Means of five tokens each, which add up to the whole.
 	reads := figures["reads"]
 	if len(reads.Panels) != 4 || len(reads.Panels[0].Curves[0].Points) != 30 {
-		t.Fatalf("%+v", reads)
+		t.Fatalf("the figure of reads is %+v, want that of the study", reads)
 	}
 	sum := 0.0
 	for _, p := range reads.Panels[2].Curves[0].Points {
 		sum += 5 * p.Y
 	}
 	if want := float64(st.Rooms[2].Policies[0].DemandBytes) / mib; sum < want-1e-6 || sum > want+1e-6 {
-		t.Errorf("%v MiB are drawn, %v were read", sum, want)
+		t.Errorf("%v MiB are drawn, want the %v that were read", sum, want)
 	}
 }
 
-// A predictor more is a curve more; what there is nothing of is left out.
+// One more predictor is one more curve. What has nothing to show is left out.
 func TestFiguresOfLess(t *testing.T) {
 	st := drawn(t)
 	for range 20 {
 		st.Predictors = append(st.Predictors, PredictorResult{Name: "another", Evaluation: st.Predictors[0].Evaluation})
 	}
-	st.Predictors = append(st.Predictors, PredictorResult{Name: "not evaluated"}, PredictorResult{Name: "no lead", Evaluation: &moe.Evaluation{Scored: 1}})
+	st.Predictors = append(st.Predictors, PredictorResult{Name: "not evaluated"},
+		PredictorResult{Name: "no lead", Evaluation: &moe.Evaluation{Scored: 1}})
 	recall := st.Figures(Recall{"from elsewhere", []float64{math.NaN(), 0.5}})[1]
-	if c := recall.Panels[0].Curves; len(c) != len(st.Predictors)-1 || c[len(c)-1].Name != "from elsewhere" || len(c[len(c)-1].Points) != 1 || c[len(c)-1].Points[0] != (chart.Point{X: 1, Y: 50}) {
-		t.Errorf("%d curves of %d predictors: %+v", len(c), len(st.Predictors), c)
+	if c := recall.Panels[0].Curves; len(c) != len(st.Predictors)-1 || c[len(c)-1].Name != "from elsewhere" ||
+		len(c[len(c)-1].Points) != 1 || c[len(c)-1].Points[0] != (chart.Point{X: 1, Y: 50}) {
+		t.Errorf("%d curves, want one more than %d predictors: %+v", len(c), len(st.Predictors), c)
 	}
 	if err := recall.Write(new(bytes.Buffer), "svg"); err != nil {
 		t.Error(err)
 	}
 	for _, f := range (&Study{Layers: 2}).Figures() {
 		if f.Figure != nil {
-			t.Errorf("%s of nothing: %+v", f.Name, f.Figure)
+			t.Errorf("%s of nothing: %+v, want no figure", f.Name, f.Figure)
 		}
 	}
 }

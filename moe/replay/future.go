@@ -2,22 +2,21 @@ package replay
 
 // This file has the policies that know the future. They bound what others can reach.
 
-import (
-	"math"
+import "tensorcast/moe"
 
-	"tensorcast/moe"
-)
-
-// Belady keeps what is used next (MIN). Where all experts are of one size, nobody misses less without reading ahead.
+// Belady keeps what is used next (MIN). Where all experts have the same size, no policy misses less
+// without reading ahead.
 type Belady struct {
-	trace   *moe.Trace
-	next    []int32 // for each choice of the trace, in order of tokens, layers and slots: the router that chooses the expert next; never: math.MaxInt32
-	starts  []int32 // by router: where its choices are in next
+	trace *moe.Trace
+	// For each choice of the trace, in order of tokens, layers and slots: the router that chooses the
+	// expert next; never if none does.
+	next    []int32
+	starts  []int32 // by router: the index of its first choice in next
 	current []float32
-	at      int
+	router  int
 }
 
-// NewBelady makes that policy for a replay of a trace.
+// NewBelady makes the policy for a replay of a trace.
 func NewBelady(t *moe.Trace) *Belady {
 	s := t.Shape()
 	b := &Belady{trace: t, current: make([]float32, s.Layers*s.Experts)}
@@ -29,7 +28,7 @@ func NewBelady(t *moe.Trace) *Belady {
 	}
 	coming := make([]int32, s.Layers*s.Experts)
 	for i := range coming {
-		coming[i] = math.MaxInt32
+		coming[i] = never
 	}
 	for router := len(b.starts) - 1; router >= 0; router-- {
 		layer := router % s.Layers
@@ -48,9 +47,9 @@ func NewBelady(t *moe.Trace) *Belady {
 // Observe implements moe.Policy.
 func (b *Belady) Observe(layer int, chosen []int32) {
 	for slot, e := range chosen {
-		b.current[layer*b.trace.Experts+int(e)] = float32(b.next[int(b.starts[b.at])+slot])
+		b.current[layer*b.trace.Experts+int(e)] = float32(b.next[int(b.starts[b.router])+slot])
 	}
-	b.at++
+	b.router++
 }
 
 // Worth implements moe.Policy.
@@ -58,14 +57,15 @@ func (b *Belady) Worth(layer int, expert int32) float32 {
 	return -b.current[layer*b.trace.Experts+int(expert)]
 }
 
-// Pinned keeps what is chosen most often over all generated tokens: in hindsight, the best that a fixed set can do.
+// Pinned keeps what is chosen most often over all generated tokens. This is, in hindsight, the best that
+// a fixed set can do.
 type Pinned struct {
 	*moe.LRU
 	experts int
 	count   []float32
 }
 
-// NewPinned makes that policy for a replay of a trace.
+// NewPinned makes the policy for a replay of a trace.
 func NewPinned(t *moe.Trace) *Pinned {
 	s := t.Shape()
 	p := &Pinned{LRU: moe.NewLRU(s), experts: s.Experts, count: make([]float32, s.Layers*s.Experts)}

@@ -1,6 +1,7 @@
 package replay
 
-// This file asks what it would be worth if the Fabric held single experts, the hottest ones, instead of tensors with all of their experts.
+// This file asks what it would be worth if the Fabric held single experts, the hottest ones, instead of
+// tensors with all their experts.
 
 import (
 	"cmp"
@@ -12,8 +13,10 @@ import (
 	"tensorcast/trace"
 )
 
-// TestHeldExperts logs the share of chosen experts that is read from disk where the room is 0.455 of all experts: by who keeps the likeliest ones there, and by who holds most of them in planes instead.
-// TENSORCAST_ROUTES may name a capture whose routes are asked, too. The traces are short, and a token's choices are like those before it, so that all shares are low.
+// TestHeldExperts logs which share of the chosen experts is read from disk where there is room for 0.455
+// of all experts. It compares keeping the likeliest experts in memory with holding most of them in
+// planes. TENSORCAST_ROUTES may name a capture whose routes are used, too. The traces are short, and a
+// token's choices are like those of the token before, so all shares are low.
 func TestHeldExperts(t *testing.T) {
 	traces := map[string]*moe.Trace{"qwen": public(t, "qwen"), "gptoss": public(t, "gptoss")}
 	if dir := os.Getenv("TENSORCAST_ROUTES"); dir != "" {
@@ -33,16 +36,21 @@ func TestHeldExperts(t *testing.T) {
 		const learned = 32 // tokens
 		from := r.FirstDecode() + learned
 		alone := fractionRead(r, from, hold{cache: 0.437})
-		// The room less 144 of 559 MiB, times how many bytes of the file a byte of planes stands for; 36 MiB beside them keep experts.
+		// The room less 144 of 559 MiB, times how many bytes of the file a byte of planes stands for. 36
+		// MiB besides keep experts.
 		for profile, share := range map[string]float64{"fast": 0.712, "balanced": 0.508} {
 			const cache = 0.03
-			whole := (1 - share) * fractionRead(r, from, hold{cache: cache / (1 - share)}) // of each expert as much is held
+			// as much is held of each expert
+			whole := (1 - share) * fractionRead(r, from, hold{cache: cache / (1 - share)})
 			once := fractionRead(r, from, hold{share: share, cache: cache})
 			slowly := fractionRead(r, from, hold{share: share, cache: cache, every: 32})
 			best := fractionRead(r, from, hold{share: share, cache: cache, foreseen: true})
-			t.Logf("%s, %s: nothing held %.3f; tensors %.3f; experts chosen after %d tokens %.3f, and one exchanged every 32 tokens %.3f; the best ones %.3f", name, profile, alone, whole, learned, once, slowly, best)
+			t.Logf("%s, %s: nothing held %.3f; tensors %.3f; experts chosen after %d tokens %.3f, and one "+
+				"exchanged every 32 tokens %.3f; the best ones %.3f", name, profile, alone, whole, learned, once,
+				slowly, best)
 			if once >= whole || best > once {
-				t.Errorf("%s, %s: experts that were used most read %.3f, the best ones %.3f, tensors %.3f", name, profile, once, best, whole)
+				t.Errorf("%s, %s: experts that were used most read %.3f, the best ones %.3f, tensors %.3f", name,
+					profile, once, best, whole)
 			}
 		}
 	}
@@ -50,13 +58,15 @@ func TestHeldExperts(t *testing.T) {
 
 // hold says what is held. Shares are of all experts.
 type hold struct {
-	share    float64 // in planes, chosen by use when the first token that counts comes
-	foreseen bool    // by use from then on
-	every    int     // the hottest that is not held takes the place of the coldest that is, every so many tokens; 0: never
-	cache    float64 // in memory besides, the likeliest ones
+	share    float64 // in planes, chosen by use before the first token that counts
+	foreseen bool    // chosen by the use from then on
+	// Every so many tokens the hottest expert that is not held takes the place of the coldest one that
+	// is; 0: never.
+	every int
+	cache float64 // in memory besides, the likeliest ones
 }
 
-// fractionRead is how many of the experts that are chosen from a token on were neither held nor in memory.
+// fractionRead is the share of the experts chosen from a token on that were neither held nor in memory.
 func fractionRead(r *moe.Trace, from int, h hold) float64 {
 	s := r.Shape()
 	score := make([]float64, s.Layers*s.Experts)
@@ -116,7 +126,9 @@ func fractionRead(r *moe.Trace, from int, h hold) float64 {
 			for len(kept) > max(int(h.cache*float64(len(score))), s.K) {
 				out := id
 				for k := range kept {
-					if now := k/s.Experts == layer && slices.Contains(r.Chosen(token, layer), int32(k%s.Experts)); !now && (out == id || score[k] < score[out] || score[k] == score[out] && k < out) {
+					if now := k/s.Experts == layer &&
+						slices.Contains(r.Chosen(token, layer), int32(k%s.Experts)); !now &&
+						(out == id || score[k] < score[out] || score[k] == score[out] && k < out) {
 						out = k
 					}
 				}

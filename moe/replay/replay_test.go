@@ -1,5 +1,7 @@
 package replay
 
+// This file tests replays: against trying everything, by times that are computed by hand, and on public traces.
+
 import (
 	"context"
 	"errors"
@@ -87,11 +89,12 @@ func forecast(t testing.TB, tr *moe.Trace, f Forecast, configs ...Config) []*Res
 	return r
 }
 
-// policies are all that there are.
+// policies has every policy by name.
 func policies(tr *moe.Trace) map[string]moe.Policy {
 	s := tr.Shape()
 	return map[string]moe.Policy{
-		"lru": moe.NewLRU(s), "lfu": moe.NewLFU(s, 0.93), "use": moe.NewExpectedUse(s, 0.93), "chance": moe.NewChance(s, 0.93), "pinned": NewPinned(tr), "belady": NewBelady(tr),
+		"lru": moe.NewLRU(s), "lfu": moe.NewLFU(s, 0.93), "use": moe.NewExpectedUse(s, 0.93),
+		"chance": moe.NewChance(s, 0.93), "pinned": NewPinned(tr), "belady": NewBelady(tr),
 	}
 }
 
@@ -131,10 +134,12 @@ func TestBeladyAgainstAllWays(t *testing.T) {
 				accesses = append(accesses, layer*experts+int(tr.Chosen(token, layer)[0]))
 			}
 		}
-		// What was never chosen in a layer is no layer of the trace; with so few tokens that does not happen.
+		// A layer in which nothing was ever chosen is no layer of the trace. With so few tokens this does
+		// not happen.
 		got := run(t, tr, Config{Capacity: int64(capacity) * mib, Policy: NewBelady(tr), Threshold: 1})
 		if want := leastMisses(accesses, capacity, 0); got.Used-got.Hits != want || got.Used != len(accesses) {
-			t.Fatalf("%v with room for %d: %d misses of %d, and %d are possible", accesses, capacity, got.Used-got.Hits, got.Used, want)
+			t.Fatalf("%v with room for %d: %d misses of %d, and %d are possible", accesses, capacity,
+				got.Used-got.Hits, got.Used, want)
 		}
 	}
 }
@@ -148,7 +153,8 @@ func TestNobodyBeatsBelady(t *testing.T) {
 			best := run(t, tr, Config{Capacity: capacity * mib, Policy: NewBelady(tr), Threshold: 1}).Hits
 			for name, p := range policies(tr) {
 				got := run(t, tr, Config{Capacity: capacity * mib, Policy: p, Threshold: 1})
-				if got.Hits > best || got.Late != 0 || got.SpeculativeBytes != 0 || got.DemandBytes != int64(got.Used-got.Hits)*mib {
+				if got.Hits > best || got.Late != 0 || got.SpeculativeBytes != 0 ||
+					got.DemandBytes != int64(got.Used-got.Hits)*mib {
 					t.Errorf("%s with room for %d: %+v, and Belady hits %d", name, capacity, got, best)
 				}
 			}
@@ -156,7 +162,8 @@ func TestNobodyBeatsBelady(t *testing.T) {
 	}
 }
 
-// A cycle of N experts in a cache of C: LRU hits nothing, Belady (C-1)/(N-1) in the long run; what fits is read once.
+// A cycle of N experts in a cache of C: LRU hits nothing, and Belady (C-1)/(N-1) in the long run. If all
+// fit, each is read once.
 func TestCyclicScan(t *testing.T) {
 	const n, tokens = 10, 2000
 	all := make([][][]int32, tokens)
@@ -169,10 +176,14 @@ func TestCyclicScan(t *testing.T) {
 		capacity  int64
 		low, high float64
 	}{
-		{moe.NewLRU(tr.Shape()), 7, 0, 0}, {NewBelady(tr), 7, 6./9 - 0.01, 6./9 + 0.01}, {moe.NewLRU(tr.Shape()), n, 1 - float64(n)/tokens, 1 - float64(n)/tokens},
+		{moe.NewLRU(tr.Shape()), 7, 0, 0},
+		{NewBelady(tr), 7, 6./9 - 0.01, 6./9 + 0.01},
+		{moe.NewLRU(tr.Shape()), n, 1 - float64(n)/tokens, 1 - float64(n)/tokens},
 		{NewPinned(tr), 7, 6./10 - 0.01, 7. / 10}, {moe.NewLRU(tr.Shape()), 0, 0, 0},
 	} {
-		if got := run(t, tr, Config{Capacity: tc.capacity * mib, Policy: tc.policy, Threshold: 1}).HitRate(); got < tc.low || got > tc.high {
+		if got := run(t, tr,
+			Config{Capacity: tc.capacity * mib, Policy: tc.policy, Threshold: 1}).HitRate(); got < tc.low ||
+			got > tc.high {
 			t.Errorf("%T with room for %d hits %.3f, want %.3f to %.3f", tc.policy, tc.capacity, got, tc.low, tc.high)
 		}
 	}
@@ -184,7 +195,7 @@ type foretold struct {
 	token  int
 	layer  int
 	wrong  int32
-	second bool // names another wrong one besides
+	second bool // names another wrong expert as well
 }
 
 func (f *foretold) Begin(int32) { f.token++; f.layer = -1 }
@@ -207,8 +218,8 @@ func (f *foretold) Scores(layer int, scores []float32) {
 }
 func (f *foretold) Observe(layer int, _ []int32) { f.layer = layer }
 
-// Times that can be reckoned by hand: no expert is used twice, a layer computes for 1 ms before the router and 1 ms after it, an expert is
-// read in some ms and is there 100 us later.
+// Times that can be computed by hand. No expert is used twice, a layer computes for 1 ms before the
+// router and 1 ms after it, and an expert takes some ms to read and is there 100 us later.
 func TestTime(t *testing.T) {
 	const tokens, layers = 4, 3
 	all := make([][][]int32, tokens)
@@ -228,20 +239,27 @@ func TestTime(t *testing.T) {
 	}{
 		// Each layer waits for its expert.
 		"on demand": {4, nil, ms(n * (2 + 4.1)), Result{Stall: ms(n * 4.1), DemandBytes: n}},
-		// The next layer's is read while this one computes: from the second on they are there in time.
-		"in time": {1, &foretold{}, ms(n*2 + 1.1), Result{Stall: ms(1.1), Hits: n - 1, DemandBytes: 1, SpeculativeBytes: n - 1}},
-		// The first is on demand: 4.1. The second is asked for at the first router; the disk is busy for 4 ms, then reads until 8, is there at 8.1;
-		// the first layer computes until 4.1+1, the second router is at 6.1: 2 ms late. From there the disk, which is asked at each router, is late
-		// by the same: asked for at 6.1, but free at 8; there at 12.1 and needed at 10.1.
-		"late": {4, &foretold{}, ms(n*2 + 4.1 + (n-1)*2), Result{Stall: ms(4.1 + (n-1)*2), Late: n - 1, DemandBytes: 1, SpeculativeBytes: n - 1, LateBytes: n - 1}},
-		// What is wrong delays demand: a read that has begun is not taken back. Asked for at 1; demand is read until 1.5, the wrong one until 2, before
-		// the next router at 3.6.
-		"wrong, idle disk": {0.5, &foretold{wrong: 1}, ms(n * (2 + 0.6)), Result{Stall: ms(n * 0.6), DemandBytes: n, SpeculativeBytes: n - 1, WastedBytes: n - 1}},
+		// The next layer's expert is read while this one computes: from the second layer on they are
+		// there in time.
+		"in time": {1, &foretold{}, ms(n*2 + 1.1),
+			Result{Stall: ms(1.1), Hits: n - 1, DemandBytes: 1, SpeculativeBytes: n - 1}},
+		// The first expert is read on demand: 4.1. The second is asked for at the first router. The disk
+		// is busy for 4 ms, then reads until 8, so the expert is there at 8.1. The first layer computes
+		// until 4.1+1, and the second router is at 6.1: 2 ms late. From then on the disk, which is asked
+		// at each router, is late by the same time: an expert is asked for at 6.1, but the disk is free
+		// at 8, so it is there at 12.1 and needed at 10.1.
+		"late": {4, &foretold{}, ms(n*2 + 4.1 + (n-1)*2),
+			Result{Stall: ms(4.1 + (n-1)*2), Late: n - 1, DemandBytes: 1, SpeculativeBytes: n - 1, LateBytes: n - 1}},
+		// A wrong guess delays demand, as a read that has begun is not taken back. It is asked for at 1;
+		// demand is read until 1.5, and the wrong expert until 2, before the next router at 3.6.
+		"wrong, idle disk": {0.5, &foretold{wrong: 1}, ms(n * (2 + 0.6)),
+			Result{Stall: ms(n * 0.6), DemandBytes: n, SpeculativeBytes: n - 1, WastedBytes: n - 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := Config{
 				Capacity: n * 10 * mib, Policy: moe.NewLRU(tr.Shape()), Threshold: 0.5,
-				Disk: Disk{Bandwidth: mib / (tc.read / 1000), Latency: 100 * time.Microsecond}, Compute: Compute{ms(1), ms(1)},
+				Disk:    Disk{Bandwidth: mib / (tc.read / 1000), Latency: 100 * time.Microsecond},
+				Compute: Compute{ms(1), ms(1)},
 			}
 			f := Forecast{Leads: []int{1}}
 			if tc.predictor != nil {
@@ -251,7 +269,9 @@ func TestTime(t *testing.T) {
 			got := *forecast(t, tr, f, cfg)[0]
 			got.TokenBytes = nil // their sum is DemandBytes: see TestLeastBoundsPolicies
 			tc.want.Tokens, tc.want.Used, tc.want.UsedBytes, tc.want.Time = tokens, n, n*mib, tc.time
-			for _, b := range []*int64{&tc.want.DemandBytes, &tc.want.SpeculativeBytes, &tc.want.LateBytes, &tc.want.WastedBytes} {
+			for _, b := range []*int64{
+				&tc.want.DemandBytes, &tc.want.SpeculativeBytes, &tc.want.LateBytes, &tc.want.WastedBytes,
+			} {
 				*b *= mib
 			}
 			for _, d := range []*time.Duration{&got.Time, &got.Stall} {
@@ -264,7 +284,7 @@ func TestTime(t *testing.T) {
 	}
 }
 
-// A wish whose layer has chosen is not read any more, and demand waits for one wish at most.
+// A wish for a layer that has chosen is not read any more, and demand waits for one wish at most.
 func TestRefuted(t *testing.T) {
 	all := [][][]int32{{{0}, {0}, {0}, {0}}}
 	tr := planted(t, 8, mib, all)
@@ -273,21 +293,23 @@ func TestRefuted(t *testing.T) {
 		Disk: Disk{Bandwidth: mib / 0.010}, Compute: Compute{time.Millisecond, time.Millisecond},
 	}
 	got := forecast(t, tr, Forecast{&foretold{trace: tr, token: -1, wrong: 1, second: true}, []int{1}}, cfg)[0]
-	// Layer 0 asks at 1, has its expert at 11, and computes until 12. One wish is read from 11 to 21; the router of layer 1 is at 13, so the
-	// other one is refuted; demand is read from 21 to 31, and so on: three wishes in all, which delay three layers by 8 ms each. What layer 3 wishes
-	// for the next token is read as the first was, until the trace ends.
-	if got.SpeculativeBytes != 3*mib || got.WastedBytes != 3*mib || got.Stall != (10+3*18)*time.Millisecond || got.DemandBytes != 4*mib {
-		t.Errorf("%+v", got)
+	// Layer 0 asks at 1, has its expert at 11, and computes until 12. One wish is read from 11 to 21. The
+	// router of layer 1 is at 13, so the other wish is refuted. Demand is read from 21 to 31, and so on:
+	// three wishes in all, which delay three layers by 8 ms each. What layer 3 wishes for the next token
+	// is read as the first was, until the trace ends.
+	if got.SpeculativeBytes != 3*mib || got.WastedBytes != 3*mib || got.Stall != (10+3*18)*time.Millisecond ||
+		got.DemandBytes != 4*mib {
+		t.Errorf("result %+v, want three experts read ahead in vain", got)
 	}
-	// What is dropped before the end was read for nothing as well.
+	// What is dropped before the end was read in vain, too.
 	cfg.Capacity, cfg.Policy = 2*mib, moe.NewLRU(tr.Shape())
 	got = forecast(t, tr, Forecast{&foretold{trace: tr, token: -1, wrong: 1, second: true}, []int{1}}, cfg)[0]
 	if got.SpeculativeBytes == 0 || got.WastedBytes != got.SpeculativeBytes {
-		t.Errorf("%+v", got)
+		t.Errorf("result %+v, want those of dropped experts, too", got)
 	}
 }
 
-// Whatever is asked for, the cache is never larger than it may be, and the books balance.
+// Whatever is asked for, the cache is never larger than allowed, and the sums add up.
 func TestAccounts(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	for i := range 15 {
@@ -296,32 +318,37 @@ func TestAccounts(t *testing.T) {
 		for name, p := range policies(tr) {
 			cfg := Config{
 				Capacity: int64(r.IntN(24)) * mib, Policy: p, Threshold: float32(r.IntN(10)) / 10,
-				Disk: Disk{Bandwidth: float64(r.IntN(3)) * 1e9, Latency: time.Millisecond}, Compute: Compute{time.Duration(r.IntN(1e6)), time.Millisecond},
+				Disk:    Disk{Bandwidth: float64(r.IntN(3)) * 1e9, Latency: time.Millisecond},
+				Compute: Compute{time.Duration(r.IntN(1e6)), time.Millisecond},
 			}
 			m := newMachine(tr, &cfg)
 			f := Forecast{moe.NewIDs(s, []int{1, s.Layers}, 1<<20), []int{1, 2, s.Layers}}
 			for token := range tr.Tokens {
-				f.token(tr, token, make([]float32, s.Experts), []*machine{m})
+				f.runToken(tr, token, make([]float32, s.Experts), []*machine{m})
 				used := int64(0)
-				for at, id := range m.in {
-					used += m.bytes(id)
-					if m.items[id].at != at+1 {
-						t.Fatalf("%d: %s: expert %d is lost", i, name, id)
+				for at, id := range m.cached {
+					used += m.bytesOf(id)
+					if m.items[id].index != at+1 {
+						t.Fatalf("%d: %s: expert %d is not where its index says", i, name, id)
 					}
 				}
-				if used != m.used || used > cfg.Capacity {
-					t.Fatalf("%d: %s: %d bytes, of which %d are counted, in a cache of %d", i, name, used, m.used, cfg.Capacity)
+				if used != m.cachedBytes || used > cfg.Capacity {
+					t.Fatalf("%d: %s: %d bytes, of which %d are counted, in a cache of %d", i, name, used,
+						m.cachedBytes,
+						cfg.Capacity)
 				}
 			}
 			g := &m.result
-			if missed := int64(g.Used-g.Hits-g.Late) * mib; g.DemandBytes != missed || g.LateBytes != int64(g.Late)*mib || g.WastedBytes > g.SpeculativeBytes || m.now < int64(cfg.Compute.After)*30*4 {
-				t.Fatalf("%d: %s: %+v", i, name, g)
+			if missed := int64(g.Used-g.Hits-g.Late) * mib; g.DemandBytes != missed ||
+				g.LateBytes != int64(g.Late)*mib || g.WastedBytes > g.SpeculativeBytes ||
+				m.now < int64(cfg.Compute.After)*30*4 {
+				t.Fatalf("%d: %s: result %+v does not add up", i, name, g)
 			}
 		}
 	}
 }
 
-// Where nothing can be predicted nothing is read ahead.
+// Where nothing can be predicted, nothing is read ahead.
 func TestUniformIsLeftAlone(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 4))
 	all := make([][][]int32, 300)
@@ -333,29 +360,30 @@ func TestUniformIsLeftAlone(t *testing.T) {
 	}
 	tr := planted(t, 32, mib, all)
 	s := tr.Shape()
-	got := forecast(t, tr, IDs(s), Causal(s, 64*mib, Probable))[0]
+	got := forecast(t, tr, ForecastByIDs(s), ConfigByIDs(s, 64*mib, ProbableThreshold))[0]
 	if got.SpeculativeBytes > got.DemandBytes/50 || got.HitRate() < 0.4 || got.HitRate() > 0.6 {
-		t.Errorf("half of the experts fit: %+v", got)
+		t.Errorf("half of the experts fit: %+v, want nothing read ahead", got)
 	}
 }
 
 func TestRefuses(t *testing.T) {
 	tr := random(t, rand.New(rand.NewPCG(5, 5)), 2, 4, 1, 3)
 	lru := moe.NewLRU(tr.Shape())
-	if _, err := Run(t.Context(), planted(t, 4, 0, [][][]int32{{{1}}}), Forecast{}, Config{Policy: lru}); !errors.Is(err, ErrNoSizes) {
-		t.Error(err)
+	if _, err := Run(t.Context(), planted(t, 4, 0, [][][]int32{{{1}}}), Forecast{},
+		Config{Policy: lru}); !errors.Is(err, ErrNoSizes) {
+		t.Errorf("error %v, want %v", err, ErrNoDecode)
 	}
 	if _, err := Run(t.Context(), tr, Forecast{}, Config{Policy: lru, Capacity: -1}); err == nil {
-		t.Error("a cache of -1 bytes")
+		t.Error("Run took a cache of -1 bytes, want an error")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Run(ctx, tr, Forecast{}, Config{Policy: lru}); !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
 }
 
-// public reads a public trace that lies beside the repository, or skips the test.
+// public reads a public trace that lies beside the repository. If there is none, it skips the test.
 func public(t testing.TB, name string) *moe.Trace {
 	t.Helper()
 	f, err := os.Open(filepath.Join("..", "..", "..", "shared", "data", "moe-routes", name+".route.csv.gz"))
@@ -373,8 +401,8 @@ func public(t testing.TB, name string) *moe.Trace {
 	return tr
 }
 
-// The bars on a real model's routes: the best policy that does not know the future, and what it gains from reading ahead at no more bytes than LRU
-// reads.
+// The bars on a real model's routes: the best policy that does not know the future, and what it gains by
+// reading ahead no more bytes than LRU reads.
 func TestPublicReplay(t *testing.T) {
 	tr := public(t, "qwen")
 	s := tr.Shape()
@@ -385,20 +413,24 @@ func TestPublicReplay(t *testing.T) {
 	}{{1000, 0.46, 492, 400}, {2000, 0.64, 344, 230}, {4000, 0.83, 156, 108}}
 	var configs []Config
 	for _, bar := range bars {
-		configs = append(configs, Causal(s, bar.room*mib, 1), Causal(s, bar.room*mib, Probable))
+		configs = append(configs, ConfigByIDs(s, bar.room*mib, 1), ConfigByIDs(s, bar.room*mib, ProbableThreshold))
 	}
-	results := forecast(t, tr, IDs(s), configs...)
+	results := forecast(t, tr, ForecastByIDs(s), configs...)
 	for i, bar := range bars {
 		without, with := results[2*i], results[2*i+1]
 		belady := run(t, tr, Config{Capacity: bar.room * mib, Policy: NewBelady(tr), Threshold: 1})
 		perToken := func(b int64) float64 { return float64(b) / float64(with.Tokens) / mib }
-		t.Logf("%d MiB: hits %.3f, Belady's %.3f; with reading ahead %.1f missed, %.1f read, %.1f of them for nothing", bar.room, without.HitRate(), belady.HitRate(),
+		t.Logf("%d MiB: hits %.3f, Belady's %.3f; with reading ahead %.1f missed, %.1f read, "+
+			"%.1f of them for nothing", bar.room, without.HitRate(), belady.HitRate(),
 			perToken(with.DemandBytes), perToken(with.DemandBytes+with.SpeculativeBytes), perToken(with.WastedBytes))
 		if without.HitRate() < bar.hits || without.HitRate() > belady.HitRate() {
-			t.Errorf("%d MiB: hits %.3f, want %.2f at least, and Belady's %.3f at most", bar.room, without.HitRate(), bar.hits, belady.HitRate())
+			t.Errorf("%d MiB: hits %.3f, want %.2f at least, and Belady's %.3f at most", bar.room, without.HitRate(),
+				bar.hits, belady.HitRate())
 		}
-		if total, demand := perToken(with.DemandBytes+with.SpeculativeBytes), perToken(with.DemandBytes); total > float64(bar.total) || demand > float64(bar.demand) {
-			t.Errorf("%d MiB: %.1f MiB per token, %.1f of them missed, want at most %d, %d", bar.room, total, demand, bar.total, bar.demand)
+		if total, demand := perToken(with.DemandBytes+with.SpeculativeBytes),
+			perToken(with.DemandBytes); total > float64(bar.total) || demand > float64(bar.demand) {
+			t.Errorf("%d MiB: %.1f MiB per token, %.1f of them missed, want at most %d, %d", bar.room, total, demand,
+				bar.total, bar.demand)
 		}
 	}
 }

@@ -20,7 +20,7 @@ const mib = 1 << 20
 
 // locate says where a file is.
 func locate(t *testing.T, path string) proc.Place {
-	return proc.Place{Path: path, ID: proc.FileID(idOfFile(t, path))}
+	return proc.Place{Path: path, ID: idOfFile(t, path)}
 }
 
 // The disk is measured past the page cache. Only regular files are read.
@@ -64,5 +64,5 @@ func idOfFile(t *testing.T, path string) event.FileID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return event.FileID(id)
+	return id
 }

@@ -252,7 +252,7 @@ func TestRest(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, 4*mib), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f, err := OpenFile(proc.Place{Path: path, ID: proc.FileID(idOf(t, path))}, k.folioBytes)
+	f, err := OpenFile(proc.Place{Path: path, ID: idOf(t, path)}, k.folioBytes)
 	if err != nil {
 		t.Fatal(err)
 	}

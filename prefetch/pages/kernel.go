@@ -99,7 +99,7 @@ func (k *Kernel) Name() string { return k.queue.Name() }
 
 // Open implements Levers.
 func (k *Kernel) Open(path string, id event.FileID) (file int, size int64, err error) {
-	f, err := OpenFile(proc.Place{Path: path, ID: proc.FileID(id)}, k.folioBytes)
+	f, err := OpenFile(proc.Place{Path: path, ID: id}, k.folioBytes)
 	if err != nil {
 		return 0, 0, err
 	}

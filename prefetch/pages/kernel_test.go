@@ -208,5 +208,5 @@ func idOf(t *testing.T, path string) event.FileID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return event.FileID(id)
+	return id
 }

@@ -1,4 +1,5 @@
-// Package gather fills a [report.Report] with what a capture has: in one pass over each of its tables, in memory that is bounded whatever the capture's length.
+// Package gather sums up what a capture holds, and makes tables, figures and a [report.Report] of the
+// sums. It reads each table once or twice, in memory that is bounded whatever the length of the capture.
 package gather
 
 // This file sums up the tables' rows per step, per tensor, per layer and per component.
@@ -16,16 +17,19 @@ import (
 )
 
 const (
-	// maxCells bounds each matrix of tensors and steps: beyond it neighbouring steps are summed up together. 64 MiB each.
+	// maxCells bounds each matrix of tensors and steps to 64 MiB. Beyond it, neighbouring steps share a
+	// column.
 	maxCells = 16 << 20
-	// maxPoints is how many reads are kept as points: when there are twice as many, every other one is left out.
+	// maxPoints is how many reads are kept as points. When there are twice as many, every other one is
+	// dropped.
 	maxPoints = 1 << 16
 )
 
-// gap is how far a read begins from the end of the one before, in the same file.
+// gap is a class of distances: from the end of a read to the beginning of the next in the same file.
 type gap int
 
-// The classes of gaps. A read is backward if it begins before the end of the last one, as one of the same tensor again does.
+// The classes of gaps. A read goes back if it begins before the end of the last one. A second read of the
+// same tensor does.
 const (
 	gapSequential gap = iota // less than 128 kB
 	gapSmall                 // less than 1 MB
@@ -35,7 +39,10 @@ const (
 	gapBackLarge
 )
 
-var gapNames = []string{"sequential: less than 128 kB ahead", "ahead by less than 1 MB", "ahead by more", "back by less than 128 kB", "back by less than 1 MB", "back by more"}
+var gapNames = []string{
+	"sequential: less than 128 kB ahead", "ahead by less than 1 MB", "ahead by more", "back by less than 128 kB",
+	"back by less than 1 MB", "back by more",
+}
 
 func gapOf(from, to int64) gap {
 	d, backward := to-from, gap(0)
@@ -51,60 +58,67 @@ func gapOf(from, to int64) gap {
 	return backward + gapLarge
 }
 
-// Collector sums up rows. First come the steps, then accesses in the order of the table, then page-ins. It is for one goroutine.
+// Collector sums up the rows of one context and its model. It takes the steps first, then accesses in the order of
+// the table, then page-ins. It is for one goroutine.
 type Collector struct {
-	CPUs int // of the machine of the capture, on which its threads ran beside each other; 0: not known, see Compute
-	// Helped is how long a step takes with prefetchd, in so many bytes of memory for the model and itself, if it computes for so long, with a disk of so many bytes per second; 0: that is not known. nil: nothing is said of
-	// prefetchd.
+	// CPUs is how many processors the machine of the capture had, on which the target's threads ran at the
+	// same time. 0 says that it is not known. See Compute.
+	CPUs int
+	// Helped predicts how long a step takes with prefetchd. It is given the bytes of memory for the model and
+	// prefetchd, how long the step computes, and how many bytes per second the disk reads. It returns 0 if that
+	// is not known. If Helped is nil, nothing is said of prefetchd.
 	Helped func(memory int64, compute time.Duration, disk float64) time.Duration
 
-	structure []tables.StructureRow
-	context   int32
-	model     int32
-	steps     []step
-	index     map[int32]int // of a step's number
-	perBin    int           // steps in a column of the matrices
+	structure      []tables.StructureRow
+	context        int32
+	model          int32
+	steps          []stepSums    // of the context, in the order of time
+	stepIndex      map[int32]int // of steps, by the step's number
+	stepsPerColumn int           // of the matrices
 
-	seconds, disk, again, stall, bytes matrix
-	tensors                            []total
-	order                              []int32 // tensors by their first access
-	hasStall, hasTime, hasDisk         bool
+	// Sums per tensor and column: nanoseconds and bytes.
+	opNanos, fromDisk, reread, waiting, readBytes matrix
+	perTensor                                     []total // by row of the structure table
+	firstReads                                    []int32 // rows of the structure table, by their first access
+	hasStall, hasTime, hasDisk                    bool    // that was observed
 
-	points []report.Point
-	every  int // access is a point
-	reads  int
-	gaps   [gapBackLarge + 1]total
-	last   map[string]int64 // file: where the last read ended
-	file   string
-	most   float64 // where the file's reads end
+	// Where in the file reads are. Points are of one file, which has one scale.
+	points       []report.Point
+	pointEvery   int // one read in so many is a point
+	plottedReads int // reads of plottedFile
+	plottedFile  string
+	fileEnd      float64 // where the last read of plottedFile ends
+	gaps         [gapBackLarge + 1]total
+	lastEnd      map[string]int64 // where the last read of each file ended
 
-	experts [3]map[int32]*bitset // of each phase and tensor: those that were read
+	touchedExperts [3]map[int32]*bitset // by phase and tensor: the experts that were read
 
-	batch   int32  // tokens of most steps that generate
-	ops     [][]op // by the first tensor that they read
-	running run
+	// What Compute needs.
+	usualBatch int32  // tokens of most steps that generate
+	ops        [][]op // by the first tensor that an op reads
+	current    opRun
 }
 
-// step is one of the analysed context.
-type step struct {
-	row                       tables.StepRow // without ids and sequences
-	stall, disk, again, reads int64
-	accesses                  int64
-	tookStall                 bool
-	inOps                     int64 // time of ops, ns; see Compute
-	untimed                   bool  // of some that was not observed
+// stepSums is what a step read, and how long it waited and computed.
+type stepSums struct {
+	row                        tables.StepRow // without ids and sequences
+	stall, disk, reread, bytes int64
+	accesses                   int64
+	hasStall                   bool
+	opNanos                    int64 // sum over the ops; see Compute
+	lacksTimes                 bool  // the time of an op was not observed
 }
 
-// total is what was read, by whatever it is of.
+// total is what was read of a tensor, a layer, or anything else, and how long that took.
 type total struct {
-	accesses, bytes, disk, again, stall, nanos int64
-	causes                                     [causes]int64 // again, by event.Cause
+	accesses, bytes, disk, reread, stall, nanos int64
+	causes                                      [causeCount]int64 // bytes of reread, by event.Cause
 }
 
-// causes is how many there are.
-const causes = int(event.CauseOther) + 1
+// causeCount is the number of causes.
+const causeCount = int(event.CauseOther) + 1
 
-// matrix has a value per tensor and column; a row is made when it gets its first value.
+// matrix has a value per tensor and column. A row is made when it gets its first value.
 type matrix struct {
 	rows    map[int32][]float32
 	columns int
@@ -119,123 +133,135 @@ func (m *matrix) add(tensor int32, column int, v float64) {
 	row[column] += float32(v)
 }
 
-// New returns a collector for one context and its model. Steps are those of that context, in the order of time; others are ignored.
+// New returns a collector for one context and its model. Steps are those of the capture in the order of
+// time. Those of other contexts are ignored.
 func New(structure []tables.StructureRow, context, model int32, steps []tables.StepRow) *Collector {
-	c := &Collector{structure: structure, context: context, model: model, index: map[int32]int{}, tensors: make([]total, len(structure)), every: 1, last: map[string]int64{}, ops: make([][]op, len(structure)), running: run{step: -1}}
+	c := &Collector{
+		structure: structure, context: context, model: model, stepIndex: map[int32]int{},
+		perTensor: make([]total, len(structure)), pointEvery: 1, lastEnd: map[string]int64{},
+		ops: make([][]op, len(structure)), current: opRun{step: -1},
+	}
 	batches := map[int32]int{}
 	for _, s := range steps {
 		if s.Context != context {
 			continue
 		}
 		s.TokenIDs, s.Sequences = nil, nil
-		c.index[s.Step] = len(c.steps)
-		c.steps = append(c.steps, step{row: s})
+		c.stepIndex[s.Step] = len(c.steps)
+		c.steps = append(c.steps, stepSums{row: s})
 		if s.Phase == tables.PhaseGeneration {
 			batches[s.Tokens]++
-			if n := batches[s.Tokens]; n > batches[c.batch] || n == batches[c.batch] && s.Tokens < c.batch {
-				c.batch = s.Tokens
+			if n := batches[s.Tokens]; n > batches[c.usualBatch] || n == batches[c.usualBatch] &&
+				s.Tokens < c.usualBatch {
+				c.usualBatch = s.Tokens
 			}
 		}
 	}
-	of := 0
+	tensors := 0
 	for i := range structure {
 		if structure[i].Model == model {
-			of++
+			tensors++
 		}
 	}
-	c.perBin = max(1, (len(c.steps)*of+maxCells-1)/maxCells)
-	for _, m := range []*matrix{&c.seconds, &c.disk, &c.again, &c.stall, &c.bytes} {
-		*m = matrix{map[int32][]float32{}, (len(c.steps) + c.perBin - 1) / c.perBin}
+	c.stepsPerColumn = max(1, (len(c.steps)*tensors+maxCells-1)/maxCells)
+	for _, m := range []*matrix{&c.opNanos, &c.fromDisk, &c.reread, &c.waiting, &c.readBytes} {
+		*m = matrix{map[int32][]float32{}, (len(c.steps) + c.stepsPerColumn - 1) / c.stepsPerColumn}
 	}
 	return c
 }
 
-// Access adds a row of the access table.
+// Access adds a row of the access table. It fails if the row contradicts the structure table.
 func (c *Collector) Access(a *tables.Access) error {
-	at, ok := c.index[a.Step]
+	step, ok := c.stepIndex[a.Step]
 	if !ok || a.Context != c.context {
 		return nil
 	}
-	if a.Tensor < 0 || int(a.Tensor) >= len(c.structure) || a.Bytes < 0 || a.Offset < 0 || a.Offset > math.MaxInt64-a.Bytes {
-		return fmt.Errorf("an access to tensor %d of %d, of %d bytes at %d", a.Tensor, len(c.structure), a.Bytes, a.Offset)
+	if a.Tensor < 0 || int(a.Tensor) >= len(c.structure) || a.Bytes < 0 || a.Offset < 0 ||
+		a.Offset > math.MaxInt64-a.Bytes {
+		return fmt.Errorf("an access to tensor %d of %d, of %d bytes at %d", a.Tensor, len(c.structure), a.Bytes,
+			a.Offset)
 	}
-	s, t, of := &c.steps[at], &c.tensors[a.Tensor], &c.structure[a.Tensor]
-	if t.accesses == 0 {
-		c.order = append(c.order, a.Tensor)
+	s, sums, tensor := &c.steps[step], &c.perTensor[a.Tensor], &c.structure[a.Tensor]
+	if sums.accesses == 0 {
+		c.firstReads = append(c.firstReads, a.Tensor)
 	}
-	t.accesses++
-	t.bytes += a.Bytes
-	s.reads += a.Bytes
+	sums.accesses++
+	sums.bytes += a.Bytes
+	s.bytes += a.Bytes
 	s.accesses++
-	column := at / c.perBin
-	c.bytes.add(a.Tensor, column, float64(a.Bytes))
+	column := step / c.stepsPerColumn
+	c.readBytes.add(a.Tensor, column, float64(a.Bytes))
 	if a.Duration >= 0 {
 		c.hasTime = true
-		t.nanos += a.Duration
-		c.seconds.add(a.Tensor, column, float64(a.Duration))
+		sums.nanos += a.Duration
+		c.opNanos.add(a.Tensor, column, float64(a.Duration))
 	}
 	if a.Stall >= 0 {
-		c.hasStall, s.tookStall = true, true
-		t.stall += a.Stall
+		c.hasStall, s.hasStall = true, true
+		sums.stall += a.Stall
 		s.stall += a.Stall
-		c.stall.add(a.Tensor, column, float64(a.Stall))
+		c.waiting.add(a.Tensor, column, float64(a.Stall))
 	}
-	c.touch(a, s.row.Phase)
-	c.ran(a, at)
-	c.point(a, s, at, of)
+	c.addExperts(a, s.row.Phase)
+	c.addToOp(a, step)
+	c.addPoint(a, s, step, tensor)
 	return nil
 }
 
-// point keeps where the access read, if it is one of those that are kept, and counts its gaps. Of a mixture each chosen expert's slice is a read.
-func (c *Collector) point(a *tables.Access, s *step, at int, of *tables.StructureRow) {
+// addPoint adds where an access read. Of a mixture of experts, the slice of each chosen expert is a read.
+func (c *Collector) addPoint(a *tables.Access, s *stepSums, step int, tensor *tables.StructureRow) {
 	passed := 0.0
 	if s.row.End > s.row.Begin {
 		passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
 	}
-	if n := int64(len(a.Experts)); n > 0 && of.ExpertStride > 0 && of.Experts > 0 {
-		each := min(a.Bytes/n, of.ExpertStride)
+	if n := int64(len(a.Experts)); n > 0 && tensor.ExpertStride > 0 && tensor.Experts > 0 {
+		each := min(a.Bytes/n, tensor.ExpertStride)
 		for _, e := range a.Experts {
-			if e >= 0 && e < of.Experts && int64(e) <= (math.MaxInt64-each-of.Offset)/of.ExpertStride {
-				c.readAt(of.File, of.Offset+int64(e)*of.ExpertStride, each, float64(at)+passed)
+			if e >= 0 && e < tensor.Experts && int64(e) <= (math.MaxInt64-each-tensor.Offset)/tensor.ExpertStride {
+				c.addRead(tensor.File, tensor.Offset+int64(e)*tensor.ExpertStride, each, float64(step)+passed)
 			}
 		}
 		return
 	}
-	c.readAt(of.File, a.Offset, a.Bytes, float64(at)+passed)
+	c.addRead(tensor.File, a.Offset, a.Bytes, float64(step)+passed)
 }
 
-// readAt is a read of so many bytes, at a time in steps.
-func (c *Collector) readAt(file string, offset, bytes int64, when float64) {
-	end, before := c.last[file]
+// addRead counts the gap before a read of so many bytes, and keeps the read as a point if it is one of
+// those that are kept. The time is the step's index, and how much of the step has passed.
+func (c *Collector) addRead(file string, offset, bytes int64, when float64) {
+	end, before := c.lastEnd[file]
 	kind := gapOf(end, offset)
-	c.last[file] = offset + bytes
+	c.lastEnd[file] = offset + bytes
 	if before {
 		c.gaps[kind].accesses++
 		c.gaps[kind].bytes += bytes
 	}
-	if c.file == "" {
-		c.file = file
+	if c.plottedFile == "" {
+		c.plottedFile = file
 	}
-	if file != c.file { // one file has one scale
+	if file != c.plottedFile { // one file has one scale
 		return
 	}
-	c.most = max(c.most, float64(offset+bytes))
-	if c.reads%c.every == 0 {
-		c.points = append(c.points, report.Point{Step: when, Offset: float64(offset), Bytes: float64(bytes), Kind: int(kind)})
+	c.fileEnd = max(c.fileEnd, float64(offset+bytes))
+	if c.plottedReads%c.pointEvery == 0 {
+		c.points = append(c.points, report.Point{
+			Step: when, Offset: float64(offset), Bytes: float64(bytes), Kind: int(kind),
+		})
 		if len(c.points) == 2*maxPoints {
 			for i := range maxPoints {
 				c.points[i] = c.points[2*i]
 			}
-			c.points, c.every = c.points[:maxPoints], 2*c.every
+			c.points, c.pointEvery = c.points[:maxPoints], 2*c.pointEvery
 		}
 	}
-	c.reads++
+	c.plottedReads++
 }
 
-// Order are the tensors that were read, as rows of the structure table, in the order of their first reads. Do not write to it.
-func (c *Collector) Order() []int32 { return c.order }
+// Order has the tensors that were read, as rows of the structure table, in the order of their first
+// reads. Do not write to it.
+func (c *Collector) Order() []int32 { return c.firstReads }
 
-// Steps are the steps of the context, in the order of time, without ids and sequences.
+// Steps has the steps of the context in the order of time, without ids and sequences.
 func (c *Collector) Steps() []tables.StepRow {
 	all := make([]tables.StepRow, len(c.steps))
 	for i := range c.steps {
@@ -244,43 +270,43 @@ func (c *Collector) Steps() []tables.StepRow {
 	return all
 }
 
-// Observed says that page-ins were, even if none happened.
-func (c *Collector) Observed() { c.hasDisk = true }
+// ObservePageIns says that page-ins were observed, even if none follow.
+func (c *Collector) ObservePageIns() { c.hasDisk = true }
 
 // PageIn adds a row of the pagein table.
 func (c *Collector) PageIn(r *tables.PageInRow) {
 	if r.Model != c.model || r.Bytes < 0 {
 		return
 	}
-	at, ok := c.index[r.Step]
+	step, ok := c.stepIndex[r.Step]
 	if !ok && r.Step < 0 { // another process read it, ahead of the target perhaps
-		at, ok = c.during(r.Timestamp)
+		step, ok = c.stepAt(r.Timestamp)
 	}
 	if ok {
-		c.steps[at].disk += r.Bytes
+		c.steps[step].disk += r.Bytes
 		if r.Rereads > 0 {
-			c.steps[at].again += r.Bytes
+			c.steps[step].reread += r.Bytes
 		}
 	}
 	if r.Tensor < 0 || int(r.Tensor) >= len(c.structure) {
 		return
 	}
-	t := &c.tensors[r.Tensor]
+	t := &c.perTensor[r.Tensor]
 	t.disk += r.Bytes
 	if ok {
-		c.disk.add(r.Tensor, at/c.perBin, float64(r.Bytes))
+		c.fromDisk.add(r.Tensor, step/c.stepsPerColumn, float64(r.Bytes))
 	}
 	if r.Rereads > 0 {
-		t.again += r.Bytes
-		t.causes[min(int(r.Cause), causes-1)] += r.Bytes
+		t.reread += r.Bytes
+		t.causes[min(int(r.Cause), causeCount-1)] += r.Bytes
 		if ok {
-			c.again.add(r.Tensor, at/c.perBin, float64(r.Bytes))
+			c.reread.add(r.Tensor, step/c.stepsPerColumn, float64(r.Bytes))
 		}
 	}
 }
 
-// during is the step in which a time is.
-func (c *Collector) during(at int64) (index int, ok bool) {
+// stepAt finds the step that was under way at a time.
+func (c *Collector) stepAt(at int64) (index int, ok bool) {
 	i := sort.Search(len(c.steps), func(i int) bool { return c.steps[i].row.Begin > at }) - 1
 	return i, i >= 0 && at <= c.steps[i].row.End
 }
@@ -302,23 +328,23 @@ func (b bitset) count() (n int64) {
 	return n
 }
 
-// touch notes which experts an access reads.
-func (c *Collector) touch(a *tables.Access, phase tables.Phase) {
+// addExperts notes which experts an access reads.
+func (c *Collector) addExperts(a *tables.Access, phase tables.Phase) {
 	const most = 1 << 14 // experts of a tensor
-	if len(a.Experts) == 0 || int(phase) >= len(c.experts) || c.structure[a.Tensor].Experts > most {
+	if len(a.Experts) == 0 || int(phase) >= len(c.touchedExperts) || c.structure[a.Tensor].Experts > most {
 		return
 	}
-	if c.experts[phase] == nil {
-		c.experts[phase] = map[int32]*bitset{}
+	if c.touchedExperts[phase] == nil {
+		c.touchedExperts[phase] = map[int32]*bitset{}
 	}
-	of := c.experts[phase][a.Tensor]
-	if of == nil {
-		of = &bitset{}
-		c.experts[phase][a.Tensor] = of
+	touched := c.touchedExperts[phase][a.Tensor]
+	if touched == nil {
+		touched = &bitset{}
+		c.touchedExperts[phase][a.Tensor] = touched
 	}
 	for _, e := range a.Experts {
 		if e >= 0 && e < c.structure[a.Tensor].Experts {
-			of.add(e)
+			touched.add(e)
 		}
 	}
 }

@@ -9,96 +9,107 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// op is what the runs of an op on the same weights have in common. Only the steps that generate, of the size that most have, are looked at.
+// op is what the runs of an op on the same weights have in common. Runs count only in steps that generate
+// as many tokens as most do.
 type op struct {
-	name  string
-	bytes int64 // of all weights that it reads: the most of any run
-	runs  int
-	least int64 // the shortest run, ns, without what it waited at least
+	name     string
+	bytes    int64 // of all weights that the op reads: the most of any run
+	runs     int
+	shortest int64 // the shortest run, ns, without what it waited at least
 }
 
-// run is an op of which rows may still come: it has one for each weight that it reads.
-type run struct {
-	step        int // an index of Collector.steps; -1: no op
+// opRun is the run of an op that is under way. It has a row of the access table for each weight that it
+// reads, and more of these may come.
+type opRun struct {
+	step        int // an index of Collector.steps; -1: no op is under way
 	tensor      int32
 	name        string
 	thread      int32
 	begin, took int64
 	bytes       int64
 	stall       int64 // of all threads together, as far as it was observed
-	usual       bool  // its step is of those that are looked at
-	missed      bool  // its time was not observed
+	counts      bool  // its step generates as many tokens as most do
+	untimed     bool  // its time was not observed
 }
 
-// ran adds a row to the op that is under way, or ends that and begins another.
-func (c *Collector) ran(a *tables.Access, step int) {
-	r := &c.running
+// addToOp adds a row to the op that is under way, or ends that op and begins another.
+func (c *Collector) addToOp(a *tables.Access, step int) {
+	r := &c.current
 	if r.step == step && r.begin == a.Timestamp && r.thread == a.Thread && r.name == a.Op {
 		r.bytes += a.Bytes
 		r.stall += max(a.Stall, 0)
 		return
 	}
-	c.endRun()
+	c.endOp()
 	s := &c.steps[step].row
-	*r = run{
-		step: step, tensor: a.Tensor, name: a.Op, thread: a.Thread, begin: a.Timestamp, took: a.Duration, bytes: a.Bytes, stall: max(a.Stall, 0),
-		usual: s.Phase == tables.PhaseGeneration && s.Tokens == c.batch, missed: a.Duration < 0,
+	*r = opRun{
+		step: step, tensor: a.Tensor, name: a.Op, thread: a.Thread, begin: a.Timestamp, took: a.Duration,
+		bytes: a.Bytes, stall: max(a.Stall, 0),
+		counts: s.Phase == tables.PhaseGeneration && s.Tokens == c.usualBatch, untimed: a.Duration < 0,
 	}
 }
 
-func (c *Collector) endRun() {
-	r := &c.running
-	if r.step < 0 || !r.usual {
+func (c *Collector) endOp() {
+	r := &c.current
+	if r.step < 0 || !r.counts {
 		r.step = -1
 		return
 	}
-	at := &c.steps[r.step]
+	step := &c.steps[r.step]
 	r.step = -1
-	if r.missed {
-		at.untimed = true
+	if r.untimed {
+		step.lacksTimes = true
 		return
 	}
-	if at.inOps += r.took; at.inOps < 0 { // of a damaged capture
-		at.inOps, at.untimed = 0, true
+	if step.opNanos += r.took; step.opNanos < 0 { // a damaged capture
+		step.opNanos, step.lacksTimes = 0, true
 		return
 	}
 	took := r.took
 	if c.CPUs > 0 {
 		took = max(took-r.stall/int64(c.CPUs), 0)
 	}
-	of := c.ops[r.tensor]
-	i := slices.IndexFunc(of, func(o op) bool { return o.name == r.name })
+	ops := c.ops[r.tensor]
+	i := slices.IndexFunc(ops, func(o op) bool { return o.name == r.name })
 	if i < 0 {
-		i = len(of)
-		of = append(of, op{name: r.name, least: took})
-		c.ops[r.tensor] = of
+		i = len(ops)
+		ops = append(ops, op{name: r.name, shortest: took})
+		c.ops[r.tensor] = ops
 	}
-	o := &of[i]
+	o := &ops[i]
 	o.runs++
-	o.bytes, o.least = max(o.bytes, r.bytes), min(o.least, took)
+	o.bytes, o.shortest = max(o.bytes, r.bytes), min(o.shortest, took)
 }
 
-// Compute is how long a step that generates takes if it waits for nothing, as far as the capture tells: the sum over its ops, and the least that any step took besides them. An op takes what its
-// fastest run did, or what the fastest fiftieth of the ops of its kind did, if that is less: those with the same name and type of weight, by time per byte, or, where bytes are few, those that
-// read as many. So what is never in memory when it is needed is judged by what is. How long threads waited is known as their sum: an op waited for that by the number of processors at least, which is taken from its time (if Collector.CPUs is known); all of it may be more than that. It is 0 if times were not observed.
+// Compute estimates how long a step that generates takes if it waits for nothing. It is the sum over the
+// step's ops, and the least time that any step spent outside of ops. It is 0 if times were not observed.
+//
+// An op takes as long as its fastest run, or as the fastest fiftieth of the ops of its kind, if that is
+// less. So an op whose weights are never in memory when it needs them is judged by others. Ops of a kind
+// have the same name and type of weight. They are compared by time per byte, or, if they read few bytes,
+// with ops that read as many.
+//
+// How long threads waited is known as a sum over the threads. An op waited for at least that sum divided
+// by the number of processors. This is taken from its time if Collector.CPUs is known.
 func (c *Collector) Compute() time.Duration {
-	c.endRun()
+	c.endOp()
 	const (
-		few     = 64 << 10 // bytes: time is not for them
-		fastest = 50       // one in so many
+		few     = 64 << 10 // ops that read fewer bytes do not take time in proportion to them
+		fastest = 50       // the fastest one in fifty
 	)
 	type kind struct {
 		name, weight string
-		bytes        int64 // 0: many
+		bytes        int64 // 0 if time is in proportion to bytes
 	}
-	of := func(tensor int32, o *op) kind {
+	kindOf := func(tensor int32, o *op) kind {
 		k := kind{name: o.name, weight: c.structure[tensor].Type}
 		if o.bytes < few {
 			k.bytes = max(o.bytes, 1)
 		}
 		return k
 	}
-	per := func(k kind, o *op) float64 { // what is compared within a kind is for so many bytes
+	// per is what the times of a kind are divided by to compare them.
+	per := func(k kind, o *op) float64 {
 		if k.bytes > 0 {
 			return 1
 		}
@@ -108,12 +119,12 @@ func (c *Collector) Compute() time.Duration {
 	steps, rest := 0, int64(-1)
 	for i := range c.steps {
 		s := &c.steps[i]
-		if s.inOps == 0 {
+		if s.opNanos == 0 {
 			continue
 		}
 		steps++
-		if !s.untimed && s.row.End != tables.NotObserved && s.row.End > s.row.Begin {
-			if r := max(s.row.End-s.row.Begin-s.inOps, 0); rest < 0 || r < rest {
+		if !s.lacksTimes && s.row.End != tables.NotObserved && s.row.End > s.row.Begin {
+			if r := max(s.row.End-s.row.Begin-s.opNanos, 0); rest < 0 || r < rest {
 				rest = r
 			}
 		}
@@ -123,8 +134,8 @@ func (c *Collector) Compute() time.Duration {
 	}
 	for tensor, all := range c.ops {
 		for i := range all {
-			k := of(int32(tensor), &all[i])
-			paces[k] = append(paces[k], float64(all[i].least)/per(k, &all[i]))
+			k := kindOf(int32(tensor), &all[i])
+			paces[k] = append(paces[k], float64(all[i].shortest)/per(k, &all[i]))
 		}
 	}
 	for _, all := range paces {
@@ -134,8 +145,8 @@ func (c *Collector) Compute() time.Duration {
 	for tensor, all := range c.ops {
 		for i := range all {
 			o := &all[i]
-			k := of(int32(tensor), o)
-			took := min(float64(o.least), paces[k][len(paces[k])/fastest]*per(k, o))
+			k := kindOf(int32(tensor), o)
+			took := min(float64(o.shortest), paces[k][len(paces[k])/fastest]*per(k, o))
 			sum += took * float64(o.runs) / float64(steps)
 		}
 	}

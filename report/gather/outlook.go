@@ -13,39 +13,47 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Outlook is what the tokens of a capture waited for, and what could be expected of more memory, and of reading ahead. Figures are medians over the generated tokens but the
-// first; what is not known is 0.
+// Outlook says what the tokens of a capture waited for, and what could be expected of more memory, and of
+// reading ahead. Figures are medians over the generated tokens but the first. What is not known is 0.
 type Outlook struct {
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	TokensPerStep   float64 `json:"tokens_per_step"` // that generates: several sequences, or guesses, share what it reads
-	Read            float64 `json:"read_bytes_per_token"`
-	Disk            float64 `json:"disk_bytes_per_token"`
-	Again           float64 `json:"reread_bytes_per_token"`
-	Stalled         float64 `json:"stalled_share"`               // of a token's time, summed over the threads: it may be more than 1
-	DiskRate        float64 `json:"disk_bytes_per_second"`       // while tokens were generated
-	Probed          float64 `json:"disk_probed"`                 // what tracer has measured that the disk reads, bytes per second
-	Bandwidth       float64 `json:"disk_bandwidth"`              // the greater of the two above, if the disk was measured
-	Limit           int64   `json:"memory_limit_bytes"`          // of the process's control group
-	LimitOf         string  `json:"memory_limit_of"`             // which limit that is
-	Compute         float64 `json:"compute_s"`                   // of a step, if it waits for nothing
-	Missing         int64   `json:"missing_bytes"`               // memory that is short of what all weights need
-	Fits            float64 `json:"tokens_per_second_fits"`      // expected if nothing was missing
-	Ahead           float64 `json:"tokens_per_second_ahead"`     // at most, with this memory and disk, if all is read ahead
-	Helped          float64 `json:"tokens_per_second_prefetchd"` // expected with prefetchd
-	tokens          int
-	disk, stalls    bool // observed
-	routed          bool // tokens read different experts
+	// TokensPerStep counts the tokens of a step that generates. Several sequences, or guessed tokens,
+	// share what it reads.
+	TokensPerStep float64 `json:"tokens_per_step"`
+	Read          float64 `json:"read_bytes_per_token"`
+	Disk          float64 `json:"disk_bytes_per_token"`
+	Again         float64 `json:"reread_bytes_per_token"`
+	// Stalled is the share of a token's time, summed over the threads: it may be more than 1.
+	Stalled  float64 `json:"stalled_share"`
+	DiskRate float64 `json:"disk_bytes_per_second"` // while tokens were generated
+	// Probed is how many bytes per second the disk can read, as tracer has measured it.
+	Probed float64 `json:"disk_probed"`
+	// Bandwidth is the greater of the two above, if the disk was measured.
+	Bandwidth float64 `json:"disk_bandwidth"`
+	Limit     int64   `json:"memory_limit_bytes"`     // of the process's control group
+	LimitOf   string  `json:"memory_limit_of"`        // which limit that is
+	Compute   float64 `json:"compute_s"`              // of a step that waits for nothing
+	Missing   int64   `json:"missing_bytes"`          // bytes of memory that are missing to hold what a step reads
+	Fits      float64 `json:"tokens_per_second_fits"` // expected if nothing was missing
+	// Ahead is the most that this memory and disk allow, if everything is read ahead.
+	Ahead        float64 `json:"tokens_per_second_ahead"`
+	Helped       float64 `json:"tokens_per_second_prefetchd"` // expected with prefetchd
+	tokens       int
+	disk, stalls bool // observed
+	routed       bool // tokens read different experts
 }
 
-// Outlook computes it. Compute is how long a step takes if it waits for nothing; 0 if that is not known. What is expected is not said of mixtures of experts, whose tokens
-// read different bytes, and without the limit of memory and the disk's bandwidth.
+// Outlook computes the outlook. Compute is how long a step takes if it waits for nothing; 0 if that is
+// not known. Nothing is expected of mixtures of experts, whose tokens read different bytes, nor where the
+// limit of memory is not known. What reading ahead would gain is left out if the disk's bandwidth is not
+// known.
 func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	times, bytes, disk, again, stalled, tokens := c.perToken()
 	o := &Outlook{tokens: tokens, disk: c.hasDisk, stalls: c.hasStall && len(stalled) > 0}
 	if tokens == 0 {
 		return o
 	}
-	o.TokensPerStep = float64(max(c.batch, 1))
+	o.TokensPerStep = float64(max(c.usualBatch, 1))
 	o.Read = stats.Median(bytes)
 	o.Compute = compute.Seconds()
 	if c.hasDisk {
@@ -66,7 +74,7 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	if m := meta.Memory; m != nil {
 		o.Limit, o.LimitOf, other = m.LimitBytes, m.Of, m.OtherBytes
 	}
-	for _, t := range c.order {
+	for _, t := range c.firstReads {
 		o.routed = o.routed || c.structure[t].Experts > 0
 	}
 	if o.Limit <= 0 || o.routed || !o.Short() {
@@ -90,13 +98,14 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 }
 
 // Short says whether tokens need what memory does not hold.
-func (o *Outlook) Short() bool { return o.Disk > little*o.Read }
+func (o *Outlook) Short() bool { return o.Disk > littleFromDisk*o.Read }
 
 // Routed says whether tokens read different experts.
 func (o *Outlook) Routed() bool { return o.routed }
 
-// Touched is how many bytes per second came from disk while a step did not compute; 0 if that is not known.
-func (o *Outlook) Touched(compute time.Duration) float64 {
+// TouchedRate is how many bytes per second came from disk in the time that a step did not compute. It is
+// 0 if that is not known.
+func (o *Outlook) TouchedRate(compute time.Duration) float64 {
 	if !o.Short() || o.TokensPerSecond <= 0 {
 		return 0
 	}
@@ -112,39 +121,49 @@ func (o *Outlook) Sentences() (all []string) {
 		return nil
 	}
 	if !o.Short() {
-		all = append(all, fmt.Sprintf("Memory suffices: of the %.3g MiB that a token reads, %.2g come from disk.", o.Read/mib, o.Disk/mib))
+		all = append(all, fmt.Sprintf("Memory suffices: of the %.3g MiB that a token reads, %.2g come from disk.",
+			o.Read/mib, o.Disk/mib))
 	} else {
 		at := ""
 		perSecond := func(rate float64) string { return humanize.Bytes(uint64(rate)) + "/s" }
 		switch {
 		case o.Probed <= 0 || o.DiskRate <= 0:
 		case o.DiskRate > o.Probed:
-			at = fmt.Sprintf(", at %s, which is all that this disk can read as far as is known (tracer had measured %s)", perSecond(o.DiskRate), perSecond(o.Probed))
+			at = fmt.Sprintf(
+				", at %s, which is all that this disk can read as far as is known (tracer had measured %s)",
+				perSecond(o.DiskRate), perSecond(o.Probed))
 		default:
-			at = fmt.Sprintf(", at %.0f %% of what this disk can read (%s)", 100*o.DiskRate/o.Probed, perSecond(o.Probed))
+			at = fmt.Sprintf(", at %.0f %% of what this disk can read (%s)", 100*o.DiskRate/o.Probed,
+				perSecond(o.Probed))
 		}
-		all = append(all, fmt.Sprintf("Memory is short: for the %.3g MiB that a token reads, %.3g MiB come from disk, %.3g of them not for the first time%s.", o.Read/mib, o.Disk/mib, o.Again/mib, at))
+		all = append(all, fmt.Sprintf("Memory is short: for the %.3g MiB that a token reads, %.3g MiB come from "+
+			"disk, %.3g of them not for the first time%s.", o.Read/mib, o.Disk/mib, o.Again/mib, at))
 	}
-	const more = 1.05 // less is nothing to promise
+	const more = 1.05 // a smaller gain is nothing to promise
 	if o.Fits > more*o.TokensPerSecond && o.TokensPerSecond > 0 {
-		text := fmt.Sprintf("With %.3g MiB more than the limit of %.4g MiB (%s) it would be about %.1f times as fast (%.3g tok/s instead of %.3g)",
-			float64(o.Missing)/mib, float64(o.Limit)/mib, o.LimitOf, o.Fits/o.TokensPerSecond, o.Fits, o.TokensPerSecond)
+		text := fmt.Sprintf("With %.3g MiB more than the limit of %.4g MiB (%s) it would be about %.1f times as "+
+			"fast (%.3g tok/s instead of %.3g)",
+			float64(o.Missing)/mib, float64(o.Limit)/mib, o.LimitOf, o.Fits/o.TokensPerSecond, o.Fits,
+			o.TokensPerSecond)
 		if o.Helped > more*o.TokensPerSecond {
-			text += fmt.Sprintf("; as it is, prefetchd is expected to reach %.3g tok/s (%.3g at most)", o.Helped, o.Ahead)
+			text += fmt.Sprintf("; as it is, prefetchd is expected to reach %.3g tok/s (%.3g at most)", o.Helped,
+				o.Ahead)
 		}
 		all = append(all, text+".")
 	}
 	if o.Short() && o.routed {
-		all = append(all, "What more memory would be worth depends on which experts tokens choose: `analyze whatif` and `analyze moe` replay their choices.")
+		all = append(all, "What more memory would be worth depends on which experts tokens choose: `analyze "+
+			"whatif` and `analyze moe` replay their choices.")
 	}
 	if o.stalls {
-		all = append(all, fmt.Sprintf("Waiting for the disk takes %.0f %% of a token's time, summed over its threads; what the kernel does to read and to map pages is not in that.", 100*o.Stalled))
+		all = append(all, fmt.Sprintf("Waiting for the disk takes %.0f %% of a token's time, summed over its "+
+			"threads; what the kernel does to read and to map pages is not in that.", 100*o.Stalled))
 	}
 	return all
 }
 
-// Lacks are what the capture would have to tell for a whole verdict, each with how it is recorded.
-func (c *Collector) Lacks(meta *tables.Meta) (all []string) {
+// MissingData lists what the capture would have to tell for a whole verdict, and how that is recorded.
+func (c *Collector) MissingData(meta *tables.Meta) (all []string) {
 	if !c.hasDisk {
 		all = append(all, "what came from disk, and why: `tracer --detail op+io` records it")
 	}
@@ -158,7 +177,8 @@ func (c *Collector) Lacks(meta *tables.Meta) (all []string) {
 		return all
 	}
 	if meta.Memory == nil || meta.Memory.LimitBytes <= 0 {
-		all = append(all, "a limit of the target's memory: none of its control groups had one when tracer looked, so that it is not known how much memory is missing")
+		all = append(all, "a limit of the target's memory: none of its control groups had one when tracer looked, "+
+			"so that it is not known how much memory is missing")
 	}
 	if meta.Disk == nil || meta.Disk.BytesPerSecond <= 0 {
 		all = append(all, "what the disk can read: tracer measures it when its command has ended, without --no-probe")

@@ -1,6 +1,6 @@
 package gather
 
-// This file makes the report of the sums.
+// This file makes a report of the sums.
 
 import (
 	"fmt"
@@ -15,18 +15,18 @@ import (
 )
 
 // seconds is how long a step took; NaN if its end was not observed.
-func (s *step) seconds() float64 {
+func (s *stepSums) seconds() float64 {
 	if s.row.End == tables.NotObserved || s.row.End <= s.row.Begin {
 		return math.NaN()
 	}
 	return float64(s.row.End-s.row.Begin) / 1e9
 }
 
-// Report makes the page of what was collected. Title is its first line; compute as in Outlook.
+// Report makes the page of what was collected. Title is its first line. Compute is as in Outlook.
 func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duration) *report.Report {
 	r := &report.Report{Title: title, Series: c.series(), Heat: c.heatmaps()}
 	for _, sheet := range []*Sheet{c.Phases(), c.Components(), c.Layers(), c.Gaps(), c.Tensors()} {
-		r.Tables = append(r.Tables, sheet.page())
+		r.Tables = append(r.Tables, sheet.table())
 	}
 	for i := range c.steps {
 		s := &c.steps[i].row
@@ -37,15 +37,18 @@ func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duratio
 		r.Steps = append(r.Steps, report.Step{Label: label, Phase: s.Phase.String()})
 	}
 	if len(c.points) > 0 {
-		r.Offsets = &report.Offsets{Size: c.most, Kinds: gapNames, Count: len(c.points), At: func(i int) report.Point { return c.points[i] }}
+		r.Offsets = &report.Offsets{
+			Size: c.fileEnd, Kinds: gapNames, Count: len(c.points),
+			At: func(i int) report.Point { return c.points[i] },
+		}
 	}
 	r.Facts, r.Verdict = c.facts(meta, compute)
-	r.Notes = c.Lacks(meta)
+	r.Notes = c.MissingData(meta)
 	return r
 }
 
-// generated are the steps that generate a token, but for the first.
-func (c *Collector) generated() (all []*step) {
+// generatedSteps are the steps that generate a token, without the first.
+func (c *Collector) generatedSteps() (all []*stepSums) {
 	for i := range c.steps {
 		if s := &c.steps[i]; s.row.Phase == tables.PhaseGeneration {
 			all = append(all, s)
@@ -56,24 +59,27 @@ func (c *Collector) generated() (all []*step) {
 
 const mib = 1 << 20
 
-// little is the share of what a token reads that may come from disk where memory suffices.
-const little = 0.01
+// littleFromDisk is the share of what a token reads that may come from disk where memory suffices.
+const littleFromDisk = 0.01
 
-// perToken are the figures of each step that generates, but for the first, for each of its tokens. Stalled is the share of the step.
+// perToken has figures of each step that generates, without the first. They are divided by the step's
+// tokens, but for stalled, which is the share of the step's time. tokens is the sum of these steps'
+// tokens.
 func (c *Collector) perToken() (times, bytes, disk, again, stalled []float64, tokens int) {
-	for _, s := range c.generated() {
+	for _, s := range c.generatedSteps() {
 		n := float64(max(s.row.Tokens, 1))
 		tokens += int(n)
 		if t := s.seconds(); t > 0 {
 			times = append(times, t/n)
 			stalled = append(stalled, float64(s.stall)/1e9/t)
 		}
-		bytes, disk, again = append(bytes, float64(s.reads)/n), append(disk, float64(s.disk)/n), append(again, float64(s.again)/n)
+		bytes, disk, again = append(bytes, float64(s.bytes)/n), append(disk, float64(s.disk)/n),
+			append(again, float64(s.reread)/n)
 	}
 	return times, bytes, disk, again, stalled, tokens
 }
 
-// facts are the most important figures, and what they say.
+// facts are the most important figures, and the verdict on them.
 func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []report.Fact, verdict []string) {
 	times, bytes, disk, again, stalled, tokens := c.perToken()
 	if tokens == 0 {
@@ -81,43 +87,55 @@ func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []rep
 	}
 	const about = "median over the generated tokens but the first"
 	if len(times) > 0 {
-		facts = append(facts, report.Fact{Name: "speed", Value: fmt.Sprintf("%.3g tok/s", 1/stats.Median(times)), About: about})
+		facts = append(facts, report.Fact{
+			Name: "speed", Value: fmt.Sprintf("%.3g tok/s", 1/stats.Median(times)), About: about,
+		})
 	}
 	read := stats.Median(bytes)
 	facts = append(facts, report.Fact{Name: "read per token", Value: fmt.Sprintf("%.0f MiB", read/mib), About: about})
 	if c.hasDisk {
-		facts = append(facts, report.Fact{Name: "from disk per token", Value: fmt.Sprintf("%.0f MiB", stats.Median(disk)/mib), About: about},
-			report.Fact{Name: "again from disk per token", Value: fmt.Sprintf("%.0f MiB", stats.Median(again)/mib), About: about + "; what had been read from disk before in this capture"})
+		facts = append(facts,
+			report.Fact{
+				Name: "from disk per token", Value: fmt.Sprintf("%.0f MiB", stats.Median(disk)/mib), About: about,
+			},
+			report.Fact{
+				Name: "again from disk per token", Value: fmt.Sprintf("%.0f MiB", stats.Median(again)/mib),
+				About: about + "; what had been read from disk before in this capture",
+			})
 	}
 	if c.hasStall && len(stalled) > 0 {
-		facts = append(facts, report.Fact{Name: "waiting for the disk", Value: fmt.Sprintf("%.0f %% of a token", 100*stats.Median(stalled)), About: about + "; summed over its threads"})
+		facts = append(facts,
+			report.Fact{
+				Name: "waiting for the disk", Value: fmt.Sprintf("%.0f %% of a token", 100*stats.Median(stalled)),
+				About: about + "; summed over its threads",
+			})
 	}
 	facts = append(facts, report.Fact{Name: "generated tokens", Value: strconv.Itoa(tokens + 1)})
 	return facts, c.Outlook(meta, compute).Sentences()
 }
 
 func (c *Collector) series() (all []report.Series) {
-	add := func(name, unit string, value func(s *step) float64) {
+	add := func(name, unit string, value func(s *stepSums) float64) {
 		one := report.Series{Name: name, Unit: unit}
 		for i := range c.steps {
 			one.Values = append(one.Values, value(&c.steps[i]))
 		}
 		all = append(all, one)
 	}
-	add("speed", "tok/s", func(s *step) float64 { return float64(max(s.row.Tokens, 1)) / s.seconds() })
+	add("speed", "tok/s", func(s *stepSums) float64 { return float64(max(s.row.Tokens, 1)) / s.seconds() })
 	if c.hasDisk {
-		add("read from disk", "B", func(s *step) float64 { return float64(s.disk) })
-		add("of it again", "B", func(s *step) float64 { return float64(s.again) })
+		add("read from disk", "B", func(s *stepSums) float64 { return float64(s.disk) })
+		add("of it again", "B", func(s *stepSums) float64 { return float64(s.reread) })
 	}
 	if c.hasStall {
-		add("waiting for disk", "ns", func(s *step) float64 {
-			if !s.tookStall {
+		add("waiting for disk", "ns", func(s *stepSums) float64 {
+			if !s.hasStall {
 				return math.NaN()
 			}
 			return float64(s.stall)
 		})
 	}
-	add("time", "ns", func(s *step) float64 { return s.seconds() * 1e9 })
+	add("time", "ns", func(s *stepSums) float64 { return s.seconds() * 1e9 })
 	return all
 }
 
@@ -128,9 +146,9 @@ type Grid struct {
 	Unit  string // "B", "ns" or "ns/B"
 	About string
 	Rows  []report.Row
-	// Empty says that it is nothing everywhere.
+	// Empty says that the grid is 0 or unknown everywhere.
 	Empty bool
-	// At is the value of a row in a step, 0 for nothing, NaN for what was not observed.
+	// At is the value of a row in a step: 0 for nothing, NaN for what was not observed.
 	At func(row, step int) float64
 }
 
@@ -152,47 +170,54 @@ func GridNames() []string {
 	return []string{GridDisk, GridRereads, GridStall, GridPace, GridTime, GridReads}
 }
 
-// Grids are those of which the capture has something. They begin with what differs between tokens: what came from disk, then times. All tokens of a dense model read the
-// same bytes. What is nothing everywhere shows nothing: it comes last.
+// Grids are those of which the capture has something. They begin with what differs between tokens: what
+// came from disk, then times. Reads come after these, because all tokens of a dense model read the same
+// bytes. Empty grids come last.
 func (c *Collector) Grids() (all []Grid) {
-	rows := make([]report.Row, len(c.order))
-	for i, t := range c.order {
+	rows := make([]report.Row, len(c.firstReads))
+	for i, t := range c.firstReads {
 		s := &c.structure[t]
-		rows[i] = report.Row{Name: s.Name, Weight: float64(s.Size), Detail: fmt.Sprintf("%s, %.3g MiB", s.Type, float64(s.Size)/mib)}
+		rows[i] = report.Row{
+			Name: s.Name, Weight: float64(s.Size), Detail: fmt.Sprintf("%s, %.3g MiB", s.Type, float64(s.Size)/mib),
+		}
 	}
-	// rest is what a tensor without any value has.
+	// Of a tensor without any value, rest is shown.
 	add := func(name, title, unit, about string, m *matrix, rest float64) {
-		g := Grid{Name: name, Title: title, Unit: unit, About: about, Rows: rows, Empty: true, At: func(row, step int) float64 {
-			values := m.rows[c.order[row]]
-			if values == nil {
-				return rest
-			}
-			return float64(values[step/c.perBin]) / float64(c.perBin)
-		}}
+		g := Grid{Name: name, Title: title, Unit: unit, About: about, Rows: rows, Empty: true,
+			At: func(row, step int) float64 {
+				values := m.rows[c.firstReads[row]]
+				if values == nil {
+					return rest
+				}
+				return float64(values[step/c.stepsPerColumn]) / float64(c.stepsPerColumn)
+			}}
 		for _, values := range m.rows {
 			g.Empty = g.Empty && !slices.ContainsFunc(values, func(v float32) bool { return v > 0 })
 		}
 		all = append(all, g)
 	}
 	if c.hasDisk {
-		add(GridDisk, "from disk", "B", "How much of each tensor was read from disk in each step.", &c.disk, 0)
-		add(GridRereads, "again from disk", "B", "How much of each tensor was read from disk in each step, and had been before.", &c.again, 0)
+		add(GridDisk, "from disk", "B", "How much of each tensor was read from disk in each step.", &c.fromDisk, 0)
+		add(GridRereads, "again from disk", "B", "How much of each tensor was read from disk in each step, and "+
+			"had been before.", &c.reread, 0)
 	}
 	if c.hasStall {
-		add(GridStall, "waiting", "ns", "How long the ops that read each tensor waited for the disk.", &c.stall, 0)
+		add(GridStall, "waiting", "ns", "How long the ops that read each tensor waited for the disk.", &c.waiting, 0)
 	}
 	if c.hasTime {
-		pace := Grid{Name: GridPace, Title: "time per byte", Unit: "ns/B", About: "How long the ops that read each tensor took for each byte of it.", Rows: rows, At: func(row, step int) float64 {
-			time, bytes := c.seconds.rows[c.order[row]], c.bytes.rows[c.order[row]]
-			if time == nil || bytes == nil || bytes[step/c.perBin] == 0 {
-				return math.NaN()
-			}
-			return float64(time[step/c.perBin]) / float64(bytes[step/c.perBin])
-		}}
+		pace := Grid{Name: GridPace, Title: "time per byte", Unit: "ns/B",
+			About: "How long the ops that read each tensor took for each byte of it.", Rows: rows,
+			At: func(row, step int) float64 {
+				time, bytes := c.opNanos.rows[c.firstReads[row]], c.readBytes.rows[c.firstReads[row]]
+				if time == nil || bytes == nil || bytes[step/c.stepsPerColumn] == 0 {
+					return math.NaN()
+				}
+				return float64(time[step/c.stepsPerColumn]) / float64(bytes[step/c.stepsPerColumn])
+			}}
 		all = append(all, pace)
-		add(GridTime, "time", "ns", "How long the ops took that read each tensor.", &c.seconds, math.NaN())
+		add(GridTime, "time", "ns", "How long the ops took that read each tensor.", &c.opNanos, math.NaN())
 	}
-	add(GridReads, TitleReads, "B", "How much of each tensor each step reads.", &c.bytes, 0)
+	add(GridReads, TitleReads, "B", "How much of each tensor each step reads.", &c.readBytes, 0)
 	slices.SortStableFunc(all, func(a, b Grid) int {
 		switch {
 		case a.Empty == b.Empty:
@@ -211,7 +236,8 @@ func (c *Collector) heatmaps() (all []report.Heatmap) {
 		if g.Name == GridRereads || g.Name == GridPace {
 			continue
 		}
-		all = append(all, report.Heatmap{Name: g.Title, Unit: g.Unit, About: g.About + " Rows are as high as their tensors are large, and a sixth of the average at least.", Rows: g.Rows, At: g.At})
+		all = append(all, report.Heatmap{Name: g.Title, Unit: g.Unit, About: g.About + " Rows are as high as " +
+			"their tensors are large, and a sixth of the average at least.", Rows: g.Rows, At: g.At})
 	}
 	return all
 }

@@ -1,5 +1,7 @@
 package gather
 
+// This file tests the sums, the report and the outlook on planted rows.
+
 import (
 	"bytes"
 	"fmt"
@@ -21,21 +23,30 @@ var structure = []tables.StructureRow{
 	{Name: "of another model", Component: "x", Offset: 0, Size: 1, Layer: 0, File: "other.gguf", Model: 1},
 }
 
-// planted has a prompt and steps of one token, each of 100 ms and with three reads; step 3 reads tensor 1 from disk, for the second time, and waits 80 ms.
+// planted has a prompt and steps of one token. Each takes 100 ms and has three reads. Step 3 reads tensor
+// 1 from disk for the second time, and waits 80 ms.
 func planted(t *testing.T, steps int, io bool) *Collector {
 	t.Helper()
 	var rows []tables.StepRow
 	for i := range steps {
-		s := tables.StepRow{Step: int32(i), Phase: tables.PhaseGeneration, Tokens: 1, Token: int32(i) - 1, Begin: int64(i) * 1e9, End: int64(i)*1e9 + 100e6}
+		s := tables.StepRow{
+			Step: int32(i), Phase: tables.PhaseGeneration, Tokens: 1, Token: int32(i) - 1, Begin: int64(i) * 1e9,
+			End: int64(i)*1e9 + 100e6,
+		}
 		if i == 0 {
 			s.Phase, s.Tokens = tables.PhasePrompt, 7
 		}
-		rows = append(rows, s, tables.StepRow{Step: int32(1000 + i), Context: 1, Phase: tables.PhaseGeneration, Begin: 1, End: 2})
+		rows = append(rows, s, tables.StepRow{
+			Step: int32(1000 + i), Context: 1, Phase: tables.PhaseGeneration, Begin: 1, End: 2,
+		})
 	}
 	c := New(structure, 0, 0, rows)
 	for i := range steps {
 		for n, tensor := range []int32{1, 0, 2} {
-			a := tables.Access{Step: int32(i), Tensor: tensor, Offset: structure[tensor].Offset, Bytes: structure[tensor].Size, Duration: 10e6, Timestamp: int64(i)*1e9 + int64(n)*25e6, Stall: tables.NotObserved}
+			a := tables.Access{
+				Step: int32(i), Tensor: tensor, Offset: structure[tensor].Offset, Bytes: structure[tensor].Size,
+				Duration: 10e6, Timestamp: int64(i)*1e9 + int64(n)*25e6, Stall: tables.NotObserved,
+			}
 			if io {
 				a.Stall = 0
 				if i == 3 && tensor == 1 {
@@ -51,7 +62,7 @@ func planted(t *testing.T, steps int, io bool) *Collector {
 		t.Fatal(err)
 	}
 	if io {
-		c.Observed()
+		c.ObservePageIns()
 		c.PageIn(&tables.PageInRow{Step: 0, Tensor: 1, Bytes: 1 << 20})
 		c.PageIn(&tables.PageInRow{Step: 3, Tensor: 1, Bytes: 1 << 19, Rereads: 1})
 		c.PageIn(&tables.PageInRow{Step: -1, Tensor: 0, Bytes: 4096, Timestamp: 4e9 + 200e6}) // between steps
@@ -76,8 +87,9 @@ func table(t *testing.T, r *report.Report, name string) *report.Table {
 func TestPlanted(t *testing.T) {
 	const steps = 6
 	r := planted(t, steps, true).Report("m.gguf", &tables.Meta{}, 0)
-	if len(r.Steps) != steps || r.Steps[0] != (report.Step{Label: "step 0", Phase: "prompt"}) || r.Steps[3] != (report.Step{Label: "token 2", Phase: "generation"}) {
-		t.Errorf("steps %+v", r.Steps)
+	if len(r.Steps) != steps || r.Steps[0] != (report.Step{Label: "step 0", Phase: "prompt"}) ||
+		r.Steps[3] != (report.Step{Label: "token 2", Phase: "generation"}) {
+		t.Errorf("steps %+v, want %d, beginning with a prompt", r.Steps, steps)
 	}
 	for _, s := range r.Series {
 		var want [steps]float64
@@ -93,7 +105,7 @@ func TestPlanted(t *testing.T) {
 		case "waiting for disk":
 			want[3] = 80e6
 		default:
-			t.Errorf("series %q", s.Name)
+			t.Errorf("series %q is not expected", s.Name)
 		}
 		for i, v := range s.Values {
 			if math.Abs(v-want[i]) > 1e-6*want[i] {
@@ -101,7 +113,8 @@ func TestPlanted(t *testing.T) {
 			}
 		}
 	}
-	if len(r.Heat) != 4 || r.Heat[0].Name != "from disk" || r.Heat[0].Rows[0].Name != "blk.1.a" || len(r.Heat[0].Rows) != 3 {
+	if len(r.Heat) != 4 || r.Heat[0].Name != "from disk" || r.Heat[0].Rows[0].Name != "blk.1.a" ||
+		len(r.Heat[0].Rows) != 3 {
 		t.Fatalf("heatmaps %+v", r.Heat)
 	}
 	for _, h := range r.Heat {
@@ -128,31 +141,47 @@ func TestPlanted(t *testing.T) {
 			}
 		}
 	}
-	// A step reads 1 MiB at 1 MiB, then at 0 (backward), then 10 MiB behind (large); and back to the first, of the next step.
-	if got, want := table(t, r, "Gaps").Rows, [][]any{{gapNames[0], 0.0, 0.0}, {gapNames[1], 0.0, 0.0}, {gapNames[2], 6.0, 6.0 * (1 << 19)}, {gapNames[3], 0.0, 0.0}, {gapNames[4], 0.0, 0.0}, {gapNames[5], 11.0, 11.0 * (1 << 20)}}; !reflect.DeepEqual(got, want) {
+	// A step reads 1 MiB at offset 1 MiB, then at 0 (back), then 10 MiB further (large), and back to the
+	// first tensor in the next step.
+	if got, want := table(t, r, "Gaps").Rows,
+		[][]any{
+			{gapNames[0], 0.0, 0.0},
+			{gapNames[1], 0.0, 0.0},
+			{gapNames[2], 6.0, 6.0 * (1 << 19)},
+			{gapNames[3], 0.0, 0.0},
+			{gapNames[4], 0.0, 0.0},
+			{gapNames[5], 11.0, 11.0 * (1 << 20)},
+		}; !reflect.DeepEqual(got, want) {
 		t.Errorf("gaps %v, want %v", got, want)
 	}
 	if got, want := table(t, r, "Layers").Rows, [][]any{
-		{"none", 6.0, 6.0 * (1 << 19), 60e6, 0.0, 0.0, 0.0}, {"0", 6.0, 6.0 * (1 << 20), 60e6, 4096.0 + 1<<16, 0.0, 0.0}, {"1", 6.0, 6.0 * (1 << 20), 60e6, 3.0 * (1 << 19), float64(1 << 19), 80e6},
+		{"none", 6.0, 6.0 * (1 << 19), 60e6, 0.0, 0.0, 0.0},
+		{"0", 6.0, 6.0 * (1 << 20), 60e6, 4096.0 + 1<<16, 0.0, 0.0},
+		{"1", 6.0, 6.0 * (1 << 20), 60e6, 3.0 * (1 << 19), float64(1 << 19), 80e6},
 	}; !reflect.DeepEqual(got, want) {
 		t.Errorf("layers %v, want %v", got, want)
 	}
 	if got := table(t, r, "Components").Rows; len(got) != 2 || got[0][0] != "a" || got[0][1] != 12.0 {
-		t.Errorf("components %v", got)
+		t.Errorf("components %v, want 2, the first with 12 accesses", got)
 	}
 	if got, want := table(t, r, "Phases").Rows, [][]any{
-		{"prompt", 1.0, 7.0, 100e6, 3.0, 2.5 * (1 << 20), float64(1 << 20), 0.0, 0.0}, {"generation", 5.0, 5.0, 500e6, 15.0, 12.5 * (1 << 20), float64(1<<19 + 1<<16), float64(1 << 19), 80e6},
+		{"prompt", 1.0, 7.0, 100e6, 3.0, 2.5 * (1 << 20), float64(1 << 20), 0.0, 0.0},
+		{"generation", 5.0, 5.0, 500e6, 15.0, 12.5 * (1 << 20), float64(1<<19 + 1<<16), float64(1 << 19), 80e6},
 	}; !reflect.DeepEqual(got, want) {
 		t.Errorf("phases %v, want %v", got, want)
 	}
 	if got := table(t, r, "Tensors").Rows; len(got) != 3 || got[0][0] != "blk.1.a" || got[1][1] != 0.0 {
-		t.Errorf("tensors %v", got)
+		t.Errorf("tensors %v, want 3, blk.1.a first", got)
 	}
-	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) || o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackLarge)}) {
-		t.Errorf("offsets %+v, %+v", o, o.At(4))
+	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) ||
+		o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackLarge)}) {
+		t.Errorf("offsets %+v, the point 4 %+v; want %d points of %g bytes", o, o.At(4), 3*steps, 10.5*(1<<20))
 	}
-	if len(r.Notes) != 2 || !strings.HasPrefix(r.Notes[0], "a limit") || !strings.Contains(r.Notes[1], "--no-probe") || len(r.Verdict) != 2 || r.Verdict[0] != "Memory is short: for the 2.5 MiB that a token reads, 0.0312 MiB come from disk, 0 of them not for the first time." {
-		t.Errorf("notes %q, verdict %q", r.Notes, r.Verdict)
+	if len(r.Notes) != 2 || !strings.HasPrefix(r.Notes[0], "a limit") ||
+		!strings.Contains(r.Notes[1], "--no-probe") || len(r.Verdict) != 2 ||
+		r.Verdict[0] != "Memory is short: for the 2.5 MiB that a token reads, 0.0312 MiB come from disk, 0 of "+
+			"them not for the first time." {
+		t.Errorf("notes %q, verdict %q, want two of each", r.Notes, r.Verdict)
 	}
 	var b bytes.Buffer
 	if err := r.Write(&b); err != nil {
@@ -160,15 +189,23 @@ func TestPlanted(t *testing.T) {
 	}
 }
 
-// A gap is of the end of what was read, to either side; the bounds belong to the longer class.
+// A gap begins at the end of what was read, to either side. The bounds belong to the longer class.
 func TestGapOf(t *testing.T) {
 	const at = 10_000_000
 	for _, tc := range []struct {
 		to   int64
 		want gap
 	}{
-		{at, gapSequential}, {at + 127_999, gapSequential}, {at + 128_000, gapSmall}, {at + 999_999, gapSmall}, {at + 1_000_000, gapLarge},
-		{at - 1, gapBackClose}, {at - 128_000, gapBackSmall}, {at - 999_999, gapBackSmall}, {at - 1_000_000, gapBackLarge}, {0, gapBackLarge},
+		{at, gapSequential},
+		{at + 127_999, gapSequential},
+		{at + 128_000, gapSmall},
+		{at + 999_999, gapSmall},
+		{at + 1_000_000, gapLarge},
+		{at - 1, gapBackClose},
+		{at - 128_000, gapBackSmall},
+		{at - 999_999, gapBackSmall},
+		{at - 1_000_000, gapBackLarge},
+		{0, gapBackLarge},
 	} {
 		if got := gapOf(at, tc.to); got != tc.want {
 			t.Errorf("from %d to %d: %s, want %s", at, tc.to, gapNames[got], gapNames[tc.want])
@@ -176,48 +213,64 @@ func TestGapOf(t *testing.T) {
 	}
 }
 
-// Of a mixture the chosen experts' slices are what is read, in the order in which they are told.
+// Of a mixture, the slices of the chosen experts are the reads, in the order in which the capture has
+// them.
 func TestExpertsAreReads(t *testing.T) {
 	const stride = 1 << 20
-	structure := []tables.StructureRow{{Name: "exps", Offset: 4096, Size: 8 * stride, Experts: 8, ExpertStride: stride, File: "m.gguf"}}
+	structure := []tables.StructureRow{
+		{Name: "exps", Offset: 4096, Size: 8 * stride, Experts: 8, ExpertStride: stride, File: "m.gguf"},
+	}
 	c := New(structure, 0, 0, []tables.StepRow{{Step: 0, Phase: tables.PhaseGeneration, Begin: 0, End: 100}})
-	if err := c.Access(&tables.Access{Bytes: 3 * stride, Offset: 4096, Timestamp: 50, Experts: []int32{2, 3, 0}}); err != nil {
+	if err := c.Access(&tables.Access{
+		Bytes: 3 * stride, Offset: 4096, Timestamp: 50, Experts: []int32{2, 3, 0},
+	}); err != nil {
 		t.Fatal(err)
 	}
-	want := []report.Point{{Step: 0.5, Offset: 4096 + 2*stride, Bytes: stride, Kind: int(gapLarge)}, {Step: 0.5, Offset: 4096 + 3*stride, Bytes: stride, Kind: int(gapSequential)}, {Step: 0.5, Offset: 4096, Bytes: stride, Kind: int(gapBackLarge)}}
+	want := []report.Point{
+		{Step: 0.5, Offset: 4096 + 2*stride, Bytes: stride, Kind: int(gapLarge)},
+		{Step: 0.5, Offset: 4096 + 3*stride, Bytes: stride, Kind: int(gapSequential)},
+		{Step: 0.5, Offset: 4096, Bytes: stride, Kind: int(gapBackLarge)},
+	}
 	if !reflect.DeepEqual(c.points, want) {
 		t.Errorf("%+v, want %+v", c.points, want)
 	}
-	if c.gaps[gapSequential].accesses != 1 || c.gaps[gapBackLarge].accesses != 1 || c.gaps[gapLarge].accesses != 0 { // there is nothing before the first
-		t.Errorf("gaps %+v", c.gaps)
+	// There is no gap before the first read.
+	if c.gaps[gapSequential].accesses != 1 || c.gaps[gapBackLarge].accesses != 1 || c.gaps[gapLarge].accesses != 0 {
+		t.Errorf("gaps %+v, want a sequential one and one back", c.gaps)
 	}
 }
 
-// The verdict follows what tokens wait for; what was not observed is named with what records it, and is not drawn as zero.
+// The verdict follows from what tokens wait for. What was not observed is named with the flag that
+// records it, and is not drawn as zero.
 func TestVerdict(t *testing.T) {
 	c := planted(t, 6, true)
 	for i := range c.steps {
 		c.steps[i].stall, c.steps[i].disk = 70e6, 2<<20
 	}
-	if v := c.Report("", &tables.Meta{}, 0).Verdict; len(v) != 2 || v[0] != "Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 0 of them not for the first time." || !strings.HasPrefix(v[1], "Waiting for the disk takes 70 %") {
-		t.Errorf("verdict %q", v)
+	if v := c.Report("", &tables.Meta{}, 0).Verdict; len(v) != 2 || v[0] != "Memory is short: for the 2.5 MiB "+
+		"that a token reads, 2 MiB come from disk, 0 of them not for the first time." ||
+		!strings.HasPrefix(v[1], "Waiting for the disk takes 70 %") {
+		t.Errorf("verdict %q, want that memory is short, and 70 %% of waiting", v)
 	}
 	for i := range c.steps {
 		c.steps[i].disk = 0
 	}
-	if v := c.Report("", &tables.Meta{}, 0).Verdict; len(v) != 2 || v[0] != "Memory suffices: of the 2.5 MiB that a token reads, 0 come from disk." {
-		t.Errorf("verdict %q", v)
+	if v := c.Report("", &tables.Meta{}, 0).Verdict; len(v) != 2 ||
+		v[0] != "Memory suffices: of the 2.5 MiB that a token reads, 0 come from disk." {
+		t.Errorf("verdict %q, want that memory suffices", v)
 	}
 	r := planted(t, 6, false).Report("", &tables.Meta{}, 0)
 	if len(r.Verdict) != 0 || len(r.Notes) != 2 || len(r.Heat) != 2 || r.Heat[0].Name != "time" || len(r.Series) != 2 {
-		t.Errorf("verdict %q, notes %q, %d heatmaps, %d series", r.Verdict, r.Notes, len(r.Heat), len(r.Series))
+		t.Errorf("verdict %q, notes %q, %d heatmaps, %d series, want none, 2, 2 and 2", r.Verdict, r.Notes,
+			len(r.Heat), len(r.Series))
 	}
-	if v := planted(t, 2, true).Report("", &tables.Meta{}, 0).Verdict; len(v) != 1 || !strings.HasPrefix(v[0], "No token") {
-		t.Errorf("of one token %q", v)
+	if v := planted(t, 2, true).Report("", &tables.Meta{}, 0).Verdict; len(v) != 1 ||
+		!strings.HasPrefix(v[0], "No token") {
+		t.Errorf("verdict on one token %q, want that there is none", v)
 	}
 }
 
-// A long capture takes bounded memory: points are thinned evenly, steps are summed up together.
+// A long capture takes bounded memory: points are thinned evenly, and steps share columns.
 func TestBounded(t *testing.T) {
 	const reads = 5*maxPoints + 3
 	c := New(structure, 0, 0, []tables.StepRow{{Step: 0, Phase: tables.PhaseGeneration, Begin: 0, End: reads}})
@@ -228,11 +281,11 @@ func TestBounded(t *testing.T) {
 	}
 	o := c.Report("", &tables.Meta{}, 0).Offsets
 	if o.Count < maxPoints || o.Count > 2*maxPoints {
-		t.Errorf("%d points of %d reads", o.Count, reads)
+		t.Errorf("%d points of %d reads, want %d to %d", o.Count, reads, maxPoints, 2*maxPoints)
 	}
 	for i := 1; i < o.Count; i++ {
-		if o.At(i).Offset-o.At(i-1).Offset != float64(c.every) {
-			t.Fatalf("points %+v, %+v: want one in %d", o.At(i-1), o.At(i), c.every)
+		if o.At(i).Offset-o.At(i-1).Offset != float64(c.pointEvery) {
+			t.Fatalf("points %+v, %+v: want one in %d", o.At(i-1), o.At(i), c.pointEvery)
 		}
 	}
 	var many []tables.StructureRow
@@ -244,55 +297,70 @@ func TestBounded(t *testing.T) {
 		steps[i].Step = int32(i)
 	}
 	c = New(many, 0, 0, steps)
-	if err := c.Access(&tables.Access{Step: 3, Tensor: 7, Bytes: 10}); err != nil || c.perBin != 2 {
-		t.Fatalf("%v, %d steps in a bin", err, c.perBin)
+	if err := c.Access(&tables.Access{Step: 3, Tensor: 7, Bytes: 10}); err != nil || c.stepsPerColumn != 2 {
+		t.Fatalf("%v, %d steps in a bin", err, c.stepsPerColumn)
 	}
 	h := c.Report("", &tables.Meta{}, 0).Heat
 	if len(h) != 3 || h[0].Name != "reads" || h[0].At(0, 2) != 5 || h[0].At(0, 3) != 5 || h[0].At(0, 4) != 0 {
-		t.Errorf("%g, %g, %g", h[0].At(0, 2), h[0].At(0, 3), h[0].At(0, 4))
+		t.Errorf("reads of steps 2 to 4: %g, %g, %g, want 5, 5, 0", h[0].At(0, 2), h[0].At(0, 3), h[0].At(0, 4))
 	}
 }
 
-// Rows that cannot be are refused.
+// Rows that contradict the structure table are refused.
 func TestRefuses(t *testing.T) {
 	c := New(structure, 0, 0, []tables.StepRow{{}})
-	for _, a := range []tables.Access{{Tensor: -1}, {Tensor: 5}, {Bytes: -1}, {Offset: -1}, {Offset: math.MaxInt64, Bytes: 1}} {
+	for _, a := range []tables.Access{
+		{Tensor: -1},
+		{Tensor: 5},
+		{Bytes: -1},
+		{Offset: -1},
+		{Offset: math.MaxInt64, Bytes: 1},
+	} {
 		if c.Access(&a) == nil {
-			t.Errorf("%+v", a)
+			t.Errorf("Access took %+v, want an error", a)
 		}
 	}
 }
 
-// What is expected follows from what was planted: a token of 2.5 MiB has 1 MiB of room, and a disk of 10 MiB/s.
+// What is expected follows from what was planted: a token of 2.5 MiB, 1 MiB of room, and a disk of 20
+// MiB/s.
 func TestOutlook(t *testing.T) {
 	c := planted(t, 6, true)
 	for i := range c.steps {
-		c.steps[i].disk, c.steps[i].again, c.steps[i].stall = 2<<20, 1<<20, 70e6
+		c.steps[i].disk, c.steps[i].reread, c.steps[i].stall = 2<<20, 1<<20, 70e6
 		c.steps[i].row.End = c.steps[i].row.Begin + 250e6
 	}
-	meta := &tables.Meta{Memory: &tables.Memory{LimitBytes: 3 << 19, Of: "/a memory.max", OtherBytes: 1 << 19}, Disk: &tables.Disk{BytesPerSecond: 20 << 20}}
+	meta := &tables.Meta{
+		Memory: &tables.Memory{LimitBytes: 3 << 19, Of: "/a memory.max", OtherBytes: 1 << 19},
+		Disk:   &tables.Disk{BytesPerSecond: 20 << 20},
+	}
 	c.Helped = func(memory int64, compute time.Duration, disk float64) time.Duration {
 		if memory != 1<<20 || compute <= 0 || disk != 20<<20 {
-			t.Errorf("%d bytes, %v of computing, a disk of %g", memory, compute, disk)
+			t.Errorf("Helped is asked for %d bytes, %v of computing, a disk of %g, want %d, more than 0, %d", memory,
+				compute, disk, 1<<20, 20<<20)
 		}
 		return 250 * time.Millisecond * 10 / 11
 	}
 	o := c.Outlook(meta, 50*time.Millisecond)
-	if o.TokensPerSecond != 4 || o.DiskRate != 8<<20 || o.Missing != 3<<19 || o.Fits != 20 || math.Abs(o.Ahead-1/0.075) > 1e-9 || math.Abs(o.Helped-4.4) > 1e-6 {
-		t.Errorf("%+v", o)
+	if o.TokensPerSecond != 4 || o.DiskRate != 8<<20 || o.Missing != 3<<19 || o.Fits != 20 ||
+		math.Abs(o.Ahead-1/0.075) > 1e-9 || math.Abs(o.Helped-4.4) > 1e-6 {
+		t.Errorf("outlook %+v, want that of a token in 250 ms", o)
 	}
-	if rate := o.Touched(50 * time.Millisecond); math.Abs(rate-10<<20) > 1 {
-		t.Errorf("%g bytes per second as they are touched", rate)
+	if rate := o.TouchedRate(50 * time.Millisecond); math.Abs(rate-10<<20) > 1 {
+		t.Errorf("TouchedRate = %g, want %d", rate, 10<<20)
 	}
 	want := []string{
-		"Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 1 of them not for the first time, at 40 % of what this disk can read (21 MB/s).",
-		"With 1.5 MiB more than the limit of 1.5 MiB (/a memory.max) it would be about 5.0 times as fast (20 tok/s instead of 4); as it is, prefetchd is expected to reach 4.4 tok/s (13.3 at most).",
-		"Waiting for the disk takes 28 % of a token's time, summed over its threads; what the kernel does to read and to map pages is not in that.",
+		"Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 1 of them not for the first " +
+			"time, at 40 % of what this disk can read (21 MB/s).",
+		"With 1.5 MiB more than the limit of 1.5 MiB (/a memory.max) it would be about 5.0 times as fast (20 " +
+			"tok/s instead of 4); as it is, prefetchd is expected to reach 4.4 tok/s (13.3 at most).",
+		"Waiting for the disk takes 28 % of a token's time, summed over its threads; what the kernel does to read " +
+			"and to map pages is not in that.",
 	}
 	if got := o.Sentences(); !reflect.DeepEqual(got, want) {
-		t.Errorf("%q", got)
+		t.Errorf("sentences %q, want %q", got, want)
 	}
-	// Nothing is promised without what it follows from.
+	// Nothing is promised if something that it follows from is missing.
 	for name, less := range map[string]func(m *tables.Meta) time.Duration{
 		"no limit":   func(m *tables.Meta) time.Duration { m.Memory = nil; return time.Second / 20 },
 		"no compute": func(m *tables.Meta) time.Duration { return 0 },
@@ -305,12 +373,13 @@ func TestOutlook(t *testing.T) {
 		m := *meta
 		compute := less(&m)
 		if got := c.Outlook(&m, compute).Sentences(); len(got) != 2 {
-			t.Errorf("%s: %q", name, got)
+			t.Errorf("%s: sentences %q, want two", name, got)
 		}
 	}
 	m := *meta
 	m.Disk = nil
-	if got := c.Outlook(&m, time.Second/20).Sentences(); len(got) != 3 || strings.Contains(got[1], "prefetchd") || strings.Contains(got[0], "%") {
-		t.Errorf("no disk: %q", got)
+	if got := c.Outlook(&m, time.Second/20).Sentences(); len(got) != 3 || strings.Contains(got[1], "prefetchd") ||
+		strings.Contains(got[0], "%") {
+		t.Errorf("no disk: sentences %q, want three without prefetchd", got)
 	}
 }

@@ -1,6 +1,6 @@
 package gather
 
-// This file has the tables of what was collected: for files, for the page, and for the terminal.
+// This file makes tables of the sums: for files, for the page, and for the terminal.
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Sheet is a table of a name, an explanation, and columns of equal length.
+// Sheet is a table with a name, an explanation, and columns of equal length.
 type Sheet struct {
 	Name    string // a heading
 	About   string
@@ -30,16 +30,17 @@ const (
 	unitTime  = "ns"
 )
 
-// column has either texts or numbers; a number is nil if it was not observed.
+// column has either texts or numbers. A number is nil if it was not observed.
 type column struct {
-	key  string // in files
-	name string // on a page
+	key  string // name in files
+	name string // name on a page
 	unit string
 	text []string
 	ints []*int64
 }
 
-// Columns are those of a file: numbers of which a capture may lack some are null there. Bytes are in bytes and times in nanoseconds, as their names say.
+// Columns are the columns of a file. Numbers that were not observed are null. Bytes are in bytes and
+// times in nanoseconds, as the columns' names say.
 func (s *Sheet) Columns() (all []tables.Column) {
 	for _, c := range s.columns {
 		one := tables.Column{Name: c.key, Values: c.text}
@@ -51,7 +52,7 @@ func (s *Sheet) Columns() (all []tables.Column) {
 	return all
 }
 
-// Rows is how many there are.
+// Rows is the number of rows.
 func (s *Sheet) Rows() int {
 	if len(s.columns) == 0 {
 		return 0
@@ -59,8 +60,8 @@ func (s *Sheet) Rows() int {
 	return max(len(s.columns[0].text), len(s.columns[0].ints))
 }
 
-// observed are the columns that hold anything.
-func (s *Sheet) observed() (all []column) {
+// observedColumns are the columns that hold anything.
+func (s *Sheet) observedColumns() (all []column) {
 	for _, c := range s.columns {
 		if c.text != nil || slices.ContainsFunc(c.ints, func(v *int64) bool { return v != nil }) {
 			all = append(all, c)
@@ -69,10 +70,10 @@ func (s *Sheet) observed() (all []column) {
 	return all
 }
 
-// page is the table of a report.
-func (s *Sheet) page() report.Table {
+// table is the sheet as a table of a report.
+func (s *Sheet) table() report.Table {
 	t := report.Table{Name: s.Name, About: s.About}
-	columns := s.observed()
+	columns := s.observedColumns()
 	for _, c := range columns {
 		t.Columns = append(t.Columns, report.Column{Name: c.name, Unit: c.unit})
 	}
@@ -98,21 +99,21 @@ func (s *Sheet) Text(rows int) *tabular.Table {
 	t := &tabular.Table{Title: s.Name + ". " + s.About}
 	shown := min(rows, s.Rows())
 	lines := make([][]string, shown)
-	for _, c := range s.observed() {
+	for _, c := range s.observedColumns() {
 		if c.text != nil {
 			t.Columns = append(t.Columns, tabular.Left(c.name)...)
 		} else {
 			t.Columns = append(t.Columns, tabular.Right(c.name)...)
 		}
 		for i := range lines {
-			lines[i] = append(lines[i], c.cell(i))
+			lines[i] = append(lines[i], c.cellText(i))
 		}
 	}
 	t.Rows = lines
 	return t
 }
 
-func (c *column) cell(i int) string {
+func (c *column) cellText(i int) string {
 	switch {
 	case c.text != nil:
 		return c.text[i]
@@ -126,13 +127,13 @@ func (c *column) cell(i int) string {
 	return strconv.FormatInt(*c.ints[i], 10)
 }
 
-// texts adds a column of texts.
-func (s *Sheet) texts(key, name string, values []string) {
+// addTexts adds a column of texts.
+func (s *Sheet) addTexts(key, name string, values []string) {
 	s.columns = append(s.columns, column{key: key, name: name, text: append([]string{}, values...)})
 }
 
-// numbers adds a column of n numbers.
-func (s *Sheet) numbers(key, name, unit string, n int, value func(i int) (v int64, known bool)) {
+// addNumbers adds a column of n numbers.
+func (s *Sheet) addNumbers(key, name, unit string, n int, value func(i int) (v int64, known bool)) {
 	c := column{key: key, name: name, unit: unit, ints: make([]*int64, n)}
 	for i := range n {
 		if v, known := value(i); known {
@@ -142,16 +143,16 @@ func (s *Sheet) numbers(key, name, unit string, n int, value func(i int) (v int6
 	s.columns = append(s.columns, c)
 }
 
-// totals adds the columns that all sums have.
-func (c *Collector) totals(s *Sheet, of []*total) {
+// addTotals adds the columns that all sums have.
+func (c *Collector) addTotals(s *Sheet, sums []*total) {
 	add := func(key, name, unit string, observed bool, value func(t *total) int64) {
-		s.numbers(key, name, unit, len(of), func(i int) (int64, bool) { return value(of[i]), observed })
+		s.addNumbers(key, name, unit, len(sums), func(i int) (int64, bool) { return value(sums[i]), observed })
 	}
 	add("accesses", "accesses", "", true, func(t *total) int64 { return t.accesses })
 	add("read_bytes", "read", unitBytes, true, func(t *total) int64 { return t.bytes })
 	add("op_ns", "time of ops", unitTime, c.hasTime, func(t *total) int64 { return t.nanos })
 	add("disk_bytes", "from disk", unitBytes, c.hasDisk, func(t *total) int64 { return t.disk })
-	add("reread_bytes", "again", unitBytes, c.hasDisk, func(t *total) int64 { return t.again })
+	add("reread_bytes", "again", unitBytes, c.hasDisk, func(t *total) int64 { return t.reread })
 	add("stall_ns", "waiting", unitTime, c.hasStall, func(t *total) int64 { return t.stall })
 }
 
@@ -159,7 +160,7 @@ func (t *total) add(o *total) {
 	t.accesses += o.accesses
 	t.bytes += o.bytes
 	t.disk += o.disk
-	t.again += o.again
+	t.reread += o.reread
 	t.stall += o.stall
 	t.nanos += o.nanos
 	for i, n := range o.causes {
@@ -170,62 +171,65 @@ func (t *total) add(o *total) {
 const allSteps = "Sums over all steps of the capture. An op's time is in the row of each tensor that it reads."
 
 // Tensors has a row for each tensor that was read, in the order of the first reads.
-func (c *Collector) Tensors() *Sheet { return c.tensorSheet("Tensors", c.order) }
+func (c *Collector) Tensors() *Sheet { return c.tensorSheet("Tensors", c.firstReads) }
 
-// Rereads has a row for each tensor that was read, and why it was read from disk again: first that of which most was; if that was not observed, of which most was read.
+// Rereads has a row for each tensor that was read, and why it was read from disk again. Tensors are
+// sorted by the bytes that were read again, and then by the bytes that were read.
 func (c *Collector) Rereads() *Sheet {
-	order := c.byRereads()
+	order := c.orderByRereads()
 	s := c.tensorSheet("Re-reads", order)
 	for cause, name := range event.CauseNames() {
-		s.numbers("reread_"+name+"_bytes", "again: "+name, unitBytes, len(order), func(i int) (int64, bool) { return c.tensors[order[i]].causes[cause], c.hasDisk })
+		s.addNumbers("reread_"+name+"_bytes", "again: "+name, unitBytes, len(order),
+			func(i int) (int64, bool) { return c.perTensor[order[i]].causes[cause], c.hasDisk })
 	}
 	return s
 }
 
-func (c *Collector) byRereads() []int32 {
-	order := slices.Clone(c.order)
+func (c *Collector) orderByRereads() []int32 {
+	order := slices.Clone(c.firstReads)
 	slices.SortStableFunc(order, func(a, b int32) int {
-		x, y := &c.tensors[a], &c.tensors[b]
-		return cmp.Or(cmp.Compare(y.again, x.again), cmp.Compare(y.bytes, x.bytes))
+		x, y := &c.perTensor[a], &c.perTensor[b]
+		return cmp.Or(cmp.Compare(y.reread, x.reread), cmp.Compare(y.bytes, x.bytes))
 	})
 	return order
 }
 
 func (c *Collector) tensorSheet(name string, order []int32) *Sheet {
 	s := &Sheet{Name: name, About: allSteps}
-	text := func(key, name string, of func(r *tables.StructureRow) string) {
+	text := func(key, name string, value func(r *tables.StructureRow) string) {
 		all := make([]string, len(order))
 		for i, t := range order {
-			all[i] = of(&c.structure[t])
+			all[i] = value(&c.structure[t])
 		}
-		s.texts(key, name, all)
+		s.addTexts(key, name, all)
 	}
 	text("tensor_name", "tensor", func(r *tables.StructureRow) string { return r.Name })
-	s.numbers("layer", "layer", "", len(order), func(i int) (int64, bool) {
+	s.addNumbers("layer", "layer", "", len(order), func(i int) (int64, bool) {
 		layer := int64(c.structure[order[i]].Layer)
 		return layer, layer >= 0
 	})
 	text("component", "component", func(r *tables.StructureRow) string { return r.Component })
 	text("type", "type", func(r *tables.StructureRow) string { return r.Type })
-	s.numbers("size_bytes", "size", unitBytes, len(order), func(i int) (int64, bool) { return c.structure[order[i]].Size, true })
+	s.addNumbers("size_bytes", "size", unitBytes, len(order),
+		func(i int) (int64, bool) { return c.structure[order[i]].Size, true })
 	sums := make([]*total, len(order))
 	for i, t := range order {
-		sums[i] = &c.tensors[t]
+		sums[i] = &c.perTensor[t]
 	}
-	c.totals(s, sums)
+	c.addTotals(s, sums)
 	return s
 }
 
-// group sums tensors up by what of says, and sorts the groups.
-func group[K cmp.Ordered](c *Collector, of func(r *tables.StructureRow) K) (keys []K, sums []*total) {
+// sumBy sums tensors up by a key, and sorts the sums by it.
+func sumBy[K cmp.Ordered](c *Collector, keyOf func(r *tables.StructureRow) K) (keys []K, sums []*total) {
 	all := map[K]*total{}
-	for _, t := range c.order {
-		k := of(&c.structure[t])
+	for _, t := range c.firstReads {
+		k := keyOf(&c.structure[t])
 		if all[k] == nil {
 			all[k] = &total{}
 			keys = append(keys, k)
 		}
-		all[k].add(&c.tensors[t])
+		all[k].add(&c.perTensor[t])
 	}
 	slices.Sort(keys)
 	for _, k := range keys {
@@ -234,8 +238,8 @@ func group[K cmp.Ordered](c *Collector, of func(r *tables.StructureRow) K) (keys
 	return keys, sums
 }
 
-func (c *Collector) byLayer() (names []string, sums []*total) {
-	layers, sums := group(c, func(r *tables.StructureRow) int32 { return r.Layer })
+func (c *Collector) sumByLayer() (names []string, sums []*total) {
+	layers, sums := sumBy(c, func(r *tables.StructureRow) int32 { return r.Layer })
 	for _, l := range layers {
 		if l < 0 {
 			names = append(names, "none")
@@ -249,48 +253,52 @@ func (c *Collector) byLayer() (names []string, sums []*total) {
 // Layers has a row for each layer, and one for what is in none.
 func (c *Collector) Layers() *Sheet {
 	s := &Sheet{Name: "Layers", About: allSteps}
-	names, sums := c.byLayer()
-	s.texts("layer", "layer", names)
-	c.totals(s, sums)
+	names, sums := c.sumByLayer()
+	s.addTexts("layer", "layer", names)
+	c.addTotals(s, sums)
 	return s
 }
 
-func (c *Collector) byComponent() ([]string, []*total) {
-	return group(c, func(r *tables.StructureRow) string { return r.Component })
+func (c *Collector) sumByComponent() ([]string, []*total) {
+	return sumBy(c, func(r *tables.StructureRow) string { return r.Component })
 }
 
-// Components has a row for each component: attn_q.weight is that of all layers.
+// Components has a row for each component, such as attn_q.weight of all layers.
 func (c *Collector) Components() *Sheet {
 	s := &Sheet{Name: "Components", About: allSteps}
-	names, sums := c.byComponent()
-	s.texts("component", "component", names)
-	c.totals(s, sums)
+	names, sums := c.sumByComponent()
+	s.addTexts("component", "component", names)
+	c.addTotals(s, sums)
 	return s
 }
 
 // Gaps has a row for each class of gaps.
 func (c *Collector) Gaps() *Sheet {
-	s := &Sheet{Name: "Gaps", About: "Where a read begins, from the end of the one before in the same file. Each chosen expert is a read of its own."}
-	s.texts("gap", "gap", gapNames)
-	s.numbers("accesses", "reads", "", len(gapNames), func(i int) (int64, bool) { return c.gaps[i].accesses, true })
-	s.numbers("read_bytes", "read", unitBytes, len(gapNames), func(i int) (int64, bool) { return c.gaps[i].bytes, true })
+	s := &Sheet{Name: "Gaps", About: "Where a read begins, from the end of the one before in the same file. Each " +
+		"chosen expert is a read of its own."}
+	s.addTexts("gap", "gap", gapNames)
+	s.addNumbers("accesses", "reads", "", len(gapNames), func(i int) (int64, bool) { return c.gaps[i].accesses, true })
+	s.addNumbers("read_bytes", "read", unitBytes, len(gapNames),
+		func(i int) (int64, bool) { return c.gaps[i].bytes, true })
 	return s
 }
 
-// phase is what the steps of a phase did.
-type phase struct {
-	of                                                       tables.Phase
-	steps, tokens, nanos, accesses, read, disk, again, stall int64
-	stalled                                                  bool
-	touched, slices                                          int64 // of the tensors whose experts were observed: those that were read, and all
+// phaseSum is what the steps of a phase did.
+type phaseSum struct {
+	phase                                                     tables.Phase
+	steps, tokens, nanos, accesses, read, disk, reread, stall int64
+	hasStall                                                  bool
+	// Slices of the tensors whose experts were observed: those that were read, and all. An expert of a
+	// layer has several.
+	touched, slices int64
 }
 
-func (c *Collector) phases() (all []phase) {
+func (c *Collector) sumPhases() (all []phaseSum) {
 	for i := range tables.PhaseNames() {
-		p := phase{of: tables.Phase(i)}
+		p := phaseSum{phase: tables.Phase(i)}
 		for i := range c.steps {
 			s := &c.steps[i]
-			if s.row.Phase != p.of {
+			if s.row.Phase != p.phase {
 				continue
 			}
 			p.steps++
@@ -299,13 +307,13 @@ func (c *Collector) phases() (all []phase) {
 				p.nanos += s.row.End - s.row.Begin
 			}
 			p.accesses += s.accesses
-			p.read += s.reads
+			p.read += s.bytes
 			p.disk += s.disk
-			p.again += s.again
+			p.reread += s.reread
 			p.stall += s.stall
-			p.stalled = p.stalled || s.tookStall
+			p.hasStall = p.hasStall || s.hasStall
 		}
-		for tensor, touched := range c.experts[i] {
+		for tensor, touched := range c.touchedExperts[i] {
 			p.touched += touched.count()
 			p.slices += int64(c.structure[tensor].Experts)
 		}
@@ -318,26 +326,28 @@ func (c *Collector) phases() (all []phase) {
 
 // Phases has a row for each phase that was observed.
 func (c *Collector) Phases() *Sheet {
-	all := c.phases()
+	all := c.sumPhases()
 	s := &Sheet{Name: "Phases", About: "Sums over the steps of each phase."}
 	names := make([]string, len(all))
 	for i, p := range all {
-		names[i] = p.of.String()
+		names[i] = p.phase.String()
 	}
-	s.texts("phase", "phase", names)
-	add := func(key, name, unit string, observed bool, value func(p *phase) int64) {
-		s.numbers(key, name, unit, len(all), func(i int) (int64, bool) { return value(&all[i]), observed })
+	s.addTexts("phase", "phase", names)
+	add := func(key, name, unit string, observed bool, value func(p *phaseSum) int64) {
+		s.addNumbers(key, name, unit, len(all), func(i int) (int64, bool) { return value(&all[i]), observed })
 	}
-	add("steps", "steps", "", true, func(p *phase) int64 { return p.steps })
-	add("tokens", "tokens", "", true, func(p *phase) int64 { return p.tokens })
-	add("step_ns", "time", unitTime, true, func(p *phase) int64 { return p.nanos })
-	add("accesses", "accesses", "", true, func(p *phase) int64 { return p.accesses })
-	add("read_bytes", "read", unitBytes, true, func(p *phase) int64 { return p.read })
-	add("disk_bytes", "from disk", unitBytes, c.hasDisk, func(p *phase) int64 { return p.disk })
-	add("reread_bytes", "again", unitBytes, c.hasDisk, func(p *phase) int64 { return p.again })
-	add("stall_ns", "waiting", unitTime, c.hasStall, func(p *phase) int64 { return p.stall })
-	// Slices of tensors are counted: an expert of a layer has several.
-	s.numbers("expert_slices_touched", "slices of experts touched", "", len(all), func(i int) (int64, bool) { return all[i].touched, all[i].slices > 0 })
-	s.numbers("expert_slices", "of all", "", len(all), func(i int) (int64, bool) { return all[i].slices, all[i].slices > 0 })
+	add("steps", "steps", "", true, func(p *phaseSum) int64 { return p.steps })
+	add("tokens", "tokens", "", true, func(p *phaseSum) int64 { return p.tokens })
+	add("step_ns", "time", unitTime, true, func(p *phaseSum) int64 { return p.nanos })
+	add("accesses", "accesses", "", true, func(p *phaseSum) int64 { return p.accesses })
+	add("read_bytes", "read", unitBytes, true, func(p *phaseSum) int64 { return p.read })
+	add("disk_bytes", "from disk", unitBytes, c.hasDisk, func(p *phaseSum) int64 { return p.disk })
+	add("reread_bytes", "again", unitBytes, c.hasDisk, func(p *phaseSum) int64 { return p.reread })
+	add("stall_ns", "waiting", unitTime, c.hasStall, func(p *phaseSum) int64 { return p.stall })
+	// Slices of tensors are counted. An expert of a layer has several.
+	s.addNumbers("expert_slices_touched", "slices of experts touched", "", len(all),
+		func(i int) (int64, bool) { return all[i].touched, all[i].slices > 0 })
+	s.addNumbers("expert_slices", "of all", "", len(all),
+		func(i int) (int64, bool) { return all[i].slices, all[i].slices > 0 })
 	return s
 }

@@ -1,5 +1,5 @@
 "use strict";
-// The page's script: it draws what the element "data" holds. Names are those of report/bin.go.
+// The page's script. It draws what the element "data" holds. The names in it are those of report/bin.go.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = id => document.getElementById(id);
@@ -10,7 +10,7 @@
     return e;
   };
 
-  // ---- numbers
+  // ---- numbers: show writes a value in its unit
   const digits = v => v === 0 ? "0" : Math.abs(v) >= 1e15 ? v.toExponential(2) : Number.isInteger(v) && Math.abs(v) < 1e6 ? String(v) : String(+v.toPrecision(Math.abs(v) >= 1000 ? 4 : 3));
   const scaled = (v, steps) => {
     for (const [size, unit] of steps) if (Math.abs(v) >= size) return digits(v / size) + " " + unit;
@@ -26,7 +26,7 @@
     return digits(v) + (unit ? " " + unit : "");
   };
 
-  // ---- the page's head
+  // ---- the page's head: title, facts, verdict, remarks
   $("title").textContent = data.title;
   const facts = (list, all) => {
     for (const f of all) {
@@ -57,13 +57,13 @@
     const x = (isDark() ? 1 - share : share) * (cividis.length - 1), i = Math.min(Math.floor(x), cividis.length - 2), f = x - i;
     return cividis[i].map((c, k) => Math.round(c + f * (cividis[i + 1][k] - c)));
   };
-  // Okabe and Ito's, for kinds of points.
+  // The colours of kinds of points, by Okabe and Ito: the colour-blind can tell them apart.
   const kinds = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
-  // ---- the steps in view, the same in all charts
+  // ---- the steps in view, which are the same in all charts: look sets them
   let view = { from: 0, to: Math.max(1, data.steps) };
-  const charts = []; // functions that draw
-  let asked = false;
+  const charts = []; // a function for each, which draws it
+  let asked = false; // for a frame in which everything is drawn
   const redraw = () => {
     if (asked) return;
     asked = true;
@@ -89,7 +89,7 @@
   const keys = { "+": () => zoom(.5), "=": () => zoom(.5), "-": () => zoom(2), "ArrowLeft": () => pan(-.25), "ArrowRight": () => pan(.25), "0": () => look(0, data.steps), "Home": () => pan(-1e9), "End": () => pan(1e9) };
   for (const [id, key] of [["in", "+"], ["out", "-"], ["left", "ArrowLeft"], ["right", "ArrowRight"], ["all", "0"]]) $(id).onclick = keys[key];
 
-  // ---- tooltips
+  // ---- the tooltip: tell shows a text beside the pointer, or nothing
   const tip = $("tip");
   const tell = (text, x, y) => {
     tip.textContent = text;
@@ -100,7 +100,8 @@
     tip.style.top = Math.max(4, y + 18 + r.height > innerHeight ? y - r.height - 10 : y + 18) + "px";
   };
 
-  // ---- a chart: a canvas with a margin for its scale, that zooms and moves
+  // ---- a chart: a canvas that zooms and moves, with a margin for its scale. draw draws it, and about says what the
+  // tooltip shows at a step and a height.
   const left = 200, right = 10;
   const chart = (parent, height, label, draw, about) => {
     const canvas = make("canvas", undefined, { tabIndex: 0 });
@@ -146,6 +147,7 @@
     });
     return canvas;
   };
+  // clip shortens a text to a width.
   const clip = (text, c, width) => {
     if (c.measureText(text).width <= width) return text;
     while (text.length > 1 && c.measureText(text + "…").width > width) text = text.slice(0, -1);
@@ -170,13 +172,14 @@
     c.fillText("step", left - 8, y + 11);
   };
   const phaseAt = step => { for (const s of data.phases) if (step >= s.from && step < s.to) return s.phase; return ""; };
+  // about says which step, or which bin of steps, is at a place, and in which phase.
   const about = step => {
     const i = Math.floor(step), bin = Math.floor(i / data.per_bin), label = data.labels[bin];
     const which = data.per_bin > 1 ? `steps ${bin * data.per_bin} to ${Math.min(data.steps, (bin + 1) * data.per_bin) - 1}` : `step ${i}`;
     return which + (label && data.per_bin === 1 ? ` (${label})` : "") + (phaseAt(i) ? ", " + phaseAt(i) : "");
   };
 
-  // ---- series
+  // ---- series: bars of each bin's mean, before a shade that is as high as its greatest value
   for (const s of data.series) {
     const height = 96;
     const all = (s.max || s.mean).filter(v => v !== null);
@@ -219,7 +222,7 @@
     canvas.id = "series-" + data.series.indexOf(s);
   }
 
-  // ---- heatmaps
+  // ---- heatmaps: bytes of cells, as report/bin.go explains them at heatCells
   const unpack = text => Uint8Array.from(atob(text), ch => ch.charCodeAt(0));
   if (data.heat.length && data.steps) {
     const parent = $("heat");
@@ -240,7 +243,7 @@
     let now = 0;
     const height = 560;
     const weights = data.heat.map(h => {
-      // Rows are as high as their weight, but at least a sixth of the average, so that norms can be seen beside matrices.
+      // Rows are as high as their weight, but at least a sixth of the average: norms can be seen beside matrices.
       const all = h.rows.reduce((a, r) => a + r.weight, 0), n = h.rows.length;
       const w = h.rows.map(r => Math.max(all > 0 ? r.weight / all : 0, 1 / (6 * Math.max(1, n))));
       const sum = w.reduce((a, b) => a + b, 0), edges = [0];
@@ -353,7 +356,7 @@
     canvas.id = "offset-map";
   }
 
-  // ---- tables: their columns sort, a text filters, and rows are made as they are scrolled to
+  // ---- tables: columns sort, a text filters rows, and rows are made when they are scrolled to
   const chunk = 200;
   data.tables.forEach((t, index) => {
     const parent = $("tables");
@@ -375,7 +378,7 @@
         const sign = down ? -1 : 1;
         order.sort((a, z) => {
           const p = t.rows[a][i], q = t.rows[z][i];
-          if (p === null || q === null) return (p === null) - (q === null); // unknown last
+          if (p === null || q === null) return (p === null) - (q === null); // unknown values come last
           return sign * (isNumber[i] ? p - q : String(p).localeCompare(String(q), undefined, { numeric: true })) || a - z;
         });
         headers.forEach((h, k) => {
@@ -414,7 +417,7 @@
     fill();
   });
 
-  // ---- light and dark
+  // ---- light and dark: as the system says, until the button is pressed
   $("theme").onclick = () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; redraw(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   addEventListener("resize", redraw);

@@ -1,7 +1,9 @@
-// Package perfetto writes timelines that ui.perfetto.dev shows and its trace processor queries: Perfetto's trace of TrackEvents, in protocol buffers.
+// Package perfetto writes timelines that ui.perfetto.dev shows and Perfetto's trace processor queries. A
+// timeline is a trace of TrackEvents, in protocol buffers.
 //
-// The messages and field numbers are those of protos/perfetto/trace in Perfetto's sources: trace_packet.proto, track_event/track_event.proto, track_descriptor.proto,
-// counter_descriptor.proto and debug_annotation.proto; an excerpt is in testdata. Times are nanoseconds of any clock that begins at 0.
+// The messages and field numbers are those of protos/perfetto/trace in Perfetto's sources:
+// trace_packet.proto, track_event/track_event.proto, track_descriptor.proto, counter_descriptor.proto and
+// debug_annotation.proto. An excerpt is in testdata. Times are nanoseconds of any clock that begins at 0.
 package perfetto
 
 // This file encodes packets.
@@ -14,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Numbers of the fields that are written.
+// The numbers of the fields that are written.
 const (
 	tracePacket protowire.Number = 1
 
@@ -45,7 +47,7 @@ const (
 	annotationName protowire.Number = 10
 )
 
-// TrackEvent.Type.
+// Values of TrackEvent.Type.
 const (
 	sliceBegin = 1
 	sliceEnd   = 2
@@ -56,7 +58,7 @@ const (
 // unitBytes is CounterDescriptor.UNIT_SIZE_BYTES.
 const unitBytes = 3
 
-// sequence is whose packets these are: there is one writer.
+// sequence is the writer to which packets belong. There is one.
 const sequence = 1
 
 // Track is a line of the timeline; 0 is none.
@@ -69,39 +71,41 @@ type Arg struct {
 	Int  int64
 }
 
-// Writer writes a trace. The first error stays: the caller asks for it with Err at the end. It is for one goroutine.
+// Writer writes a trace. It keeps the first error, for which the caller asks with Err at the end. It is
+// for one goroutine.
 type Writer struct {
 	w      io.Writer
 	err    error
 	tracks Track
-	// buffers, used again
+	// Buffers that are used again.
 	packet, message, inner []byte
 }
 
-// NewWriter returns a Writer. A trace is a sequence of packets, without a header or an end: w should buffer.
+// NewWriter returns a Writer. A trace is a sequence of packets without a header or an end. Each packet is
+// one Write, so w should buffer.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
 // Err is the first error of writing.
 func (w *Writer) Err() error { return w.err }
 
-// Process makes the track of a process, to which others belong.
-func (w *Writer) Process(pid int32, name string) Track {
+// NewProcess makes the track of a process, to which other tracks belong.
+func (w *Writer) NewProcess(pid int32, name string) Track {
 	p := protowire.AppendTag(nil, processPID, protowire.VarintType)
 	p = protowire.AppendVarint(p, uint64(uint32(max(pid, 0))))
 	p = appendText(p, processName, name)
-	return w.track(0, "", descriptorProcess, p)
+	return w.newTrack(0, "", descriptorProcess, p)
 }
 
-// Thread makes a track of slices and instants below parent.
-func (w *Writer) Thread(parent Track, name string) Track { return w.track(parent, name, 0, nil) }
+// NewThread makes a track of slices and instants below parent.
+func (w *Writer) NewThread(parent Track, name string) Track { return w.newTrack(parent, name, 0, nil) }
 
-// Bytes makes a track of numbers of bytes below parent.
-func (w *Writer) Bytes(parent Track, name string) Track {
+// NewByteCounter makes a track with a number of bytes below parent.
+func (w *Writer) NewByteCounter(parent Track, name string) Track {
 	c := protowire.AppendVarint(protowire.AppendTag(nil, counterUnit, protowire.VarintType), unitBytes)
-	return w.track(parent, name, descriptorCounter, c)
+	return w.newTrack(parent, name, descriptorCounter, c)
 }
 
-func (w *Writer) track(parent Track, name string, field protowire.Number, message []byte) Track {
+func (w *Writer) newTrack(parent Track, name string, field protowire.Number, message []byte) Track {
 	w.tracks++
 	d := protowire.AppendVarint(protowire.AppendTag(nil, descriptorUUID, protowire.VarintType), uint64(w.tracks))
 	if name != "" {
@@ -115,27 +119,27 @@ func (w *Writer) track(parent Track, name string, field protowire.Number, messag
 	}
 	w.packet = protowire.AppendVarint(protowire.AppendTag(w.packet[:0], packetSequence, protowire.VarintType), sequence)
 	w.packet = protowire.AppendBytes(protowire.AppendTag(w.packet, packetDescriptor, protowire.BytesType), d)
-	w.write()
+	w.writePacket()
 	return w.tracks
 }
 
 // Begin begins a slice. Slices of a track nest: the one that began last ends first.
 func (w *Writer) Begin(t Track, at int64, name string, args ...Arg) {
-	w.event(t, at, sliceBegin, name, 0, args)
+	w.writeEvent(t, at, sliceBegin, name, 0, args)
 }
 
 // End ends the slice of a track that began last.
-func (w *Writer) End(t Track, at int64) { w.event(t, at, sliceEnd, "", 0, nil) }
+func (w *Writer) End(t Track, at int64) { w.writeEvent(t, at, sliceEnd, "", 0, nil) }
 
-// Instant is a moment.
+// Instant marks a moment.
 func (w *Writer) Instant(t Track, at int64, name string, args ...Arg) {
-	w.event(t, at, instant, name, 0, args)
+	w.writeEvent(t, at, instant, name, 0, args)
 }
 
-// Count sets the number of a track of numbers.
-func (w *Writer) Count(t Track, at int64, value int64) { w.event(t, at, counter, "", value, nil) }
+// Count sets the number of a counter's track.
+func (w *Writer) Count(t Track, at int64, value int64) { w.writeEvent(t, at, counter, "", value, nil) }
 
-func (w *Writer) event(t Track, at int64, kind uint64, name string, value int64, args []Arg) {
+func (w *Writer) writeEvent(t Track, at int64, kind uint64, name string, value int64, args []Arg) {
 	if w.err != nil {
 		return
 	}
@@ -152,23 +156,25 @@ func (w *Writer) event(t Track, at int64, kind uint64, name string, value int64,
 		if a.Text != "" {
 			w.inner = appendText(w.inner, annotationText, a.Text)
 		} else {
-			w.inner = protowire.AppendVarint(protowire.AppendTag(w.inner, annotationInt, protowire.VarintType), uint64(a.Int))
+			w.inner = protowire.AppendVarint(protowire.AppendTag(w.inner, annotationInt, protowire.VarintType),
+				uint64(a.Int))
 		}
 		m = protowire.AppendBytes(protowire.AppendTag(m, eventAnnotation, protowire.BytesType), w.inner)
 	}
 	w.message = m
-	w.packet = protowire.AppendVarint(protowire.AppendTag(w.packet[:0], packetTimestamp, protowire.VarintType), uint64(max(at, 0)))
+	w.packet = protowire.AppendVarint(protowire.AppendTag(w.packet[:0], packetTimestamp, protowire.VarintType),
+		uint64(max(at, 0)))
 	w.packet = protowire.AppendVarint(protowire.AppendTag(w.packet, packetSequence, protowire.VarintType), sequence)
 	w.packet = protowire.AppendBytes(protowire.AppendTag(w.packet, packetEvent, protowire.BytesType), m)
-	w.write()
+	w.writePacket()
 }
 
-// appendText appends a text, of which Perfetto wants UTF-8.
+// appendText appends a text as UTF-8, which Perfetto requires.
 func appendText(b []byte, field protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), strings.ToValidUTF8(s, "\uFFFD"))
 }
 
-func (w *Writer) write() {
+func (w *Writer) writePacket() {
 	if w.err != nil {
 		return
 	}

@@ -1,5 +1,7 @@
 package perfetto
 
+// This file decodes what was written with an excerpt of Perfetto's own schema.
+
 import (
 	"bytes"
 	"errors"
@@ -14,7 +16,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// schema has the fields of each message, by number, as the excerpt of Perfetto's own says.
+// schema has the type and the name of each message's fields, by number, as the excerpt of Perfetto's own
+// schema has them.
 type schema map[string]map[protowire.Number][2]string // type, name
 
 func readSchema(t *testing.T) schema {
@@ -40,7 +43,7 @@ func readSchema(t *testing.T) schema {
 	return all
 }
 
-// decode reads a message as the schema says, as text.
+// decode turns a message into text as the schema says.
 func (s schema) decode(message string, b []byte) (string, error) {
 	var parts []string
 	for len(b) > 0 {
@@ -91,12 +94,12 @@ func (s schema) decode(message string, b []byte) (string, error) {
 	return strings.Join(parts, " "), nil
 }
 
-// What is written reads back by Perfetto's schema.
+// What is written can be decoded by Perfetto's schema.
 func TestSchema(t *testing.T) {
 	var b bytes.Buffer
 	w := NewWriter(&b)
-	p := w.Process(42, "llama\xffcli")
-	ops, disk := w.Thread(p, "ops"), w.Bytes(p, "from disk")
+	p := w.NewProcess(42, "llama\xffcli")
+	ops, disk := w.NewThread(p, "ops"), w.NewByteCounter(p, "from disk")
 	w.Begin(ops, 1000, "MUL_MAT", Arg{Name: "tensor", Text: "blk.0"}, Arg{Name: "bytes", Int: -1})
 	w.End(ops, 2000)
 	w.Instant(ops, 2500, "page-in")
@@ -113,7 +116,8 @@ func TestSchema(t *testing.T) {
 		"packet{" + s + `track_descriptor{uuid=1 process{pid=42 process_name="llama` + "\uFFFD" + `cli"}}}`,
 		"packet{" + s + `track_descriptor{uuid=2 name="ops" parent_uuid=1}}`,
 		"packet{" + s + `track_descriptor{uuid=3 name="from disk" parent_uuid=1 counter{unit=3}}}`,
-		"packet{timestamp=1000 " + s + `track_event{type=1 track_uuid=2 name="MUL_MAT" debug_annotations{name="tensor" string_value="blk.0"} debug_annotations{name="bytes" int_value=-1}}}`,
+		"packet{timestamp=1000 " + s +
+			`track_event{type=1 track_uuid=2 name="MUL_MAT" debug_annotations{name="tensor" string_value="blk.0"} debug_annotations{name="bytes" int_value=-1}}}`,
 		"packet{timestamp=2000 " + s + "track_event{type=2 track_uuid=2}}",
 		"packet{timestamp=2500 " + s + `track_event{type=3 track_uuid=2 name="page-in"}}`,
 		"packet{timestamp=0 " + s + "track_event{type=4 track_uuid=3 counter_value=1099511627776}}",
@@ -138,11 +142,11 @@ func (f *full) Write(b []byte) (int, error) {
 func TestError(t *testing.T) {
 	f := &full{room: 30}
 	w := NewWriter(f)
-	p := w.Process(1, "p")
+	p := w.NewProcess(1, "p")
 	for range 10 {
 		w.Instant(p, 1, "x")
 	}
 	if !errors.Is(w.Err(), errFull) || f.room < -60 {
-		t.Errorf("%v, %d", w.Err(), f.room)
+		t.Errorf("error %v, room for %d bytes, want %v and no write after it", w.Err(), f.room, errFull)
 	}
 }

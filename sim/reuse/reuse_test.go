@@ -1,12 +1,14 @@
 package reuse
 
+// These tests compare the policies with slow ones and with each other.
+
 import (
 	"math/rand/v2"
 	"slices"
 	"testing"
 )
 
-// random is a sequence of a few blocks, and the blocks of its uses as Read was told of them, per step.
+// random returns a random sequence of a few blocks, and the reads that were added, by step.
 func random(r *rand.Rand, granule int64, group int) (*Sequence, [][]read) {
 	s := New(granule, []int64{1000, 95}, group)
 	var steps [][]read
@@ -30,15 +32,16 @@ type read struct {
 	offset, bytes int64
 }
 
-// blocksOf is what New and Read say, done slowly: the blocks of each group of steps, with their bytes.
-func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size map[place]int64) {
-	size = map[place]int64{}
+// blocksOf computes slowly what New and Read do: the blocks of each group of steps, and their
+// bytes.
+func blocksOf(steps [][]read, granule int64, group int) (uses [][]blockKey, size map[blockKey]int64) {
+	size = map[blockKey]int64{}
 	for i, step := range steps {
 		if i%group == 0 {
 			uses = append(uses, nil)
 		}
 		now := &uses[len(uses)-1]
-		add := func(p place, bytes int64) {
+		add := func(p blockKey, bytes int64) {
 			size[p] = bytes
 			if n := len(*now); n > 0 && (*now)[n-1] == p || group > 1 && slices.Contains(*now, p) {
 				return
@@ -48,7 +51,7 @@ func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size ma
 		for _, r := range step {
 			if granule == 0 {
 				if r.bytes > 0 {
-					add(place{r.file, r.offset, r.bytes}, r.bytes)
+					add(blockKey{r.file, r.offset, r.bytes}, r.bytes)
 				}
 				continue
 			}
@@ -59,7 +62,7 @@ func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size ma
 					if end > b*granule {
 						bytes = min(granule, end-b*granule)
 					}
-					add(place{file: r.file, first: b}, bytes)
+					add(blockKey{file: r.file, first: b}, bytes)
 				}
 			}
 		}
@@ -67,9 +70,10 @@ func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size ma
 	return uses, size
 }
 
-// lru runs an LRU memory, slowly. A block is in if it and all that were used since fit: what is larger than the memory drops all, in that sense.
-func lru(uses [][]place, size map[place]int64, room int64, from int) (missed int64) {
-	var stack []place // the last used first
+// lru runs an LRU memory, slowly. A block is found if it and all blocks that were used since fit.
+// In that sense a block that is larger than the memory drops all others.
+func lru(uses [][]blockKey, size map[blockKey]int64, room int64, from int) (missed int64) {
+	var stack []blockKey // the last used first
 	for step, all := range uses {
 		for _, p := range all {
 			sum, hit := size[p], false
@@ -89,7 +93,7 @@ func lru(uses [][]place, size map[place]int64, room int64, from int) (missed int
 	return missed
 }
 
-// Distances give what an LRU memory of each size misses.
+// The stack distances give the misses of an LRU memory of each size.
 func TestLRU(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 400 {
@@ -106,7 +110,8 @@ func TestLRU(t *testing.T) {
 		c := s.LRU(from)
 		for room := int64(0); room < 300; room += 7 {
 			if got, want := c.Missed(room), float64(lru(uses, size, room, from))/float64(n); !near(got, want) {
-				t.Fatalf("granule %d, group %d, from %d: with %d bytes %g are missed, want %g", granule, group, from, room, got, want)
+				t.Fatalf("granule %d, group %d, from %d: with %d bytes %g are missed, want %g", granule, group, from,
+					room, got, want)
 			}
 		}
 		for i, size := range c.Sizes() {
@@ -119,7 +124,7 @@ func TestLRU(t *testing.T) {
 
 func near(a, b float64) bool { return a-b < 1e-6 && b-a < 1e-6 }
 
-// best is the least that any memory of blocks of one size misses, by trying all choices.
+// best returns the fewest misses of any policy, for blocks of one size, by trying all choices.
 func best(uses []int32, room int, in []int32) int {
 	if len(uses) == 0 {
 		return 0
@@ -140,7 +145,7 @@ func best(uses []int32, room int, in []int32) int {
 	return least
 }
 
-// No choice misses less than Belady's, which misses no more than LRU, random choices and a fixed set that leaves room for what streams.
+// No choice misses less than Belady's. LRU and random choices miss at least as much.
 func TestBelady(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 300 {
@@ -154,7 +159,8 @@ func TestBelady(t *testing.T) {
 		for room := 1; room <= 4; room++ {
 			got, want := s.Belady(int64(room), 0), best(s.uses, room, nil)
 			if got != float64(want) {
-				t.Fatalf("%v: with %d blocks Belady misses %g, the best choice %d", s.uses, room, got, want)
+				t.Fatalf("%v: with %d blocks Belady misses %g, the best choice %d; want %v", s.uses, room, got, want,
+					float64(want))
 			}
 			if lru, random := s.LRU(0).Missed(int64(room)), s.Random(int64(room), 0); lru < got || random < got {
 				t.Fatalf("%v: LRU misses %g, random choices %g, Belady %g", s.uses, lru, random, got)
@@ -163,7 +169,8 @@ func TestBelady(t *testing.T) {
 	}
 }
 
-// A cycle that is larger than memory: LRU misses all of it, Belady what does not fit, and so does a fixed set.
+// A cycle is larger than memory. LRU misses all of it. Belady and a fixed set miss only what does
+// not fit.
 func TestCycle(t *testing.T) {
 	const blocks, steps = 100, 50
 	s := New(10, []int64{995}, 1)
@@ -174,28 +181,32 @@ func TestCycle(t *testing.T) {
 		}
 	}
 	if s.WorkingSet() != 995 || s.Blocks() != blocks || s.PerStep(1) != 995 {
-		t.Fatalf("%d bytes in %d blocks, %g per step", s.WorkingSet(), s.Blocks(), s.PerStep(1))
+		t.Fatalf("%d bytes in %d blocks, %g per step; want s.WorkingSet() = 995, s.Blocks() = %v, s.PerStep(1) = 995",
+			s.WorkingSet(), s.Blocks(), s.PerStep(1), blocks)
 	}
 	c := s.LRU(1)
 	if c.Missed(994) != 995 || c.Missed(995) != 0 {
-		t.Errorf("LRU misses %g and %g", c.Missed(994), c.Missed(995))
+		t.Errorf("LRU misses %g and %g; want c.Missed(994) = 995, c.Missed(995) = 0", c.Missed(994), c.Missed(995))
 	}
 	if got := s.Fixed(600, 1); got != 395 {
 		t.Errorf("a fixed set misses %g, want 395", got)
 	}
-	// One block is always the one in use, so that Belady keeps 59 of the others: 40 or 41 of a cycle are missed.
+	// One block is always in use, so Belady keeps 59 of the others, and 40 or 41 of a cycle are
+	// missed.
 	if got := s.Belady(600, 1); got < 395 || got > 415 {
-		t.Errorf("Belady misses %g", got)
+		t.Errorf("Belady misses %g; want got at least 395, got at most 415", got)
 	}
 	if got := s.Random(600, 1); got < 420 || got > 900 {
-		t.Errorf("random choices miss %g", got)
+		t.Errorf("random choices miss %g; want got at least 420, got at most 900", got)
 	}
-	if s.Belady(995, 1) != 0 || s.Random(995, 1) != 0 || s.Fixed(995, 1) != 0 || s.Fixed(0, 1) != 995 || s.Belady(5, 1) != 990 {
-		t.Errorf("all: %g, %g, %g; nothing: %g, %g", s.Belady(995, 1), s.Random(995, 1), s.Fixed(995, 1), s.Fixed(0, 1), s.Belady(5, 1))
+	if s.Belady(995, 1) != 0 || s.Random(995, 1) != 0 || s.Fixed(995, 1) != 0 || s.Fixed(0, 1) != 995 ||
+		s.Belady(5, 1) != 990 {
+		t.Errorf("all: %g, %g, %g; nothing: %g, %g", s.Belady(995, 1), s.Random(995, 1), s.Fixed(995, 1),
+			s.Fixed(0, 1), s.Belady(5, 1))
 	}
 }
 
-// What is new must be read once, whoever keeps it.
+// A new block must be read once, whatever the policy.
 func TestFresh(t *testing.T) {
 	s := New(0, nil, 1)
 	for step := range int64(4) {
@@ -206,14 +217,17 @@ func TestFresh(t *testing.T) {
 			}
 		}
 	}
-	for name, got := range map[string]float64{"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1), "LRU": s.LRU(1).Missed(1000), "random": s.Random(1000, 1)} {
+	for name, got := range map[string]float64{
+		"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1), "LRU": s.LRU(1).Missed(1000),
+		"random": s.Random(1000, 1),
+	} {
 		if got != 10 {
 			t.Errorf("%s misses %g, want 10", name, got)
 		}
 	}
 }
 
-// What cannot be is refused.
+// Impossible reads are refused.
 func TestRefuses(t *testing.T) {
 	s := New(0, nil, 1)
 	if s.Read(0, 0, 1) == nil {
@@ -222,7 +236,7 @@ func TestRefuses(t *testing.T) {
 	s.Step()
 	for _, r := range []read{{-1, 0, 1}, {0, -1, 1}, {0, 0, -1}, {0, 1 << 62, 1 << 62}} {
 		if s.Read(r.file, r.offset, r.bytes) == nil {
-			t.Errorf("%+v", r)
+			t.Errorf("read %+v is accepted, want an error", r)
 		}
 	}
 	if s.PerStep(0) != 0 || s.LRU(0).Missed(5) != 0 || s.Belady(1, 0) != 0 || s.PerStep(7) != 0 {

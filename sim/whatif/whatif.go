@@ -1,4 +1,5 @@
-// Package whatif estimates how fast a model would compute its tokens with other amounts of memory and another disk, by what its reads have in common with those before.
+// Package whatif estimates how fast a model would compute its tokens with other amounts of memory
+// and another disk. It replays the reads of a capture through memories of other sizes.
 package whatif
 
 // This file makes the estimates.
@@ -14,24 +15,29 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Config is what is asked.
+// Config describes the machine and the run to estimate.
 type Config struct {
-	Sequence *reuse.Sequence // its steps are what TokensPerStep tokens read together
-	From     int             // the steps from here on count; those before fill the memory
-	// Compute is how long a step computes, if it waits for nothing.
+	Sequence *reuse.Sequence // each step is what TokensPerStep tokens read together
+	From     int             // the steps from here on count, and those before fill the memory
+	// Compute is how long a step computes if it waits for nothing.
 	Compute   time.Duration
 	Bandwidth float64 // of the disk, bytes per second
-	// Touched is how many bytes per second come from disk when they are read as they are touched: faults, and what the kernel does to map each page, are in it. 0: Bandwidth.
+	// Touched is how many bytes per second come from disk if they are read when they are touched.
+	// That includes faults and the kernel's work to map each page. 0 means Bandwidth.
 	Touched float64
-	// Readahead is how many bytes the kernel reads around a miss: read_ahead_kb (see [reuse.Sequence.Around]).
+	// Readahead is how many bytes the kernel reads around a miss: read_ahead_kb (see
+	// [reuse.Sequence.LRUWithReadahead]).
 	Readahead     int64
 	TokensPerStep int // at least 1
-	// Pinned is what prefetchd keeps with its strategy "pin", of so many bytes of memory for the model and itself; nil: nothing is said of that.
+	// Pinned returns what prefetchd keeps with its strategy "pin", if the model and prefetchd have
+	// so many bytes of memory. If it is nil, that strategy is left out.
 	Pinned func(memory int64) Pinned
-	// Helped is how many bytes a step reads with prefetchd and so much memory, and how long it takes; nil: that is not known.
+	// Helped returns how many bytes a step reads with prefetchd and so much memory, and how long it
+	// takes. It is nil if that is not known.
 	Helped func(memory int64) (missed float64, step time.Duration)
-	// Chosen says that experts are read when a router has chosen them, as prefetchd does it, and that Touched is how fast these bytes come: a step waits for them. What it takes to read slices so has little to do with what
-	// the disk can. What Pinned keeps is kept then, too.
+	// Chosen means that experts are read once a router has chosen them, as prefetchd does. A step
+	// waits for these bytes, which come at the rate Touched. That rate has little to do with the
+	// disk's bandwidth. What Pinned returns is kept in this case, too.
 	Chosen bool
 }
 
@@ -45,33 +51,40 @@ type Pinned struct {
 type Strategy struct {
 	Name  string `json:"name"`
 	About string `json:"about"`
-	// Ahead says that reading overlaps with computing, as who knows the pattern can; else a token waits for each byte.
+	// Ahead means that reading overlaps with computing, because the pattern is known. Otherwise a
+	// token waits for each byte.
 	Ahead bool `json:"ahead"`
-	Bound bool `json:"bound"` // it knows the future: nothing is faster
+	Bound bool `json:"bound"` // it knows the future, so nothing is faster
 }
 
-// strategies are those that are compared, the bound last.
-var strategies = []Strategy{
-	{Name: "LRU", About: "what was used longest ago is dropped, and read when it is touched; no byte more than asked for is read"},
+// allStrategies are the strategies that may be compared, the bound last.
+var allStrategies = []Strategy{
+	{Name: "LRU", About: "what was used longest ago is dropped, and read when it is touched; no byte more than " +
+		"asked for is read"},
 	{Name: Plain, About: "LRU, and the kernel reads around what is missed, as far as readahead says"},
 	{Name: "random", About: "what is dropped is chosen at random"},
 	{Name: "pin", About: "a set that never changes is kept; the rest is read when it is touched"},
-	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: what prefetchd reaches at most", Ahead: true},
-	{Name: Pin, About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; the rest is read when it is touched, and the kernel reads around it"},
-	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; the rest is read ahead, as far as the window has room, op by op", Ahead: true},
-	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true, Bound: true},
+	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: " +
+		"what prefetchd reaches at most", Ahead: true},
+	{Name: Pin,
+		About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; " +
+			"the rest is read when it is touched, and the kernel reads around it"},
+	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; " +
+		"the rest is read ahead, as far as the window has room, op by op", Ahead: true},
+	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true,
+		Bound: true},
 }
 
-// Names of strategies: plain, and those of which something is said only if it is known.
+// Names of strategies. Pin and Auto are estimated only if Config says how prefetchd behaves.
 const (
 	Plain = "plain"
 	Pin   = "prefetchd pin"
 	Auto  = "prefetchd"
 )
 
-// strategies are those that something can be said of.
-func (c *Config) strategies() (of []Strategy) {
-	for _, s := range strategies {
+// knownStrategies returns the strategies that can be estimated.
+func (c *Config) knownStrategies() (of []Strategy) {
+	for _, s := range allStrategies {
 		if s.Name == Pin && c.Pinned == nil || s.Name == Auto && c.Helped == nil && !c.Chosen {
 			continue
 		}
@@ -87,23 +100,23 @@ type Row struct {
 	Results []Result `json:"results"`
 }
 
-// Result is a strategy's.
+// Result is what is expected of one strategy.
 type Result struct {
 	Missed float64 `json:"missed_bytes_per_token"`
 	TokS   float64 `json:"tokens_per_second"`
 }
 
-// At estimates for one amount of memory.
-func (c *Config) At(memory int64, lru *reuse.Curve) Row {
+// estimateRow estimates for one amount of memory.
+func (c *Config) estimateRow(memory int64, lru *reuse.Curve) Row {
 	s := c.Sequence
 	r := Row{Memory: memory}
 	if all := s.WorkingSet(); all > 0 {
 		r.Share = float64(memory) / float64(all)
 	}
 	fixed := s.Fixed(memory, c.From)
-	for _, of := range c.strategies() {
+	for _, of := range c.knownStrategies() {
 		var missed float64
-		var took time.Duration // 0: as the bytes say
+		var took time.Duration // 0: follows from the bytes
 		switch of.Name {
 		case "LRU":
 			missed = lru.Missed(memory)
@@ -122,26 +135,29 @@ func (c *Config) At(memory int64, lru *reuse.Curve) Row {
 		default:
 			missed = fixed
 		}
-		r.Results = append(r.Results, c.result(of, missed, took))
+		r.Results = append(r.Results, c.buildResult(of, missed, took))
 	}
 	return r
 }
 
-// Misses is how many bytes a step waits for with so much memory: by itself (Plain), or helped (Pin, and Auto of a model with experts; if Pinned is known). Helped by Auto nothing reads around what is chosen.
+// Misses returns how many bytes a step waits for with so much memory. strategy is Plain, Pin, or
+// Auto for a model with experts. The last two are the same as Plain if Pinned is nil. With Auto
+// nothing is read around the chosen experts.
 func (c *Config) Misses(strategy string, memory int64) float64 {
 	if strategy == Plain || c.Pinned == nil {
-		return c.Sequence.Around(memory, c.From, c.Readahead)
+		return c.Sequence.LRUWithReadahead(memory, c.From, c.Readahead)
 	}
 	around := c.Readahead
 	if strategy == Auto {
 		around = 0
 	}
 	p := c.Pinned(memory)
-	return c.Sequence.Kept(p.Kept, p.Rest, c.From, around)
+	return c.Sequence.PinnedWithReadahead(p.Kept, p.Rest, c.From, around)
 }
 
-// result is that of a step that misses so many bytes, and takes so long if that is known.
-func (c *Config) result(s Strategy, missed float64, took time.Duration) Result {
+// buildResult returns the result of a step that misses so many bytes. took is how long it takes, if
+// that is known.
+func (c *Config) buildResult(s Strategy, missed float64, took time.Duration) Result {
 	seconds := took.Seconds()
 	switch {
 	case took > 0:
@@ -154,13 +170,13 @@ func (c *Config) result(s Strategy, missed float64, took time.Duration) Result {
 	return Result{missed / tokens, tokens / seconds}
 }
 
-// Answer is what is printed.
+// Answer has the estimates, and what they are based on.
 type Answer struct {
 	Steps         int        `json:"steps"` // that count
 	WorkingSet    int64      `json:"working_set_bytes"`
 	PerToken      float64    `json:"bytes_per_token"`
 	Bandwidth     float64    `json:"disk_bytes_per_second"`
-	Touched       float64    `json:"touched_bytes_per_second"` // of what is read as it is touched
+	Touched       float64    `json:"touched_bytes_per_second"` // for reads at the time of touching
 	TouchedFrom   string     `json:"touched_from"`
 	Compute       float64    `json:"compute_s"` // of a step
 	ComputeFrom   string     `json:"compute_from"`
@@ -173,39 +189,43 @@ type Answer struct {
 	lru           *reuse.Curve
 }
 
-// curvePoints is how many amounts of memory a figure has.
+// curvePoints is for how many amounts of memory a figure has points.
 const curvePoints = 24
 
-// Ask estimates for each amount of memory, and for those between them, which a figure shows. What does not change between them is computed once. Cancelled says when to give up, with its error.
+// Ask estimates for each amount of memory (bytes), and for the points of a figure. cancelled is
+// called before each, and its error ends the work.
 func (c *Config) Ask(memory []int64, cancelled func() error) (*Answer, error) {
 	s := c.Sequence
 	if s.Steps() <= c.From {
 		return nil, fmt.Errorf("only %d steps: want more than %d, which fill the memory", s.Steps(), c.From)
 	}
 	if c.Compute <= 0 || c.Bandwidth <= 0 {
-		return nil, fmt.Errorf("a step that computes for %v, a disk of %g bytes per second: want more than none", c.Compute, c.Bandwidth)
+		return nil, fmt.Errorf("a step that computes for %v, a disk of %g bytes per second: want more than none",
+			c.Compute, c.Bandwidth)
 	}
 	tokens := max(c.TokensPerStep, 1)
 	a := &Answer{
-		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens), Bandwidth: c.Bandwidth, Touched: cmp.Or(c.Touched, c.Bandwidth), Compute: c.Compute.Seconds(), Readahead: c.Readahead, TokensPerStep: tokens,
-		Strategies: c.strategies(), lru: s.LRU(c.From),
+		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens),
+		Bandwidth: c.Bandwidth, Touched: cmp.Or(c.Touched, c.Bandwidth), Compute: c.Compute.Seconds(),
+		Readahead: c.Readahead, TokensPerStep: tokens,
+		Strategies: c.knownStrategies(), lru: s.LRU(c.From),
 	}
 	for _, m := range memory {
 		if err := cancelled(); err != nil {
 			return nil, err
 		}
-		a.Rows = append(a.Rows, c.At(m, a.lru))
+		a.Rows = append(a.Rows, c.estimateRow(m, a.lru))
 	}
 	for i := range curvePoints + 1 {
 		if err := cancelled(); err != nil {
 			return nil, err
 		}
-		a.curve = append(a.curve, c.At(a.WorkingSet*int64(i+1)/curvePoints, a.lru))
+		a.curve = append(a.curve, c.estimateRow(a.WorkingSet*int64(i+1)/curvePoints, a.lru))
 	}
 	return a, nil
 }
 
-// Columns are the rows as a table: one for each amount of memory and strategy.
+// Columns returns the rows as a table, with one row for each amount of memory and strategy.
 func (a *Answer) Columns() []tables.Column {
 	var (
 		memory                 []int64
@@ -219,7 +239,8 @@ func (a *Answer) Columns() []tables.Column {
 		}
 	}
 	return []tables.Column{
-		{Name: "memory_bytes", Values: memory}, {Name: "share_of_working_set", Values: share}, {Name: "strategy", Values: name},
+		{Name: "memory_bytes", Values: memory}, {Name: "share_of_working_set", Values: share},
+		{Name: "strategy", Values: name},
 		{Name: "missed_bytes_per_token", Values: missed}, {Name: "tokens_per_second", Values: seconds},
 	}
 }
@@ -230,7 +251,9 @@ const maxCurve = 10_000
 // maxMissPoints bounds its figure.
 const maxMissPoints = 1000
 
-// CurveColumns are LRU's byte miss-ratio curve as a table: from each size on, which share of the bytes that are read is missed. Of more than 10,000 sizes some are left out, evenly.
+// CurveColumns returns LRU's byte miss-ratio curve as a table: for each size of memory, the share
+// of the read bytes that is missed from there on. If there are more than 10,000 sizes, evenly
+// chosen ones are left out.
 func (a *Answer) CurveColumns() []tables.Column {
 	sizes := a.lru.Sizes()
 	thin := (len(sizes) + maxCurve - 1) / maxCurve
@@ -246,9 +269,12 @@ func (a *Answer) CurveColumns() []tables.Column {
 
 const mib = 1 << 20
 
-// Document is the answer in words and as a table.
+// Document returns the answer in words and as a table.
 func (a *Answer) Document() tabular.Document {
-	t := &tabular.Table{Title: "tokens per second, and MiB that a token reads again", Columns: tabular.Right("memory", "share")}
+	t := &tabular.Table{
+		Title:   "tokens per second, and MiB that a token reads again",
+		Columns: tabular.Right("memory", "share"),
+	}
 	for _, s := range a.Strategies {
 		t.Columns = append(t.Columns, tabular.Right(s.Name, "MiB")...)
 	}
@@ -260,9 +286,12 @@ func (a *Answer) Document() tabular.Document {
 		t.Rows = append(t.Rows, row)
 	}
 	lines := tabular.Lines{
-		fmt.Sprintf("%d steps read %.0f MiB per token of a working set of %.0f MiB, in %s", a.Steps, a.PerToken/mib, float64(a.WorkingSet)/mib, a.Blocks),
-		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GB/s", 1000*a.Compute, a.ComputeFrom, a.TokensPerStep, a.Bandwidth/1e9),
-		fmt.Sprintf("what is read as it is touched comes at %.2f GB/s (%s); the kernel reads %.4g KiB around a miss", a.Touched/1e9, a.TouchedFrom, float64(a.Readahead)/1024),
+		fmt.Sprintf("%d steps read %.0f MiB per token of a working set of %.0f MiB, in %s", a.Steps, a.PerToken/mib,
+			float64(a.WorkingSet)/mib, a.Blocks),
+		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GB/s", 1000*a.Compute,
+			a.ComputeFrom, a.TokensPerStep, a.Bandwidth/1e9),
+		fmt.Sprintf("what is read as it is touched comes at %.2f GB/s (%s); the kernel reads %.4g KiB around a miss",
+			a.Touched/1e9, a.TouchedFrom, float64(a.Readahead)/1024),
 	}
 	notes := tabular.Lines{}
 	for _, s := range a.Strategies {
@@ -273,14 +302,19 @@ func (a *Answer) Document() tabular.Document {
 
 // Figure draws tokens per second against memory.
 func (a *Answer) Figure() *chart.Figure {
-	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "tokens per second", Beside: true, To: float64(a.WorkingSet) * (curvePoints + 1) / curvePoints / (1 << 30), Panels: []chart.Panel{{
-		Title: fmt.Sprintf("expected at %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9, 1000*a.Compute),
-	}}}
+	f := &chart.Figure{
+		XLabel: "memory for the model, GiB", YLabel: "tokens per second", Beside: true,
+		To: float64(a.WorkingSet) * (curvePoints + 1) / curvePoints / (1 << 30),
+		Panels: []chart.Panel{{Title: fmt.Sprintf("expected at %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9,
+			1000*a.Compute)}},
+	}
 	for i, s := range a.Strategies {
 		curve := chart.Curve{Name: s.Name, Bound: s.Bound}
 		for _, r := range a.curve {
 			speed := r.Results[i].TokS
-			curve.Points = append(curve.Points, chart.Point{X: float64(r.Memory) / (1 << 30), Y: speed, Low: speed, High: speed})
+			curve.Points = append(curve.Points, chart.Point{
+				X: float64(r.Memory) / (1 << 30), Y: speed, Low: speed, High: speed,
+			})
 			f.High = max(f.High, 1.05*speed)
 		}
 		f.Panels[0].Curves = append(f.Panels[0].Curves, curve)
@@ -291,7 +325,11 @@ func (a *Answer) Figure() *chart.Figure {
 // MissFigure draws LRU's byte miss-ratio curve.
 func (a *Answer) MissFigure() *chart.Figure {
 	const gib = 1 << 30
-	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "share of the bytes that is missed (%)", To: 1.04 * float64(a.WorkingSet) / gib, High: 105, Beside: true, Panels: []chart.Panel{{Title: "byte miss ratio of LRU, in " + a.Blocks}}}
+	f := &chart.Figure{
+		XLabel: "memory for the model, GiB", YLabel: "share of the bytes that is missed (%)",
+		To: 1.04 * float64(a.WorkingSet) / gib, High: 105, Beside: true,
+		Panels: []chart.Panel{{Title: "byte miss ratio of LRU, in " + a.Blocks}},
+	}
 	columns := a.CurveColumns()
 	memory, ratio := columns[0].Values.([]int64), columns[1].Values.([]float64)
 	thin := (len(memory) + maxMissPoints - 1) / maxMissPoints

@@ -1,5 +1,7 @@
 package whatif
 
+// These tests estimate for a cyclic scan, whose results are known.
+
 import (
 	"bytes"
 	"encoding/json"
@@ -11,7 +13,8 @@ import (
 	"tensorcast/sim/reuse"
 )
 
-// cycle is a model of 100 MB of which each of n steps reads all, in blocks of 1 MB.
+// cycle returns the reads of n steps, each of which reads all of a model of 100 MB, in blocks of 1
+// MB.
 func cycle(t *testing.T, n int) *reuse.Sequence {
 	t.Helper()
 	s := reuse.New(1e6, nil, 1)
@@ -24,10 +27,11 @@ func cycle(t *testing.T, n int) *reuse.Sequence {
 	return s
 }
 
-// never is for Ask: nobody cancels it.
+// never is a cancelled function for Ask that never cancels.
 func never() error { return nil }
 
-// A cyclic scan: LRU reads all of it unless all fits, a fixed set what does not fit, and reading ahead takes the longer of reading and computing.
+// The reads are a cyclic scan. LRU reads all of it unless all fits. A fixed set reads what does not
+// fit. Reading ahead takes the longer of reading and computing.
 func TestCycle(t *testing.T) {
 	c := Config{Sequence: cycle(t, 21), From: 1, Compute: 20 * time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
 	a, err := c.Ask([]int64{85e6, 50e6, 100e6}, never)
@@ -35,7 +39,8 @@ func TestCycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a.Steps != 20 || a.WorkingSet != 100e6 || a.PerToken != 100e6 {
-		t.Errorf("%d steps, %d bytes, %g per token", a.Steps, a.WorkingSet, a.PerToken)
+		t.Errorf("%d steps, %d bytes, %g per token; want a.Steps = 20, a.WorkingSet = 100e6, a.PerToken = 100e6",
+			a.Steps, a.WorkingSet, a.PerToken)
 	}
 	for i, want := range []struct{ lru, pin, stream, pinned float64 }{
 		{1 / 0.120, 1 / 0.035, 1 / 0.020, 15e6}, // 15 ms of reading are hidden by 20 of computing
@@ -43,30 +48,34 @@ func TestCycle(t *testing.T) {
 		{1 / 0.020, 1 / 0.020, 1 / 0.020, 0},
 	} {
 		r := a.Rows[i].Results
-		if !near(r[0].TokS, want.lru) || !near(r[3].TokS, want.pin) || !near(r[4].TokS, want.stream) || r[4].Missed != want.pinned {
+		if !near(r[0].TokS, want.lru) || !near(r[3].TokS, want.pin) || !near(r[4].TokS, want.stream) ||
+			r[4].Missed != want.pinned {
 			t.Errorf("with %d bytes %+v, want %+v", a.Rows[i].Memory, r, want)
 		}
 		bound := r[len(r)-1]
 		for j, other := range r {
-			if other.TokS > bound.TokS*1.03 { // a fixed set needs no room for what streams; Belady holds it
-				t.Errorf("%s is faster than the bound: %g and %g", a.Strategies[j].Name, other.TokS, bound.TokS)
+			// a fixed set needs no room for blocks that stream through, but Belady holds them
+			if other.TokS > bound.TokS*1.03 {
+				t.Errorf("%s is faster than the bound: %g and %g; want at most %v", a.Strategies[j].Name, other.TokS,
+					bound.TokS, bound.TokS*1.03)
 			}
 		}
 	}
-	// Two tokens in a step read once for both, and compute for twice as long.
+	// Two tokens in a step read once for both, and compute twice as long.
 	c.TokensPerStep, c.Compute = 2, 2*c.Compute
 	two, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := two.Rows[0].Results; !near(r[0].TokS, 2/0.140) || !near(r[4].TokS, 2/0.050) || r[4].Missed != 25e6 || two.PerToken != 50e6 {
+	if r := two.Rows[0].Results; !near(r[0].TokS, 2/0.140) || !near(r[4].TokS, 2/0.050) || r[4].Missed != 25e6 ||
+		two.PerToken != 50e6 {
 		t.Errorf("two tokens in a step: %+v", r)
 	}
 }
 
 func near(a, b float64) bool { return a > b*0.9999 && a < b*1.0001 }
 
-// The answer is told in words, as tables, as JSON and as a figure.
+// The answer is given in words, as tables, as JSON and as a figure.
 func TestTold(t *testing.T) {
 	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
 	a, err := c.Ask([]int64{50e6}, never)
@@ -75,26 +84,28 @@ func TestTold(t *testing.T) {
 	}
 	a.Blocks, a.ComputeFrom = "folios", "as it was said"
 	var text, picture bytes.Buffer
-	if err := a.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), "50 %") || !strings.Contains(text.String(), "as it was said") || strings.Count(text.String(), "the bound") != 1 {
-		t.Errorf("%v: %s", err, text.String())
+	if err := a.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), "50 %") ||
+		!strings.Contains(text.String(), "as it was said") || strings.Count(text.String(), "the bound") != 1 {
+		t.Errorf("error %v, text %q; want it with 50 %%, what was said, and the bound once", err, text.String())
 	}
 	if _, err := json.Marshal(a); err != nil {
 		t.Error(err)
 	}
 	columns := a.Columns()
 	if got := columns[2].Values.([]string); len(got) != len(a.Strategies) || got[4] != "pin + stream" {
-		t.Errorf("strategies %q", got)
+		t.Errorf("strategies %q; want len(got) = %v, got[4] = \"pin + stream\"", got, len(a.Strategies))
 	}
 	curve := a.CurveColumns()
-	if sizes, ratio := curve[0].Values.([]int64), curve[1].Values.([]float64); len(sizes) != 2 || sizes[1] != 100e6 || ratio[0] != 1 || ratio[1] != 0 {
+	if sizes, ratio := curve[0].Values.([]int64), curve[1].Values.([]float64); len(sizes) != 2 || sizes[1] != 100e6 ||
+		ratio[0] != 1 || ratio[1] != 0 {
 		t.Errorf("curve %v, %v", sizes, ratio)
 	}
 	if err := a.Figure().Write(&picture, "svg"); err != nil || !strings.Contains(picture.String(), "Belady") {
-		t.Errorf("%v", err)
+		t.Errorf("%v; want text with \"Belady\"", err)
 	}
 }
 
-// What cannot be answered is said.
+// Questions that cannot be answered give an error.
 func TestRefuses(t *testing.T) {
 	stop := errors.New("stop")
 	for name, c := range map[string]Config{
@@ -103,7 +114,7 @@ func TestRefuses(t *testing.T) {
 		"no disk":    {Sequence: cycle(t, 3), From: 1, Compute: 1},
 	} {
 		if _, err := c.Ask([]int64{1}, never); err == nil || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want one in one line", name, err)
 		}
 	}
 	c := Config{Sequence: cycle(t, 3), From: 1, Compute: 1, Bandwidth: 1}
@@ -112,9 +123,13 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// What prefetchd keeps and how long it takes is said where it is known; the others stay as they are.
+// The strategies of prefetchd are estimated if its behaviour is known. The other results stay the
+// same.
 func TestPrefetchd(t *testing.T) {
-	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9, TokensPerStep: 1}
+	c := Config{
+		Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9,
+		TokensPerStep: 1,
+	}
 	some, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
@@ -127,28 +142,29 @@ func TestPrefetchd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(all.Strategies); n != len(all.Rows[0].Results) || len(some.Strategies) != n-2 || len(some.Rows[0].Results) != n-2 {
-		t.Fatalf("%+v, %+v", all.Rows, some.Rows)
+	if n := len(all.Strategies); n != len(all.Rows[0].Results) || len(some.Strategies) != n-2 ||
+		len(some.Rows[0].Results) != n-2 {
+		t.Fatalf("rows %+v with prefetchd and %+v without, want two strategies more", all.Rows, some.Rows)
 	}
 	j := 0
 	for i, s := range all.Strategies {
 		switch got := all.Rows[0].Results[i]; s.Name {
-		case Pin: // the scan of the rest drives itself out
+		case Pin: // the cyclic scan of the rest always misses
 			if got.Missed != 70e6 || !near(got.TokS, 1/0.071) {
-				t.Errorf("%s: %+v", s.Name, got)
+				t.Errorf("%s: %+v, want 70 MB missed at %g tokens per second", s.Name, got, 1/0.071)
 			}
 		case Auto:
 			if got.Missed != 50e6 || !near(got.TokS, 25) {
-				t.Errorf("%s: %+v", s.Name, got)
+				t.Errorf("%s: %+v, want 50 MB missed at 25 tokens per second", s.Name, got)
 			}
 		default:
 			if some.Strategies[j].Name != s.Name || some.Rows[0].Results[j] != got {
-				t.Errorf("%s: %+v, %+v", s.Name, some.Rows[0].Results[j], got)
+				t.Errorf("%s: %+v, want %+v as without prefetchd", s.Name, got, some.Rows[0].Results[j])
 			}
 			j++
 		}
 	}
-	c.Helped, c.Chosen = nil, true // a scan of the rest as with pin, as nothing of it is chosen
+	c.Helped, c.Chosen = nil, true // as with pin, because no experts are chosen
 	chosen, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)

@@ -5,8 +5,9 @@ package tables
 // Column is a column of a table to export.
 type Column struct {
 	Name string
-	// Values is []int32, []int64, []uint64, []float64, []bool, []string, [][]int64, or [][]float32, whose rows are all of one size; or, with nil for null, []*int64, []*string or [][]int32.
-	// All columns of a table have the same length.
+	// Values is one of []int32, []int64, []uint64, []float64, []bool, []string, [][]int64, and
+	// [][]float32 whose rows all have the same size. Where nulls occur, it is []*int64, []*string
+	// or [][]int32, and nil stands for null. All columns of a table have the same length.
 	Values any
 }
 

@@ -1,69 +1,80 @@
 package tables
 
+// This file defines the content of capture.json: what was captured, of which model, on which
+// machine, and what was lost.
+
 import (
 	"fmt"
 	"path/filepath"
-	"tensorcast/event"
 	"time"
-)
 
-// This file defines the content of capture.json: what was captured, of which model, on which machine, and what was lost.
+	"tensorcast/event"
+)
 
 // Meta is the content of capture.json.
 type Meta struct {
-	Schema    int              `json:"schema"`
-	Started   time.Time        `json:"started"`
-	Seconds   float64          `json:"seconds"`
-	Command   []string         `json:"command,omitempty"` // command line of the traced process
-	PID       int              `json:"pid"`
-	Parent    int              `json:"parent,omitempty"` // pid of the process that started it, if that is traced too
-	Detail    string           `json:"detail"`           // one of the constants Detail...
-	Target    event.TargetInfo `json:"target"`
-	Host      Host             `json:"host"`
-	Models    []ModelInfo      `json:"models"`    // in the order in which they were first read; StructureRow.Model is an index
-	Libraries []string         `json:"libraries"` // files in which the capturer has probes
-	Contexts  int              `json:"contexts"`  // number of llama_contexts that decoded
-	Steps     int              `json:"steps"`
-	Tokens    int              `json:"tokens"` // generated, over all contexts and sequences
-	Rows      int64            `json:"rows"`   // rows of the access table, including deleted segments
-	Segments  Segments         `json:"segments"`
-	// Rereads sums up what was read from disk, once and again; null unless page-ins were observed.
+	Schema  int              `json:"schema"`
+	Started time.Time        `json:"started"`
+	Seconds float64          `json:"seconds"`
+	Command []string         `json:"command,omitempty"` // command line of the traced process
+	PID     int              `json:"pid"`
+	Parent  int              `json:"parent,omitempty"` // pid of the process that started it, if that is traced too
+	Detail  string           `json:"detail"`           // one of the constants Detail...
+	Target  event.TargetInfo `json:"target"`
+	Host    Host             `json:"host"`
+	// Models are in the order in which they were first read. StructureRow.Model is an index into them.
+	Models    []ModelInfo `json:"models"`
+	Libraries []string    `json:"libraries"` // files in which the capturer has probes
+	Contexts  int         `json:"contexts"`  // number of llama_contexts that decoded
+	Steps     int         `json:"steps"`
+	Tokens    int         `json:"tokens"` // generated, over all contexts and sequences
+	Rows      int64       `json:"rows"`   // rows of the access table, including deleted segments
+	Segments  Segments    `json:"segments"`
+	// Rereads sums up what was read from disk, for the first time and again. It is null unless page-ins
+	// were observed.
 	Rereads *Rereads `json:"rereads"`
-	// Memory and Disk say what the process could use; null if that is not known.
+	// Memory and Disk are what the process could use. They are null if that is not known.
 	Memory *Memory `json:"memory,omitempty"`
 	Disk   *Disk   `json:"disk,omitempty"`
-	// Hidden describes the hidden table; null unless routers' inputs were observed.
+	// Hidden describes the hidden table. It is null unless routers' inputs were observed.
 	Hidden   *Hidden        `json:"hidden,omitempty"`
 	Counters event.Counters `json:"counters"`
 	Outside  Outside        `json:"outside_mapping"`
-	// NoTokenIDs says that what tells the tokens was left out: StepRow.TokenIDs is nil, reads of gathered rows and page-ins of token embeddings
-	// begin at the tensor's first byte, and Command has no arguments.
+	// NoTokenIDs means that whatever reveals the tokens was left out. StepRow.TokenIDs is nil. Reads of
+	// gathered rows and page-ins of token embeddings begin at the tensor's first byte. Command has no
+	// arguments.
 	NoTokenIDs bool `json:"no_token_ids,omitempty"`
 	Complete   bool `json:"complete"` // false while the capture runs; stays false if the tracer was killed
 
 	Dir string `json:"-"` // directory of the capture; empty if none was written
 }
 
-// Memory is what limits a process's memory besides the host's: the least of the limits of its control group and the group's ancestors, as they were at the end.
+// Memory is what limits a process's memory besides the host's size: the lowest limit of its control group
+// and the group's ancestors, as they were at the end.
 type Memory struct {
 	LimitBytes int64  `json:"limit_bytes,omitempty"` // 0: none
 	Of         string `json:"limit_of,omitempty"`    // the group and the kind of limit: "/a/b memory.max"
 	OtherBytes int64  `json:"other_bytes,omitempty"` // what counts against it besides page cache of files
 }
 
-// Disk is the disk with a process's first model.
+// Disk is the disk that holds a process's first model.
 type Disk struct {
-	Device         string  `json:"device"`                     // major:minor, as stat tells of the file
-	ReadaheadKiB   int     `json:"readahead_kib,omitempty"`    // read_ahead_kb; 0 if the kernel does not tell
-	BytesPerSecond float64 `json:"bytes_per_second,omitempty"` // that it reads, many requests at a time; 0 if it was not measured
+	Device       string `json:"device"`                  // major:minor, as stat reports for the file
+	ReadaheadKiB int    `json:"readahead_kib,omitempty"` // read_ahead_kb; 0 if the kernel does not tell
+	// BytesPerSecond is what it reads with many requests at a time. It is 0 if that was not measured.
+	BytesPerSecond float64 `json:"bytes_per_second,omitempty"`
 }
 
 // Hidden describes the hidden table. Rows and LeftOut together are Counters.InputsSent.
 type Hidden struct {
-	Every   int   `json:"every"`    // one in so many tokens was observed: of decodes of one token, and of the rows of a batch
-	Values  int   `json:"values"`   // of a row; 0 if there is none
-	Rows    int64 `json:"rows"`     // including deleted segments
-	LeftOut int64 `json:"left_out"` // rows that came before the first whole decode, in a warm-up, or with another number of values (a second model's)
+	// Every is the sampling rate: one in Every decodes of one token, and one in Every rows of a larger
+	// batch, was observed.
+	Every  int   `json:"every"`
+	Values int   `json:"values"` // of a row; 0 if there is none
+	Rows   int64 `json:"rows"`   // including deleted segments
+	// LeftOut counts rows that came before the first whole decode, in a warm-up, or with another number
+	// of values (a second model's).
+	LeftOut int64 `json:"left_out"`
 }
 
 // What was observed, for Meta.Detail.
@@ -91,11 +102,11 @@ type ModelInfo struct {
 	Bytes       int64  `json:"bytes"`       // of all files
 	Tensors     int    `json:"tensors"`
 	Layers      int    `json:"layers"` // number of layers that have tensors
-	// Files are the model's parts in order, or, if parts are not found by name, in the order in which they were first read. Captures of earlier
-	// versions lack them.
+	// Files are the model's parts in order, or, if parts are not found by name, in the order in
+	// which they were first read. Captures of earlier versions lack them.
 	Files []ModelFile `json:"files,omitempty"`
-	// LayersSeen are the layers of which an op on the CPU read a weight ("0-11,20"). LayersElsewhere are the others, set once a step is
-	// over: another device computes them.
+	// LayersSeen are the layers of which an op on the CPU read a weight ("0-11,20").
+	// LayersElsewhere are the others, set once a step is over: another device computes them.
 	LayersSeen      string `json:"layers_seen"`
 	LayersElsewhere string `json:"layers_elsewhere,omitempty"`
 }
@@ -107,8 +118,8 @@ type ModelFile struct {
 	Fingerprint string `json:"fingerprint"` // see gguf.File.Fingerprint
 }
 
-// Segments describes the segments of a rotated capture: segment 0 is access.arrows (and so on for the other tables), segment 1 is
-// access.0001.arrows.
+// Segments describes the segments of a rotated capture: segment 0 is access.arrows (and so on for
+// the other tables), segment 1 is access.0001.arrows.
 type Segments struct {
 	First       int   `json:"first"`        // oldest that still exists
 	Last        int   `json:"last"`         // newest, being written to
@@ -116,7 +127,7 @@ type Segments struct {
 	DeletedRows int64 `json:"deleted_rows"` // rows of the access table in deleted segments
 }
 
-// Outside describes weights that the target reads from memory that is no mapping of the model file.
+// Outside describes weights that the target reads from memory outside the mappings of the model file.
 type Outside struct {
 	Tensors int   `json:"tensors"`
 	Bytes   int64 `json:"bytes"`
@@ -124,14 +135,16 @@ type Outside struct {
 	Example string `json:"example,omitempty"`
 }
 
-// LayersText returns, for people, one line for each model of which some layers were not computed on the CPU; nil if there is none.
+// LayersText returns one line for people for each model of which some layers were not computed on the
+// CPU. It returns nil if there is no such model.
 func (m *Meta) LayersText() []string {
 	var lines []string
 	for _, mod := range m.Models {
 		if mod.LayersElsewhere == "" {
 			continue
 		}
-		line := fmt.Sprintf("layers %s of %d were computed on the CPU; %s elsewhere", mod.LayersSeen, mod.Layers, mod.LayersElsewhere)
+		line := fmt.Sprintf("layers %s of %d were computed on the CPU; %s elsewhere", mod.LayersSeen, mod.Layers,
+			mod.LayersElsewhere)
 		if mod.LayersSeen == "" {
 			line = fmt.Sprintf("none of the %d layers was computed on the CPU", mod.Layers)
 		}

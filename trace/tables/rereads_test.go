@@ -1,5 +1,7 @@
 package tables
 
+// This file tests the text about bytes that were read from disk again.
+
 import (
 	"strings"
 	"testing"
@@ -11,19 +13,22 @@ func TestRereadsText(t *testing.T) {
 		ByCause:   map[string]int64{"fault": 9_000_000, "readahead": 3_000_000},
 		ByProcess: []ProcessBytes{{7, 8_000_000}, {9, 4_000_000}},
 		Tensors: []TensorRereads{
-			{Name: "blk.0.ffn_up.weight", FirstBytes: 20_000_000, RereadBytes: 11_000_000, ByCause: map[string]int64{"fault": 11_000_000}, StallNS: 45_600_000},
+			{Name: "blk.0.ffn_up.weight", FirstBytes: 20_000_000, RereadBytes: 11_000_000,
+				ByCause: map[string]int64{"fault": 11_000_000}, StallNS: 45_600_000},
 			{FirstBytes: 4096, RereadBytes: 512, ByCause: map[string]int64{"readahead": 512}},
 			{Name: "output.weight", FirstBytes: 5_000_000},
 		},
 	}
-	const sentence = "read from disk: 25 MB for the first time, 12 MB again (fault 75 %, readahead 25 %); of that 8.0 MB by process 7, 4.0 MB by process 9; ops stalled for 1.23s, summed over threads\n"
+	const sentence = "read from disk: 25 MB for the first time, 12 MB again (fault 75 %, readahead 25 %); of that " +
+		"8.0 MB by process 7, 4.0 MB by process 9; ops stalled for 1.23s, summed over threads\n"
 	for name, test := range map[string]struct {
 		r    Rereads
 		top  int
 		want string
 	}{
-		"nothing":       {Rereads{}, 5, "read from disk: nothing, the weights were in memory\n"},
-		"once":          {Rereads{FirstBytes: 1000, Tensors: []TensorRereads{{Name: "x", FirstBytes: 1000}}}, 5, "read from disk: 1.0 kB for the first time, 0 B again\n"},
+		"nothing": {Rereads{}, 5, "read from disk: nothing, the weights were in memory\n"},
+		"once": {Rereads{FirstBytes: 1000, Tensors: []TensorRereads{{Name: "x", FirstBytes: 1000}}}, 5,
+			"read from disk: 1.0 kB for the first time, 0 B again\n"},
 		"without table": {some, 0, sentence},
 		"the first": {some, 1, sentence + `
 top tensors by bytes that were read from disk again

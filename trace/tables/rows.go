@@ -1,20 +1,21 @@
-// Package tables defines what a capture holds: a row of each table ([Access], [Route], [StepRow], [PageInRow], [BufferRow], [HiddenRow],
-// [StructureRow])
-// and the description in capture.json ([Meta]). It knows no file format, so that programs that only use the rows do not link Arrow; package
-// trace reads and writes them.
+// Package tables defines what a capture holds: a row of each table ([Access], [Route], [StepRow],
+// [PageInRow], [BufferRow], [HiddenRow], [StructureRow]) and the description in capture.json ([Meta]).
+// Package trace reads and writes them. This package knows no file format, so programs that only use the
+// rows do not link Arrow.
 package tables
+
+// This file defines the rows of the tables.
 
 import (
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+
 	"tensorcast/event"
 )
 
-// This file defines the rows of the tables.
-
-// Phase says what a step was for.
+// Phase is what a step was for.
 type Phase uint8
 
 const (
@@ -57,16 +58,22 @@ type Access struct {
 	Op        string
 	Tensor    int32  // row of the structure table
 	DataPtr   uint64 // address in the target
-	Offset    int64  // absolute offset in the model file where the read begins; if several rows or experts were gathered (or see Meta.NoTokenIDs), the tensor's first byte
-	// Bytes is the number of distinct bytes of the tensor that the op reads. If it gathers rows or experts whose ids were not observed
-	// (detail "graph"), this is the most that the batch's tokens can gather; for one token it is exact.
+	// Offset is the absolute offset in the model file where the read begins. It is the tensor's first
+	// byte if several rows or experts were gathered, or if Meta.NoTokenIDs.
+	Offset int64
+	// Bytes is the number of distinct bytes of the tensor that the op reads. If it gathers rows or
+	// experts whose ids were not observed (detail "graph"), this is the most that the batch's tokens can
+	// gather. For one token it is exact.
 	Bytes    int64
 	Layer    int32
-	Duration int64   // ns, of the whole op, the same in each of its rows; or NotObserved
-	Experts  []int32 // distinct experts in order of first use; nil unless the op selects experts and their ids were observed
-	Context  int32   // llama_context of the process, from 0 in order of appearance
-	// Stall is how long, in ns, the target's threads together waited for the disk during the op; or NotObserved. If an op reads several
-	// weights, the row that reads most has the stall and the others have 0, so that sums are right.
+	Duration int64 // ns, of the whole op, the same in each of its rows; or NotObserved
+	// Experts are the distinct experts in order of first use. They are nil unless the op selects experts
+	// and their ids were observed.
+	Experts []int32
+	Context int32 // llama_context of the process, from 0 in order of appearance
+	// Stall is how long, in ns, the target's threads together waited for the disk during the op, or
+	// NotObserved. If an op reads several weights, the row that reads most has the stall and the others
+	// have 0, so that sums over rows are right.
 	Stall int64
 }
 
@@ -80,44 +87,52 @@ type Route struct {
 	Position int32 // index of the token within the step's batch, 0 if one sequence is generated; or NoPosition
 }
 
-// NoPosition says that it is not known which of the batch's tokens a row is of: the last layers of many models compute only some of them, whose output is wanted.
-// Where one is, of a batch of one sequence, that is the last.
+// NoPosition means that it is not known which of the batch's tokens a row belongs to. The last layers of
+// many models compute only the tokens whose output is wanted. If that is one token, of a batch of one
+// sequence, it is known to be the last.
 const NoPosition = -1
 
-// StepRow is a row of the steps table: a llama_decode call. Rows are in the order in which the steps ended.
+// StepRow is a row of the steps table: a llama_decode call. Rows are in the order in which the steps
+// ended.
 //
-// A batch with several tokens, each of another sequence, in a context that has had its prompt, generates several tokens (a server with
-// parallel slots): it is one step of the generation phase, with one Token number, and Tokens says how many were generated. A batch with
-// several tokens of one sequence is a prompt or a part of one; the verification of draft tokens looks the same.
+// A server with parallel slots decodes batches with several tokens, each of another sequence. In a
+// context that has had its prompt, such a batch generates several tokens. It is one step of the
+// generation phase, with one Token number, and Tokens is how many were generated. A batch with several
+// tokens of one sequence is a prompt or a part of one. The verification of draft tokens looks the same.
 type StepRow struct {
-	Step      int32
-	PID       int32
-	Thread    int32 // kernel thread id
-	Context   int32 // as in Access
-	Phase     Phase
-	Tokens    int32   // tokens in the batch; -1 if the target told a number that none has
-	Token     int32   // as in Access
-	TokenIDs  []int32 // ids that were looked up in the token embeddings, in batch order; nil if not observed, or left out (Meta.NoTokenIDs)
+	Step    int32
+	PID     int32
+	Thread  int32 // kernel thread id
+	Context int32 // as in Access
+	Phase   Phase
+	Tokens  int32 // tokens in the batch; -1 if the target reported an impossible number
+	Token   int32 // as in Access
+	// TokenIDs are the ids that were looked up in the token embeddings, in batch order. They are nil if
+	// not observed, or left out (Meta.NoTokenIDs).
+	TokenIDs  []int32
 	Sequences []int32 // ascending; nil if unknown
 	Begin     int64   // ns since the capture began
 	End       int64   // ns since the capture began; or NotObserved
 	Derived   bool    // llama_decode was not observed: begin and end are those of the step's ops
 }
 
-// PageInRow is a row of the pagein table: consecutive bytes of a model file that were read from disk. They belong to one tensor or one
-// expert's slice, and were all read equally often before.
+// PageInRow is a row of the pagein table: consecutive bytes of a model file that were read from disk.
+// They belong to one tensor or one expert's slice, and were all read equally often before.
 type PageInRow struct {
 	Timestamp int64  // ns since the capture began
 	Step      int32  // -1 between steps
 	File      string // base name, as in the structure table
-	Offset    int64  // absolute offset in the file; of token embeddings the tensor's first byte if Meta.NoTokenIDs
-	Bytes     int64
-	Tensor    int32 // row of the structure table; -1 for metadata and padding
-	Expert    int32 // the expert whose slice it is; -1 if none
-	PID       int32 // process that caused it
-	Thread    int32
-	Cause     event.Cause
-	// Rereads is how often these bytes had been read from disk before during the capture; 65535 means that or more.
+	// Offset is the absolute offset in the file. If Meta.NoTokenIDs, that of token embeddings is the
+	// tensor's first byte.
+	Offset int64
+	Bytes  int64
+	Tensor int32 // row of the structure table; -1 for metadata and padding
+	Expert int32 // the expert whose slice it is; -1 if none
+	PID    int32 // process that caused it
+	Thread int32
+	Cause  event.Cause
+	// Rereads is how often these bytes had been read from disk before during the capture; 65535
+	// means that or more.
 	Rereads int32
 	Op      string // the op that the step's thread 0 was in; empty if there was none, or one that reads no weights
 	Model   int32  // as in StructureRow
@@ -153,15 +168,19 @@ func (k BufferKind) String() string {
 	return "buffer(" + strconv.Itoa(int(k)) + ")"
 }
 
-// KindOf goes by the names that llama.cpp and ggml give. The name of a view begins with that of its tensor.
+// KindOf returns a buffer's kind, going by the names that llama.cpp and ggml give. The name of a view
+// begins with that of its tensor.
 func KindOf(b *event.Buffer) BufferKind {
-	begins := func(prefixes ...string) bool {
-		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(b.Root, p) || strings.HasPrefix(b.Name, p) })
+	hasPrefix := func(prefixes ...string) bool {
+		return slices.ContainsFunc(prefixes, func(p string) bool {
+			return strings.HasPrefix(b.Root, p) ||
+				strings.HasPrefix(b.Name, p)
+		})
 	}
 	switch {
-	case begins("cache_"):
+	case hasPrefix("cache_"):
 		return BufferKV
-	case begins("inp_", "attn_inp_", "leaf_"):
+	case hasPrefix("inp_", "attn_inp_", "leaf_"):
 		return BufferInput
 	}
 	return BufferActivation
@@ -181,13 +200,16 @@ type BufferRow struct {
 	Bytes     int64  // extent in bytes
 }
 
-// HiddenRow is a row of the hidden table: what a router, or attention, was about to read of a token.
+// HiddenRow is a row of the hidden table: one token's vector that a router, or attention, was about to
+// read.
 type HiddenRow struct {
-	Step     int32
-	Token    int32 // as in Access
-	Layer    int32
-	Point    event.Point
-	Position int32     // as in Route; together with Step and Layer it tells which rows of the route table are the router's choice
+	Step  int32
+	Token int32 // as in Access
+	Layer int32
+	Point event.Point
+	// as in Route; together with Step and Layer it tells which rows of the route table are the
+	// router's choice
+	Position int32
 	Values   []float32 // rounded to half precision in the table; all rows of a capture have as many
 }
 

@@ -13,17 +13,22 @@ import (
 
 const fingerprint = "00112233445566778899aabbccddeeff"
 
-// Options say what a capture is like.
+// Options describe a capture for Write.
 type Options struct {
-	Segments int // 1 if 0
-	Keep     int // of them; 0 keeps all
-	Killed   bool
+	Segments int  // how many are begun; 0 means 1
+	Keep     int  // how many of them are kept; 0 keeps all
+	Killed   bool // the capture is not complete, as if its tracer had been killed
 }
 
-// Structure is that of the captures of Write: a model with experts, and a draft model.
+// Structure returns the structure of the captures of Write: a model with experts, and a draft model.
 func Structure() []tables.StructureRow {
-	row := func(model int32, file, name, component string, layer int32, offset, size int64, shape ...int64) tables.StructureRow {
-		r := tables.StructureRow{Name: name, Offset: offset, Size: size, Type: "Q8_0", Layer: layer, Component: component, File: file, Shape: shape, Model: model}
+	row := func(
+		model int32, file, name, component string, layer int32, offset, size int64, shape ...int64,
+	) tables.StructureRow {
+		r := tables.StructureRow{
+			Name: name, Offset: offset, Size: size, Type: "Q8_0", Layer: layer, Component: component, File: file,
+			Shape: shape, Model: model,
+		}
 		if len(shape) == 3 {
 			r.Experts, r.ExpertStride = int32(shape[2]), size/shape[2]
 		}
@@ -41,63 +46,70 @@ func Structure() []tables.StructureRow {
 	}
 }
 
-// Write writes a capture of two contexts, each with a model of its own, with all tables. Every segment has several steps.
+// Write writes a capture of two contexts, each with a model of its own, with all tables. Every
+// segment has several steps.
 func Write(dir string, o Options) error {
 	structure := Structure()
 	meta := &tables.Meta{
-		PID: 100, Command: []string{"llama-cli", "-m", "moe.gguf"}, Detail: tables.DetailOpIO, Contexts: 2, Libraries: []string{"/opt/llama/libggml-cpu.so"},
+		PID: 100, Command: []string{"llama-cli", "-m", "moe.gguf"}, Detail: tables.DetailOpIO, Contexts: 2,
+		Libraries: []string{"/opt/llama/libggml-cpu.so"},
 		Models: []tables.ModelInfo{
 			{
-				Path: "/models/moe.gguf", Fingerprint: fingerprint, Bytes: 1 << 20, Tensors: 6, Layers: 2, LayersSeen: "0-1",
-				Files: []tables.ModelFile{{Name: "moe.gguf", Bytes: 1 << 20, Fingerprint: fingerprint}},
+				Path: "/models/moe.gguf", Fingerprint: fingerprint, Bytes: 1 << 20, Tensors: 6, Layers: 2,
+				LayersSeen: "0-1",
+				Files:      []tables.ModelFile{{Name: "moe.gguf", Bytes: 1 << 20, Fingerprint: fingerprint}},
 			},
 			{
 				Path: "/models/draft.gguf", Fingerprint: "ff" + fingerprint[2:], Bytes: 1 << 16, Tensors: 2,
 				Files: []tables.ModelFile{{Name: "draft.gguf", Bytes: 1 << 16, Fingerprint: "ff" + fingerprint[2:]}},
 			},
 		},
-		Rereads:  &tables.Rereads{FirstBytes: 8000, RereadBytes: 1000, ByCause: map[string]int64{"fault": 1000}, ByProcess: []tables.ProcessBytes{{PID: 100, Bytes: 1000}}},
+		Rereads: &tables.Rereads{
+			FirstBytes: 8000, RereadBytes: 1000, ByCause: map[string]int64{"fault": 1000},
+			ByProcess: []tables.ProcessBytes{{PID: 100, Bytes: 1000}},
+		},
 		Counters: event.Counters{Hits: 100, OpsSent: 90, Received: 90, NoWeight: 10},
 	}
 	w, err := trace.Create(dir, meta, structure)
 	if err != nil {
 		return err
 	}
-	c := capture{w: w, structure: structure}
+	c := captureWriter{w: w, structure: structure}
 	segments := max(o.Segments, 1)
 	for segment := range segments {
 		if segment > 0 {
-			c.do(w.Rotate(meta, o.Keep))
+			c.note(w.Rotate(meta, o.Keep))
 		}
 		for range 4 {
-			c.step(meta)
+			c.writeSteps(meta)
 		}
 		if segment < segments-1 || o.Killed {
-			c.do(w.Flush(meta)) // so that a segment has several batches
-			c.step(meta)
+			c.note(w.Flush(meta)) // so that a segment has several batches
+			c.writeSteps(meta)
 		}
 	}
 	if o.Killed {
-		c.do(w.Flush(meta))
+		c.note(w.Flush(meta))
 	} else {
-		c.do(w.Close(meta, true))
+		c.note(w.Close(meta, true))
 	}
 	return c.err
 }
 
-type capture struct {
+// captureWriter writes steps, and collects the errors.
+type captureWriter struct {
 	w         *trace.Writer
 	structure []tables.StructureRow
 	steps     int32
 	tokens    int32
-	clock     int64
+	clock     int64 // ns since the capture began
 	err       error
 }
 
-func (c *capture) do(err error) { c.err = errors.Join(c.err, err) }
+func (c *captureWriter) note(err error) { c.err = errors.Join(c.err, err) }
 
-// step writes the rows of a step of each context.
-func (c *capture) step(meta *tables.Meta) {
+// writeSteps writes the rows of one step of each context.
+func (c *captureWriter) writeSteps(meta *tables.Meta) {
 	phase, token := tables.PhaseGeneration, c.tokens
 	if c.steps == 0 {
 		phase, token = tables.PhasePrompt, -1
@@ -110,8 +122,10 @@ func (c *capture) step(meta *tables.Meta) {
 			t := &c.structure[tensor]
 			c.clock += 1000
 			a := tables.Access{
-				Timestamp: c.clock, Step: c.steps, Token: token, Phase: phase, Thread: 101 + int32(context), Op: "MUL_MAT", Tensor: tensor, DataPtr: 0x7f0000000000 + uint64(t.Offset),
-				Offset: t.Offset, Bytes: t.Size, Layer: t.Layer, Duration: 900, Context: int32(context), Stall: int64(i) * 10,
+				Timestamp: c.clock, Step: c.steps, Token: token, Phase: phase, Thread: 101 + int32(context),
+				Op: "MUL_MAT", Tensor: tensor, DataPtr: 0x7f0000000000 + uint64(t.Offset),
+				Offset: t.Offset, Bytes: t.Size, Layer: t.Layer, Duration: 900, Context: int32(context),
+				Stall: int64(i) * 10,
 			}
 			switch {
 			case i == 0:
@@ -120,20 +134,34 @@ func (c *capture) step(meta *tables.Meta) {
 				a.Op, a.Experts = "MUL_MAT_ID", []int32{c.steps % 8, (c.steps + 3) % 8}
 				a.Bytes = 2 * t.ExpertStride
 				for slot, e := range a.Experts {
-					c.do(c.w.Route(&tables.Route{Step: c.steps, Token: token, Layer: t.Layer, Slot: int32(slot), Expert: e}))
+					c.note(c.w.Route(&tables.Route{
+						Step: c.steps, Token: token, Layer: t.Layer, Slot: int32(slot), Expert: e,
+					}))
 				}
-				c.do(c.w.Hidden(&tables.HiddenRow{Step: c.steps, Token: token, Layer: t.Layer, Point: event.Point(c.steps % 2), Values: []float32{0.5, float32(c.steps), -1}}))
-				c.do(c.w.PageIn(&tables.PageInRow{
-					Timestamp: c.clock, Step: c.steps, File: t.File, Offset: t.Offset, Bytes: 1000, Tensor: tensor, Expert: a.Experts[0], PID: 100, Thread: 101,
+				c.note(c.w.Hidden(&tables.HiddenRow{
+					Step: c.steps, Token: token, Layer: t.Layer, Point: event.Point(c.steps % 2),
+					Values: []float32{0.5, float32(c.steps), -1},
+				}))
+				c.note(c.w.PageIn(&tables.PageInRow{
+					Timestamp: c.clock, Step: c.steps, File: t.File, Offset: t.Offset, Bytes: 1000, Tensor: tensor,
+					Expert: a.Experts[0], PID: 100, Thread: 101,
 					Cause: event.Cause(c.steps % 4), Rereads: c.steps / 4, Op: a.Op, Model: t.Model,
 				}))
 			}
-			c.do(c.w.Access(&a))
-			c.do(c.w.Buffer(&tables.BufferRow{Timestamp: c.clock, Step: c.steps, Op: a.Op, Seq: c.clock / 1000, Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: tables.BufferKV, Write: i%2 == 0, DataPtr: 4096, Bytes: 512}))
+			c.note(c.w.Access(&a))
+			c.note(c.w.Buffer(&tables.BufferRow{
+				Timestamp: c.clock, Step: c.steps, Op: a.Op, Seq: c.clock / 1000,
+				Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: tables.BufferKV,
+				Write: i%2 == 0, DataPtr: 4096, Bytes: 512,
+			}))
 		}
-		c.do(c.w.PageIn(&tables.PageInRow{Timestamp: c.clock, Step: -1, File: "moe.gguf", Bytes: 4096, Tensor: -1, Expert: -1, PID: 100, Thread: 101, Cause: event.CauseReadahead}))
-		c.do(c.w.Step(&tables.StepRow{
-			Step: c.steps, PID: 100, Thread: 101 + int32(context), Context: int32(context), Phase: phase, Tokens: 1, Token: token, TokenIDs: []int32{c.steps}, Sequences: []int32{0}, Begin: begin, End: c.clock,
+		c.note(c.w.PageIn(&tables.PageInRow{
+			Timestamp: c.clock, Step: -1, File: "moe.gguf", Bytes: 4096, Tensor: -1, Expert: -1,
+			PID: 100, Thread: 101, Cause: event.CauseReadahead,
+		}))
+		c.note(c.w.Step(&tables.StepRow{
+			Step: c.steps, PID: 100, Thread: 101 + int32(context), Context: int32(context), Phase: phase, Tokens: 1,
+			Token: token, TokenIDs: []int32{c.steps}, Sequences: []int32{0}, Begin: begin, End: c.clock,
 		}))
 		c.steps++
 		meta.Steps++

@@ -1,7 +1,7 @@
 package tracetest
 
-// This file damages captures, in ways that look at their form: bits and lengths, pieces in wrong places, files of other captures, numbers of
-// capture.json, and values within tables that are well-formed otherwise.
+// This file damages captures at random: bits and lengths, pieces in wrong places, files of other
+// captures, numbers of capture.json, and values within tables that stay well-formed otherwise.
 
 import (
 	"bytes"
@@ -48,10 +48,12 @@ func NewDamager(dirs ...string) (*Damager, error) {
 	return d, nil
 }
 
-// Write makes a damaged capture in dir, which must be empty, and says what was done. It is the same for the same seed.
+// Write makes a damaged capture in dir, which must be empty, and returns a description of the damage.
+// The same seed gives the same damage.
 func (d *Damager) Write(dir string, seed uint64) (done string, err error) {
-	m := &mutation{Rand: rand.New(rand.NewPCG(seed, 0)), bases: d.bases, files: map[string][]byte{}, special: map[string]func(string) error{}}
-	for name, data := range m.base() {
+	m := &mutation{Rand: rand.New(rand.NewPCG(seed, 0)), bases: d.bases, files: map[string][]byte{},
+		special: map[string]func(string) error{}}
+	for name, data := range m.pickBase() {
 		m.files[name] = slices.Clone(data)
 	}
 	var log []string
@@ -78,39 +80,41 @@ func (d *Damager) Write(dir string, seed uint64) (done string, err error) {
 	return strings.Join(log, "; "), nil
 }
 
+// mutation is a damaged capture in the making.
 type mutation struct {
 	*rand.Rand
-	bases   []map[string][]byte
-	files   map[string][]byte
-	special map[string]func(path string) error // what is there instead of a file
+	bases   []map[string][]byte                // the files of sound captures, by name
+	files   map[string][]byte                  // those of the damaged one
+	special map[string]func(path string) error // makes something else in place of a file
 }
 
-// kinds of damage. Each returns what it did in particular.
+// kinds are the kinds of damage. Some are listed several times, to be chosen more often. do returns what
+// it did in particular.
 var kinds = []struct {
 	name string
 	do   func(*mutation) string
 }{
-	{"bits", (*mutation).bits},
-	{"bits", (*mutation).bits},
-	{"cut", (*mutation).cut},
-	{"splice", (*mutation).splice},
-	{"number", (*mutation).number},
-	{"number", (*mutation).number},
-	{"head", (*mutation).head},
-	{"head", (*mutation).head},
-	{"files", (*mutation).swap},
-	{"json", (*mutation).json},
-	{"json", (*mutation).json},
-	{"values", (*mutation).values},
-	{"values", (*mutation).values},
-	{"values", (*mutation).values},
-	{"values", (*mutation).values},
+	{"bits", (*mutation).flipBits},
+	{"bits", (*mutation).flipBits},
+	{"cut", (*mutation).cutFile},
+	{"splice", (*mutation).spliceFiles},
+	{"number", (*mutation).overwriteNumber},
+	{"number", (*mutation).overwriteNumber},
+	{"head", (*mutation).overwriteHead},
+	{"head", (*mutation).overwriteHead},
+	{"files", (*mutation).swapFiles},
+	{"json", (*mutation).editJSON},
+	{"json", (*mutation).editJSON},
+	{"values", (*mutation).changeValues},
+	{"values", (*mutation).changeValues},
+	{"values", (*mutation).changeValues},
+	{"values", (*mutation).changeValues},
 }
 
-func (m *mutation) base() map[string][]byte { return m.bases[m.IntN(len(m.bases))] }
+func (m *mutation) pickBase() map[string][]byte { return m.bases[m.IntN(len(m.bases))] }
 
-// file picks one, in an order that does not depend on the map's.
-func (m *mutation) file(files map[string][]byte, suffix string) string {
+// pickFile picks the name of a file with the suffix. The choice does not depend on the order of the map.
+func (m *mutation) pickFile(files map[string][]byte, suffix string) string {
 	var names []string
 	for name := range files {
 		if strings.HasSuffix(name, suffix) {
@@ -124,14 +128,18 @@ func (m *mutation) file(files map[string][]byte, suffix string) string {
 	return names[m.IntN(len(names))]
 }
 
-// odd is a number that programs stumble over.
-func (m *mutation) odd() int64 {
-	odd := [...]int64{0, 1, -1, 2, 7, 8, 255, 1 << 15, 1 << 16, 1 << 20, 1 << 24, math.MaxInt32 - 1, math.MaxInt32, 1 << 31, math.MaxUint32, 1 << 40, 1 << 60, math.MaxInt64, math.MinInt64, math.MinInt32, -8, int64(m.Uint64())}
+// oddNumber returns a number that programs stumble over.
+func (m *mutation) oddNumber() int64 {
+	odd := [...]int64{
+		0, 1, -1, 2, 7, 8, 255, 1 << 15, 1 << 16, 1 << 20, 1 << 24, math.MaxInt32 - 1, math.MaxInt32,
+		1 << 31, math.MaxUint32, 1 << 40, 1 << 60, math.MaxInt64, math.MinInt64, math.MinInt32, -8,
+		int64(m.Uint64()),
+	}
 	return odd[m.IntN(len(odd))]
 }
 
-func (m *mutation) bits() string {
-	name := m.file(m.files, "")
+func (m *mutation) flipBits() string {
+	name := m.pickFile(m.files, "")
 	data := m.files[name]
 	if len(data) == 0 {
 		return name
@@ -143,8 +151,8 @@ func (m *mutation) bits() string {
 	return fmt.Sprintf("%d in %s", n, name)
 }
 
-func (m *mutation) cut() string {
-	name := m.file(m.files, "")
+func (m *mutation) cutFile() string {
+	name := m.pickFile(m.files, "")
 	data := m.files[name]
 	n := m.IntN(len(data) + 1)
 	switch m.IntN(4) {
@@ -158,8 +166,8 @@ func (m *mutation) cut() string {
 	return fmt.Sprintf("%s from %d to %d bytes", name, len(data), len(m.files[name]))
 }
 
-func (m *mutation) splice() string {
-	from, to := m.file(m.files, ""), m.file(m.files, "")
+func (m *mutation) spliceFiles() string {
+	from, to := m.pickFile(m.files, ""), m.pickFile(m.files, "")
 	source, data := m.files[from], m.files[to]
 	if len(source) == 0 {
 		return ""
@@ -175,21 +183,21 @@ func (m *mutation) splice() string {
 	return fmt.Sprintf("%d bytes of %s to byte %d of %s", len(piece), from, at, to)
 }
 
-// number writes an odd number where one may be.
-func (m *mutation) number() string {
-	name := m.file(m.files, ".arrows")
+// overwriteNumber overwrites a place that may hold a number with an odd one.
+func (m *mutation) overwriteNumber() string {
+	name := m.pickFile(m.files, ".arrows")
 	data := m.files[name]
 	if len(data) < 16 {
 		return name
 	}
 	at := m.IntN(len(data)-8) &^ 3
-	return m.put(name, data, at)
+	return m.overwriteAt(name, data, at)
 }
 
-func (m *mutation) put(name string, data []byte, at int) string {
-	n := m.odd()
+func (m *mutation) overwriteAt(name string, data []byte, at int) string {
+	n := m.oddNumber()
 	if m.IntN(2) == 0 {
-		n = int64(binary.LittleEndian.Uint32(data[at:])) + m.odd()%64
+		n = int64(binary.LittleEndian.Uint32(data[at:])) + m.oddNumber()%64
 	}
 	if m.IntN(2) == 0 {
 		binary.LittleEndian.PutUint32(data[at:], uint32(n))
@@ -199,9 +207,9 @@ func (m *mutation) put(name string, data []byte, at int) string {
 	return fmt.Sprintf("%d at byte %d of %s", n, at, name)
 }
 
-// head changes a number in the metadata of a message, where lengths are.
-func (m *mutation) head() string {
-	name := m.file(m.files, ".arrows")
+// overwriteHead changes a number in the metadata of a message, where lengths are.
+func (m *mutation) overwriteHead() string {
+	name := m.pickFile(m.files, ".arrows")
 	data := m.files[name]
 	var begins []int
 	for at := 0; at+16 < len(data); {
@@ -223,22 +231,23 @@ func (m *mutation) head() string {
 	if at+8 > len(data) {
 		return name
 	}
-	return m.put(name, data, at)
+	return m.overwriteAt(name, data, at)
 }
 
-// swap mixes files up.
-func (m *mutation) swap() string {
-	name := m.file(m.files, "")
+// swapFiles swaps, removes, copies or replaces files.
+func (m *mutation) swapFiles() string {
+	name := m.pickFile(m.files, "")
 	switch m.IntN(7) {
 	case 0:
-		other := m.file(m.files, "")
+		other := m.pickFile(m.files, "")
 		m.files[name], m.files[other] = m.files[other], m.files[name]
 		return name + " and " + other
 	case 1:
 		delete(m.files, name)
 		return "without " + name
 	case 2:
-		segment := strings.TrimSuffix(m.file(m.files, ".arrows"), ".arrows") + fmt.Sprintf(".%04d.arrows", m.IntN(4))
+		segment := strings.TrimSuffix(m.pickFile(m.files, ".arrows"), ".arrows") + fmt.Sprintf(".%04d.arrows",
+			m.IntN(4))
 		m.files[segment] = slices.Clone(m.files[name])
 		return name + " as " + segment
 	case 3:
@@ -252,8 +261,8 @@ func (m *mutation) swap() string {
 		m.special[name] = special[i]
 		return fmt.Sprintf("%s as another kind of file, %d", name, i)
 	default:
-		base := m.base()
-		if other := m.file(base, ""); m.special[other] == nil {
+		base := m.pickBase()
+		if other := m.pickFile(base, ""); m.special[other] == nil {
 			m.files[other] = slices.Clone(base[other])
 			return other + " of another capture"
 		}
@@ -266,28 +275,30 @@ var (
 	jsonValue  = regexp.MustCompile(`: ("[^"]*"|-?[0-9.]+|true|false|null|\[\]|\{\})`)
 )
 
-// json changes a number, or another value, of capture.json.
-func (m *mutation) json() string {
+// editJSON replaces a number, or another value, of capture.json.
+func (m *mutation) editJSON() string {
 	data := m.files[trace.MetaFile]
-	pattern, to := jsonNumber, fmt.Sprint(m.odd())
+	pattern, to := jsonNumber, fmt.Sprint(m.oddNumber())
 	if m.IntN(3) == 0 {
-		values := []string{"null", `""`, "[]", "{}", "true", "false", "-1", "1e999", `"` + strings.Repeat("x", 1<<m.IntN(16)) + `"`, `"../../etc/passwd"`, `"\u001b[2J"`, strings.Repeat("[", 1<<m.IntN(16)), "[" + strings.Repeat("{},", 1<<m.IntN(16)) + "{}]"}
+		values := []string{"null", `""`, "[]", "{}", "true", "false", "-1", "1e999",
+			`"` + strings.Repeat("x", 1<<m.IntN(16)) + `"`, `"../../etc/passwd"`, `"\u001b[2J"`,
+			strings.Repeat("[", 1<<m.IntN(16)), "[" + strings.Repeat("{},", 1<<m.IntN(16)) + "{}]"}
 		pattern, to = jsonValue, ": "+values[m.IntN(len(values))]
 	}
-	places := pattern.FindAllIndex(data, -1)
-	if len(places) == 0 {
+	matches := pattern.FindAllIndex(data, -1)
+	if len(matches) == 0 {
 		return ""
 	}
-	p := places[m.IntN(len(places))]
-	m.files[trace.MetaFile] = slices.Replace(data, p[0], p[1], []byte(to)...)
-	return fmt.Sprintf("%.40q at byte %d", to, p[0])
+	match := matches[m.IntN(len(matches))]
+	m.files[trace.MetaFile] = slices.Replace(data, match[0], match[1], []byte(to)...)
+	return fmt.Sprintf("%.40q at byte %d", to, match[0])
 }
 
-// values changes values, offsets, indices and nulls in a table, which stays well-formed.
-func (m *mutation) values() string {
-	name := m.file(m.files, ".arrows")
-	sound := func(base map[string][]byte) bool { return bytes.Equal(base[name], m.files[name]) }
-	if name == "" || !slices.ContainsFunc(m.bases, sound) {
+// changeValues changes values, offsets, indices and nulls in a table. The table stays well-formed.
+func (m *mutation) changeValues() string {
+	name := m.pickFile(m.files, ".arrows")
+	isSound := func(base map[string][]byte) bool { return bytes.Equal(base[name], m.files[name]) }
+	if name == "" || !slices.ContainsFunc(m.bases, isSound) {
 		return "not of " + name
 	}
 	out, err := m.rewrite(m.files[name])
@@ -301,7 +312,7 @@ func (m *mutation) values() string {
 // rewrite reads a table and writes it again with changes.
 func (m *mutation) rewrite(data []byte) (out []byte, err error) {
 	defer func() {
-		if p := recover(); p != nil { // Arrow's writer looks at offsets
+		if p := recover(); p != nil { // Arrow's writer panics on some bad offsets
 			err = fmt.Errorf("%.100v", p)
 		}
 	}()
@@ -319,7 +330,7 @@ func (m *mutation) rewrite(data []byte) (out []byte, err error) {
 	for r.Next() {
 		rec := r.Record()
 		for range 1 + m.IntN(2) {
-			m.change(rec)
+			m.changeColumn(rec)
 		}
 		if err := w.Write(rec); err != nil {
 			return nil, err
@@ -336,7 +347,8 @@ func (m *mutation) rewrite(data []byte) (out []byte, err error) {
 	return buf.Bytes(), nil
 }
 
-// Unpacked is a table without compression: what is damaged in it reaches the reader.
+// Unpacked returns a table without compression, so that damage in it reaches the reader and not the
+// decompressor.
 func Unpacked(table []byte) ([]byte, error) {
 	r, err := ipc.NewReader(bytes.NewReader(table))
 	if err != nil {
@@ -353,8 +365,8 @@ func Unpacked(table []byte) ([]byte, error) {
 	return buf.Bytes(), errors.Join(r.Err(), w.Close())
 }
 
-// change overwrites a few values of a column.
-func (m *mutation) change(rec arrow.Record) {
+// changeColumn overwrites a few values of a column.
+func (m *mutation) changeColumn(rec arrow.Record) {
 	if rec.NumRows() == 0 || rec.NumCols() == 0 {
 		return
 	}
@@ -379,7 +391,7 @@ func (m *mutation) change(rec arrow.Record) {
 		for range 1 + m.IntN(2) {
 			at := m.IntN(b.Len()/width) * width
 			var v [8]byte
-			binary.LittleEndian.PutUint64(v[:], uint64(m.odd()))
+			binary.LittleEndian.PutUint64(v[:], uint64(m.oddNumber()))
 			copy(b.Bytes()[at:at+width], v[:])
 		}
 	}

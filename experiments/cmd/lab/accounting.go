@@ -1,6 +1,7 @@
 package main
 
-// This file implements "lab accounting", which traces millions of ops and checks that each is accounted for. See package accounting.
+// This file implements "lab accounting", which traces millions of ops and checks that each is
+// accounted for. See package accounting.
 
 import (
 	"context"
@@ -23,13 +24,15 @@ func accountingCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accounting [flags]",
 		Short: "Check that tracer accounts for every one of millions of ops",
-		Long: `Accounting runs a small program that computes a graph of real ggml ops over and over under tracer: at a steady rate, at full speed, on two
-threads (a tenth of the ops), and with a buffer of 4 KiB. The program counts its ops. For each run these must be equal:
+		Long: `Accounting runs a small program that computes a graph of real ggml ops over and over under tracer:
+at a steady rate, at full speed, on two threads (a tenth of the ops), and with a buffer of 4 KiB.
+The program counts its ops. For each run these must be equal:
 
   the ops that ran x threads = tracer's hits in the kernel + recursion misses
   tracer's hits              = received + lost + filtered
 
-With the default buffer at the given rate (nine tenths of it must be reached) nothing may be lost; with 4 KiB something must be.
+With the default buffer at the given rate (nine tenths of it must be reached) nothing may be lost;
+with 4 KiB something must be.
 
 Needs root. Seven of eight ops read a weight, and are events.
 
@@ -52,7 +55,7 @@ Exit codes: 0 all of that holds, 1 it does not, or was not measured; 2 wrong usa
 	f := cmd.Flags()
 	f.Int64Var(&cfg.Ops, "ops", 11_500_000, "ops of a run; at the default ten million are events")
 	f.Int64Var(&cfg.Rate, "rate", 260_000, "ops per second; at nine tenths of the default 200,000 are events")
-	f.StringVar(&cfg.Tracer, "tracer", "", "the tracer `command` (default: beside this program, else in PATH)")
+	f.StringVar(&cfg.Tracer, "tracer", "", "the tracer `command` (default: beside this program, or else in PATH)")
 	f.BoolVar(&asJSON, "json", false, "print the accounts as JSON")
 	return cmd
 }
@@ -62,7 +65,7 @@ func measureAccounting(ctx context.Context, cfg accounting.Config, asJSON bool, 
 		return err
 	}
 	if cfg.Tracer == "" {
-		cfg.Tracer = beside("tracer")
+		cfg.Tracer = siblingCommand("tracer")
 	}
 	var err error
 	if cfg.Tracer, err = exec.LookPath(cfg.Tracer); err != nil {

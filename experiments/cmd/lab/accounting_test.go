@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab accounting": its flags, its errors and its output.
+
 import (
 	"os"
 	"strings"
@@ -21,6 +23,6 @@ func TestAccountingFails(t *testing.T) {
 		want = "needs root"
 	}
 	if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line with %q", code, stderr, want)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
-// This file implements "lab attention", which compares errors and times of ternary and dense attention. See package measure.
+// This file implements "lab attention", which compares errors and times of ternary and dense
+// attention. See package measure.
 
 import (
 	"context"
@@ -13,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tensorcast/fabric/attention/measure"
+	"tensorcast/fabric/lab/attention/measure"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/tabular"
@@ -38,20 +39,25 @@ func attentionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attention [flags]",
 		Short: "Compare ternary attention with dense attention: errors and times",
-		Long: `Attention computes attention of one new position over a cache of keys and values twice: over all positions, and with the selection by ternary
-estimates of package attention. A row of the table is a workload, its shape and a tolerance:
+		Long: `Attention computes attention of one new position over a cache of keys and values twice: over all
+positions, and with the selection by ternary estimates of package attention. A row of the table is a
+workload, its shape and a tolerance:
 
   fallback    share of query heads that used all positions, because the estimated error exceeded the tolerance
   exact       share of positions whose exact score was used
-  missed      share of the softmax's mass at the other positions: estimated (before any fallback); measured; the largest of any query head
+  missed      share of the softmax's mass at the other positions: estimated (before any fallback); measured;
+              the largest of any query head
   recall      share of the 64 positions with the largest scores that were evaluated exactly
-  error       |result - dense| / |dense|: estimated (before any fallback; compared with the tolerance); measured; the largest
+  error       |result - dense| / |dense|: estimated (before any fallback; compared with the tolerance); measured;
+              the largest
   dense, ternary   microseconds of a step: all query heads of one new position, one thread; medians
   speedup     dense / ternary, which alternate: median and quartiles over runs of pause + 1 steps
 
-Workloads are flat, peaks and outliers (random numbers), and with --model the keys, values and queries that a trained model computes over
---text: each head of each layer in each of --windows windows. The model must have a byte-level vocabulary. By default, positions are half a block of 64
-more than 2048 and 4096, because on average the unfinished block is half full. Times need a quiet machine.
+Workloads are flat, peaks and outliers (random numbers), and with --model the keys, values and
+queries that a trained model computes over --text: each head of each layer in each of --windows
+windows. The model must have a byte-level vocabulary. By default, positions are half a block of 64
+more than 2048 and 4096, because on average the unfinished block is half full. Times need a quiet
+machine.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab attention --markdown
@@ -72,14 +78,18 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f := cmd.Flags()
 	f.IntSliceVar(&o.dims, "dim", []int{64, 128}, "elements of a head, several with commas; a model has its own")
 	f.IntSliceVar(&o.positions, "positions", []int{2080, 4128}, "positions in the cache, several with commas")
-	f.StringSliceVar(&o.tolerances, "tolerance", []string{"0.05", "none"}, "estimated error beyond which a query head falls back, several with commas")
+	f.StringSliceVar(&o.tolerances, "tolerance", []string{"0.05", "none"},
+		"estimated error beyond which a query head falls back, several with commas")
 	f.Float64Var(&o.Leave, "leave", 0, "share of the mass that may be left to mean values: no more positions are taken")
-	f.IntVar(&o.Pause, "pause", 15, "steps after a fallback in which a query head uses all positions without estimating")
+	f.IntVar(&o.Pause, "pause", 15,
+		"steps after a fallback in which a query head uses all positions without estimating")
 	f.IntVar(&o.heads, "heads", 8, "heads of keys and values")
 	f.IntVar(&o.group, "group", 4, "query heads per head of keys and values")
 	f.IntVar(&o.KeyDigits, "key-digits", 2, "ternary digits of a key's element, 1 or 2")
 	f.IntVar(&o.QueryDigits, "query-digits", 2, "ternary digits of a query's element, 1 to 3")
-	f.IntVar(&o.Top, "top", 0, "largest number of positions that a query head evaluates exactly because of their estimates (default a 16th of all)")
+	f.IntVar(&o.Top, "top", 0,
+		"largest number of positions that a query head evaluates exactly because of their estimates (default a "+
+			"16th of all)")
 	f.IntVar(&o.Sinks, "sinks", 4, "number of first positions that are always evaluated exactly")
 	f.IntVar(&o.Audit, "audit", 32, "positions that are evaluated exactly to check the estimates")
 	f.IntVar(&o.Pairs, "pairs", 64, "pairs of steps that are timed, rounded up to whole runs")
@@ -103,9 +113,12 @@ func (o *attentionOptions) check() error {
 		values   []int
 		min, max int
 	}{
-		{"dim", o.dims, 1, 1024}, {"positions", o.positions, 1, 1 << 20}, {"heads", []int{o.heads}, 1, 1024}, {"group", []int{o.group}, 1, 1024},
-		{"key-digits", []int{o.KeyDigits}, 1, 2}, {"query-digits", []int{o.QueryDigits}, 1, 3}, {"top", []int{o.Top}, 0, 1 << 20},
-		{"sinks", []int{o.Sinks}, 0, 1 << 20}, {"audit", []int{o.Audit}, 0, 1 << 20}, {"pause", []int{o.Pause}, 0, 1 << 20}, {"pairs", []int{o.Pairs}, 1, 1 << 20},
+		{"dim", o.dims, 1, 1024}, {"positions", o.positions, 1, 1 << 20}, {"heads", []int{o.heads}, 1, 1024},
+		{"group", []int{o.group}, 1, 1024},
+		{"key-digits", []int{o.KeyDigits}, 1, 2}, {"query-digits", []int{o.QueryDigits}, 1, 3},
+		{"top", []int{o.Top}, 0, 1 << 20},
+		{"sinks", []int{o.Sinks}, 0, 1 << 20}, {"audit", []int{o.Audit}, 0, 1 << 20},
+		{"pause", []int{o.Pause}, 0, 1 << 20}, {"pairs", []int{o.Pairs}, 1, 1 << 20},
 		{"evict", []int{o.evict}, 0, 1 << 14}, {"windows", []int{o.windows}, 1, 1 << 10},
 	} {
 		if len(n.values) == 0 {
@@ -147,7 +160,8 @@ type attentionReport struct {
 	Rows        []measure.Row `json:"rows"`
 }
 
-// measure computes the rows. If it fails or ctx ends, it returns the rows before (nil if there are none) with the error.
+// measure computes the rows. If it fails or ctx ends, it returns the rows computed so far (nil if
+// there are none) with the error.
 func (o *attentionOptions) measure(ctx context.Context, stderr io.Writer) (*attentionReport, error) {
 	var sources []func(positions int) (*measure.Workload, error)
 	if o.model != "" {
@@ -210,7 +224,8 @@ func (o *attentionOptions) measure(ctx context.Context, stderr io.Writer) (*atte
 	return &r, err
 }
 
-var attentionColumns = []string{"workload", "heads", "dim", "positions", "tolerance", "fallback %", "exact %", "est. missed %", "missed %", "max", "recall %",
+var attentionColumns = []string{"workload", "heads", "dim", "positions", "tolerance", "fallback %", "exact %",
+	"est. missed %", "missed %", "max", "recall %",
 	"est. error %", "error %", "max", "dense us", "ternary us", "speedup", "quartiles"}
 
 func (o *attentionOptions) print(r *attentionReport, stdout io.Writer) error {
@@ -221,8 +236,10 @@ func (o *attentionOptions) print(r *attentionReport, stdout io.Writer) error {
 	for _, r := range r.Rows {
 		percent := func(x float64) string { return fmt.Sprintf("%.3g", 100*x) }
 		t.Rows = append(t.Rows, []string{
-			r.Workload, fmt.Sprintf("%d x %d", r.Heads, r.Group), fmt.Sprint(r.Dim), fmt.Sprint(r.Positions), r.Tolerance.String(),
-			percent(r.Fallbacks), percent(r.Exact), percent(r.EstimatedMissed), percent(r.Missed), percent(r.MaxMissed), percent(r.Recall),
+			r.Workload, fmt.Sprintf("%d x %d", r.Heads, r.Group), fmt.Sprint(r.Dim), fmt.Sprint(r.Positions),
+			r.Tolerance.String(),
+			percent(r.Fallbacks), percent(r.Exact), percent(r.EstimatedMissed), percent(r.Missed),
+			percent(r.MaxMissed), percent(r.Recall),
 			percent(r.EstimatedError), percent(r.Error), percent(r.MaxError),
 			fmt.Sprintf("%.0f", r.DenseMicros), fmt.Sprintf("%.0f", r.TernaryMicros), fmt.Sprintf("%.2f", r.Speedup),
 			fmt.Sprintf("%.2f to %.2f", r.Quartiles[0], r.Quartiles[1]),

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab attention": its flags, its errors and its output.
+
 import (
 	"encoding/json"
 	"slices"
@@ -25,12 +27,13 @@ func TestAttentionUsage(t *testing.T) {
 func TestAttentionFails(t *testing.T) {
 	code, _, stderr := lab(t.Context(), "attention", "--model", "/nonexistent/m.gguf", "--text", "/nonexistent/text")
 	if code != 1 || !strings.Contains(stderr, "no such file") || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line that there is no such file", code, stderr)
 	}
 }
 
 func TestAttention(t *testing.T) {
-	args := []string{"attention", "--dim", "16", "--positions", "100,200", "--tolerance", "none", "--heads", "2", "--group", "2", "--pairs", "2"}
+	args := []string{"attention", "--dim", "16", "--positions", "100,200", "--tolerance", "none", "--heads", "2",
+		"--group", "2", "--pairs", "2"}
 	for format, lines := range map[string]int{"": 1 + 6, "--markdown": 2 + 6, "--json": -1} {
 		with := args
 		if format != "" {
@@ -38,12 +41,12 @@ func TestAttention(t *testing.T) {
 		}
 		code, stdout, stderr := lab(t.Context(), with...)
 		if code != 0 || stderr != "" {
-			t.Fatalf("%s: exit %d, %s", format, code, stderr)
+			t.Fatalf("%s: exit %d, %s; want 0", format, code, stderr)
 		}
 		if lines < 0 {
 			var r attentionReport
 			if err := json.Unmarshal([]byte(stdout), &r); err != nil || len(r.Rows) != 6 || r.Interrupted {
-				t.Fatalf("%v: %+v", err, r)
+				t.Fatalf("%v: %+v, want 6 rows", err, r)
 			}
 			if r := r.Rows[5]; r.Workload != "outliers" || r.Top != 12 || r.Speedup <= 0 {
 				t.Errorf("%+v", r)
@@ -59,7 +62,8 @@ func TestAttention(t *testing.T) {
 
 // An interrupted series prints the rows that it has.
 func TestAttentionInterrupted(t *testing.T) {
-	args := []string{"attention", "--dim", "16", "--positions", "100", "--heads", "2", "--group", "2", "--pairs", "100", "--tolerance", strings.Repeat("0.05,", 20_000) + "none"}
+	args := []string{"attention", "--dim", "16", "--positions", "100", "--heads", "2", "--group", "2", "--pairs",
+		"100", "--tolerance", strings.Repeat("0.05,", 20_000) + "none"}
 	for _, format := range []string{"text", "--markdown", "--json"} {
 		t.Run(format, func(t *testing.T) {
 			t.Parallel()
@@ -69,16 +73,17 @@ func TestAttentionInterrupted(t *testing.T) {
 			}
 			code, stdout, stderr := interrupted(t, 2*time.Second, with...)
 			if code != 1 || stderr != "lab attention: interrupted by SIGINT\n" {
-				t.Fatalf("exit %d, %q", code, stderr)
+				t.Fatalf("exit %d, %q; want 1 and that it was interrupted", code, stderr)
 			}
 			if format != "--json" {
 				if !strings.Contains(stdout, "INTERRUPTED") || !strings.Contains(stdout, "flat") {
-					t.Errorf("%s", stdout)
+					t.Errorf("%s\nwant INTERRUPTED and a row", stdout)
 				}
 				return
 			}
 			var r attentionReport
-			if err := json.Unmarshal([]byte(stdout), &r); err != nil || !r.Interrupted || len(r.Rows) == 0 || len(r.Rows) >= 60_000 {
+			if err := json.Unmarshal([]byte(stdout), &r); err != nil || !r.Interrupted || len(r.Rows) == 0 ||
+				len(r.Rows) >= 60_000 {
 				t.Errorf("%v: %s", err, stdout)
 			}
 		})

@@ -1,6 +1,7 @@
 package main
 
-// This file has what several instruments share: printing a report, flags of the target, finding the project's other commands.
+// This file has what several instruments share: printing a report, flags of the target, finding the
+// project's other commands.
 
 import (
 	"errors"
@@ -39,7 +40,8 @@ func (o *output) add(f *pflag.FlagSet, what, table string) {
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 }
 
-// print writes the report as the flags say. If it cannot be saved it is printed all the same: measuring again would take long.
+// print writes the report as the flags say. If it cannot be saved it is printed nevertheless,
+// because measuring again would take long.
 func (o *output) print(w io.Writer, r report) (err error) {
 	if o.save != "" {
 		saved := outfile.Write(o.save, func(w io.Writer) error { return cli.WriteJSON(w, r) })
@@ -85,8 +87,9 @@ func needRoot(why string) error {
 	return nil
 }
 
-// beside returns the path of another command of the project: the file next to this program, else the bare name, to be found in PATH.
-func beside(name string) string {
+// siblingCommand returns the path of another command of the project: the file next to this program,
+// otherwise the bare name, to be found in PATH.
+func siblingCommand(name string) string {
 	if self, err := os.Executable(); err == nil {
 		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
 			return path

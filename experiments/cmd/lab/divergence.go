@@ -1,6 +1,7 @@
 package main
 
-// This file implements "lab divergence", which measures how far models' predictions are from a reference model's. See package divergence.
+// This file implements "lab divergence", which measures how far models' predictions are from a
+// reference model's. See package divergence.
 
 import (
 	"context"
@@ -30,22 +31,28 @@ func divergenceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "divergence -m reference.gguf --candidate NAME=model.gguf --text FILE [flags]",
 		Short: "Measure how far models are from a reference in what they predict",
-		Long: `Divergence runs a reference model and other ones over the same texts in a real llama.cpp (which is installed if it is not) and compares
-their distributions of the next token, pair by pair: the mean of KL(reference || model) with its standard error, its 99 % quantile and maximum,
-how often the likeliest token is the same, and both perplexities.
+		Long: `Divergence runs a reference model and other ones over the same texts in a real llama.cpp (which is
+installed if it is not) and compares their distributions of the next token, pair by pair: the mean
+of KL(reference || model) with its standard error, its 99 % quantile and maximum, how often the
+likeliest token is the same, and both perplexities.
 
-Texts are cut and scored as llama-perplexity does: chunks of -c tokens, of which the second half is scored.
+Texts are cut and scored as llama-perplexity does: chunks of -c tokens, of which the second half is
+scored.
 
-By default each llama.cpp has one thread and as many run at the same time as there are CPUs. While it runs, the reference's logits are stored
-in a temporary directory (TMPDIR): for each text about 2 bytes times tokens of the text times size of the vocabulary. --limit bounds that.
+By default each llama.cpp has one thread and as many run at the same time as there are CPUs. While
+it runs, the reference's logits are stored in a temporary directory (TMPDIR): for each text about 2
+bytes times tokens of the text times size of the vocabulary. --limit bounds that.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
-		Example: `  lab divergence -m f16.gguf --candidate q8=q8_0.gguf --candidate q4=q4_k_m.gguf --text prose.txt --text tech.txt
-  lab divergence -m 7b-q8_0.gguf --candidate fast=7b-fast-f32.gguf --bytes fast=0.41 --text wiki.txt -c 512 --limit 20 -t 8 -j 1
+		Example: `  lab divergence -m f16.gguf --candidate q8=q8_0.gguf --candidate q4=q4_k_m.gguf \
+      --text prose.txt --text tech.txt
+  lab divergence -m 7b-q8_0.gguf --candidate fast=7b-fast-f32.gguf --bytes fast=0.41 \
+      --text wiki.txt -c 512 --limit 20 -t 8 -j 1
   lab divergence -m f16.gguf --candidate q4=q4_k_m.gguf --text prose.txt --json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("unexpected argument %q (a model goes after --candidate NAME=, a text after --text)", args[0])
+				return fmt.Errorf("unexpected argument %q (a model goes after --candidate NAME=, a text "+
+					"after --text)", args[0])
 			}
 			return nil
 		},
@@ -60,12 +67,14 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.SortFlags = false
 	f.StringVarP(&o.Reference, "model", "m", "", "the reference, a GGUF `file`")
 	f.StringArrayVar(&o.candidates, "candidate", nil, "a model to compare, `NAME=FILE`; give it several times")
-	f.StringArrayVar(&o.bytes, "bytes", nil, "`NAME=N`: the candidate takes N bytes per weight where it is used (default: what it takes in its file)")
+	f.StringArrayVar(&o.bytes, "bytes", nil,
+		"`NAME=N`: the candidate takes N bytes per weight where it is used (default: what it takes in its file)")
 	f.StringArrayVar(&o.Texts, "text", nil, "a text `file`; give it several times")
 	f.IntVarP(&o.Context, "ctx", "c", 256, "tokens of a chunk")
 	f.IntVar(&o.Chunks, "limit", 0, "no more chunks of each text than this; 0 for all")
 	f.IntVarP(&o.Threads, "threads", "t", 1, "threads of each llama.cpp")
-	f.IntVarP(&o.Parallel, "parallel", "j", 0, "llama.cpps that run at the same time; 0 for as many as the CPUs suffice for")
+	f.IntVarP(&o.Parallel, "parallel", "j", 0,
+		"llama.cpps that run at the same time; 0 for as many as the CPUs suffice for")
 	o.add(f, "the rows", "table")
 
 	return cmd
@@ -81,7 +90,8 @@ func (o *divergenceOptions) complete() error {
 	case len(o.Texts) == 0:
 		return errors.New("no text: give --text FILE")
 	}
-	if err := check(bound{"ctx", o.Context, 4}, bound{"limit", o.Chunks, 0}, bound{"threads", o.Threads, 1}, bound{"parallel", o.Parallel, 0}); err != nil {
+	if err := check(bound{"ctx", o.Context, 4}, bound{"limit", o.Chunks, 0}, bound{"threads", o.Threads, 1},
+		bound{"parallel", o.Parallel, 0}); err != nil {
 		return err
 	}
 	at := map[string]int{}

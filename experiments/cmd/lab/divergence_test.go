@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab divergence": its flags, its errors and its output.
+
 import (
 	"encoding/json"
 	"os"
@@ -39,18 +41,22 @@ func TestDivergenceUsage(t *testing.T) {
 
 func TestDivergence(t *testing.T) {
 	llamatest.ForTest(t)
-	model := llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0, Seed: 1})
+	model := llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 96, Heads: 2, KVHeads: 1, Type: gguf.Q8_0,
+		Seed: 1})
 	text := filepath.Join(t.TempDir(), "text")
 	if err := os.WriteFile(text, []byte(strings.Repeat("Once upon a time. ", 20)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"divergence", "-m", model, "--candidate", "it=self=" + model, "--candidate", "same=" + model, "--bytes", "same=0.25", "--text", text, "-c", "32", "--limit", "3"}
-	if code, _, stderr := lab(t.Context(), args...); code != 1 || !strings.Contains(stderr, "self=") || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("a model that is not there: exit %d, %q", code, stderr)
+	args := []string{"divergence", "-m", model, "--candidate", "it=self=" + model, "--candidate", "same=" + model,
+		"--bytes", "same=0.25", "--text", text, "-c", "32", "--limit", "3"}
+	if code, _, stderr := lab(t.Context(), args...); code != 1 || !strings.Contains(stderr, "self=") ||
+		strings.Count(stderr, "\n") != 1 {
+		t.Errorf("a model that is not there: exit %d, %q; want 1 and one line that names it", code, stderr)
 	}
 	args[4] = "it=" + model
 	for _, more := range [][]string{{}, {"--markdown"}} {
-		if code, stdout, _ := lab(t.Context(), append(args, more...)...); code != 0 || strings.Contains(stdout, "| same |") != (len(more) > 0) || !strings.Contains(stdout, "1.000000") {
+		if code, stdout, _ := lab(t.Context(), append(args, more...)...); code != 0 ||
+			strings.Contains(stdout, "| same |") != (len(more) > 0) || !strings.Contains(stdout, "1.000000") {
 			t.Errorf("%v: exit %d, %s", more, code, stdout)
 		}
 	}
@@ -65,7 +71,8 @@ func TestDivergence(t *testing.T) {
 			}
 		}
 		var r divergence.Report
-		if err := json.Unmarshal(data, &r); code != 0 || err != nil || len(r.Rows) != 2 || r.Rows[1].BytesPerWeight != 0.25 || r.Rows[0].KL != 0 || r.Rows[0].Predictions != 45 {
+		if err := json.Unmarshal(data, &r); code != 0 || err != nil || len(r.Rows) != 2 ||
+			r.Rows[1].BytesPerWeight != 0.25 || r.Rows[0].KL != 0 || r.Rows[0].Predictions != 45 {
 			t.Errorf("exit %d, %v, %s", code, err, data)
 		}
 	}

@@ -35,14 +35,21 @@ func fabricCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabric -m model.gguf [flags]",
 		Short: "Compare llama.cpp with and without the emulated device",
-		Long: `Fabric has a real llama.cpp generate the same text with and without the emulated device, in turns, and prints tokens per second, ratios within
-turns with a confidence range of 95 %, and how many tokens are the same. Variants: the CPU with llama.cpp's default of threads, the
-device with one thread of llama.cpp, and with the default. With several batches, how many tokens are decoded together, the CPU and the
-device with the default, for each batch; so with --guess: what followed the last two tokens before is decoded with the token at hand,
-and kept as far as the model chooses it. With --streams, so many contexts are decoded at the same time, each with its own batch: products of
-one are computed while the host has its part of another one's layer. Each is as fast as all of its sequences are together; "device idle" is the share of its
-time in which the device computed no product. The device runs in this process. It computes weights of
-the types that it is faster with (Q2_0, TQ1_0), or, with --profile, of all that it can.
+		Long: `Fabric has a real llama.cpp generate the same text with and without the emulated device, in turns. It
+prints tokens per second, ratios within turns with a confidence range of 95 %, and how many tokens
+are the same.
+
+The variants are the CPU with llama.cpp's default number of threads, the device with one thread of
+llama.cpp, and the device with the default number. With several batches (numbers of sequences that are
+decoded together), the variants are the CPU and the device with the default number of threads, for
+each batch. It is the same with --guess: tokens that followed the last two tokens before are decoded
+together with the next token, and kept as far as the model chooses them. With --streams, several
+contexts are decoded at the same time, each with its own batch: the device computes products of one
+while the host does its part of another one's layer. The speed of a variant is that of all of its
+sequences together. "device idle" is the share of its time in which the device computed no product.
+
+The device runs in this process. It computes weights of the types that it is faster with (Q2_0,
+TQ1_0), or, with --profile, of all that it can.
 
 Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wrong usage.`,
 		Example: `  lab synth -o model.gguf --size 1GB --type Q2_0
@@ -72,12 +79,17 @@ Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wro
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file`")
 	f.IntVar(&o.Turns, "turns", 7, "runs of each variant")
 	f.IntVarP(&o.Tokens, "tokens", "n", 24, "tokens to generate")
-	f.IntSliceVar(&o.Batches, "batch", []int{1}, "`NUMBERS` of sequences that are decoded together, as 1,2,4,8: each batch is compared with the CPU's and with the first")
-	f.IntSliceVar(&o.Streams, "streams", []int{1}, "`NUMBERS` of contexts that are decoded at the same time, each with such a batch, as 1,2,4: compared likewise")
-	f.IntVar(&o.Guess, "guess", 0, "decode one sequence with up to `K` guessed tokens at a time, too, and say how many were right")
-	f.IntVar(&o.Prompt, "prompt", 8, "about so many tokens of a prompt")
+	f.IntSliceVar(&o.Batches, "batch", []int{1},
+		"`NUMBERS` of sequences that are decoded together, as 1,2,4,8: each batch is compared with the CPU's and "+
+			"with the first")
+	f.IntSliceVar(&o.Streams, "streams", []int{1},
+		"`NUMBERS` of contexts that are decoded at the same time, each with such a batch, as 1,2,4: compared likewise")
+	f.IntVar(&o.Guess, "guess", 0,
+		"decode one sequence with up to `K` guessed tokens at a time, too, and say how many were right")
+	f.IntVar(&o.Prompt, "prompt", 8, "the length of the prompt in tokens, about")
 	f.StringVar(&o.Backend, "backend", "", "libggml-tfmbs.so (default: the one beside this program)")
-	f.StringVar(&o.Profile, "profile", "", "have the device compute all types: accurate (exact planes), balanced or fast (fitted ones, within an error)")
+	f.StringVar(&o.Profile, "profile", "",
+		"have the device compute all types: accurate (exact planes), balanced or fast (fitted ones, within an error)")
 	cli.SizeVar(f, &pool, "pool", "`SIZE` of the weights in the device's memory")
 	f.IntVar(&o.device.Workers, "workers", 0, "threads of the device (0: one for each processor)")
 	f.StringVar(&o.figure, "figure", "", "draw each turn to a PNG, SVG or PDF `file`")
@@ -102,7 +114,7 @@ func (o *fabricOptions) measure(ctx context.Context, stdout, stderr io.Writer) (
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "lab-fabric-") // which only this user can enter
+	dir, err := os.MkdirTemp("", "lab-fabric-") // only this user can enter it
 	if err != nil {
 		return fmt.Errorf("make a place for the device's socket: %w", err)
 	}
@@ -127,7 +139,8 @@ func (o *fabricOptions) measure(ctx context.Context, stdout, stderr io.Writer) (
 		return err
 	}
 	if o.figure != "" {
-		err = errors.Join(err, outfile.Write(o.figure, func(w io.Writer) error { return r.WriteFigure(w, chart.FormatOf(o.figure)) }))
+		err = errors.Join(err, outfile.Write(o.figure,
+			func(w io.Writer) error { return r.WriteFigure(w, chart.FormatOf(o.figure)) }))
 	}
 	return errors.Join(err, o.print(stdout, r))
 }

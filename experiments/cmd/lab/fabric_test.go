@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab fabric": its flags, its errors and its output.
+
 import (
 	"path/filepath"
 	"strings"
@@ -22,7 +24,8 @@ func TestFabricUsage(t *testing.T) {
 
 func TestFabricFails(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing.gguf")
-	if code, stdout, stderr := lab(t.Context(), "fabric", "-m", missing); code != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "missing.gguf") {
-		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
+	if code, stdout, stderr := lab(t.Context(), "fabric", "-m", missing); code != 1 || stdout != "" ||
+		strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "missing.gguf") {
+		t.Errorf("exit %d, %q, %q; want 1 and one line that names the file", code, stdout, stderr)
 	}
 }

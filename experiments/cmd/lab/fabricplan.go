@@ -1,7 +1,7 @@
 package main
 
-// This file implements "lab fabricplan", which decides in how many ternary planes, or trytes of how many trits, a model's weights are kept.
-// See package plan.
+// This file implements "lab fabricplan", which decides in how many ternary planes, or trytes of how
+// many trits, a model's weights are kept. See package plan.
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/lab/tryteplan"
 	"tensorcast/fabric/plan"
 	"tensorcast/gguf"
 	"tensorcast/internal/cli"
@@ -44,17 +45,21 @@ func fabricplanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabricplan -m model.gguf [--profile NAME | --bound DB | --budget N | --planes N | --trytes DB] [flags]",
 		Short: "Plan in how many ternary planes, or trits, the weights of a model are kept",
-		Long: `Fabricplan measures, for each weight matrix of a model, what ternary planes cost in bytes and lose in accuracy: exact ones, and fitted
-ones of 1 to 6 planes. It prints a plan, the named profiles, and the Pareto front of bytes per weight against error.
+		Long: `Fabricplan measures, for each weight matrix of a model, what ternary planes cost in bytes and lose
+in accuracy: exact ones, and fitted ones of 1 to 6 planes. It prints a plan, the named profiles, and
+the Pareto front of bytes per weight against error.
 
-The plan follows a profile (accurate: no loss; balanced; fast), a bound on the error of each matrix, a number of bytes per weight for the
-whole model, or one form for all matrices. Matrices stay native if the file's own type takes fewer bytes, or if no form meets the bound.
+The plan follows a profile (accurate: no loss; balanced; fast), a bound on the error of each matrix,
+a number of bytes per weight for the whole model, or one form for all matrices. Matrices stay native
+if the file's own type takes fewer bytes, or if no form meets the bound.
 
---trytes calibrates packed trytes instead, for values that are to be edited or used in exact arithmetic: the trits that each layer needs
-so that every tensor's values are DB decibels above their error, and the scale of each tensor.
+--trytes calibrates packed trytes instead, for values that are to be edited or used in exact
+arithmetic: the trits that each layer needs so that every tensor's values are DB decibels above
+their error, and the scale of each tensor.
 
---write writes a model with the weights that the plan's planes, or the trytes, represent: as F32 where these are fitted, in the file's
-own type where planes are exact. Any llama.cpp can run it; lab divergence measures how far its predictions are from the original's.
+--write writes a model with the weights that the plan's planes, or the trytes, represent: as F32
+where these are fitted, in the file's own type where planes are exact. Any llama.cpp can run it; lab
+divergence measures how far its predictions are from the original's.
 
 Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 		Example: `  lab fabricplan -m model.gguf --profile balanced --figure front.png
@@ -91,12 +96,14 @@ Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 		profiles = append(profiles, p.Name)
 	}
 	cli.EnumVar(cmd, &o.profile, "profile", "", profiles, "plan for a profile")
-	f.Float64Var(&o.bound, "bound", 0, "plan for a bound: each matrix' products `DB` decibels above their error, or more")
+	f.Float64Var(&o.bound, "bound", 0,
+		"plan for a bound: each matrix' products `DB` decibels above their error, or more")
 	f.Float64Var(&o.budget, "budget", 0, "plan for `N` bytes per weight of the whole model, or fewer")
 	f.IntVar(&o.form.Planes, "planes", 0, "the same number of planes, `N`, for all matrices")
 	f.IntVar(&o.form.Block, "block", 32, "with --planes: columns that share factors: 16, 32, 64, 128 or 256")
 	f.BoolVar(&o.form.Shared, "shared", false, "with --planes: one factor for all planes of a block, not one for each")
-	f.Float64Var(&o.trytes, "trytes", 0, "calibrate trytes: each tensor's values `DB` decibels above their error, or more")
+	f.Float64Var(&o.trytes, "trytes", 0,
+		"calibrate trytes: each tensor's values `DB` decibels above their error, or more")
 	f.IntVar(&o.rows, "rows", 256, "measure this many rows of each matrix, evenly spread; 0 for all")
 	f.BoolVar(&o.markdown, "markdown", false, "print Markdown")
 	f.BoolVar(&o.json, "json", false, "print the plan as JSON")
@@ -151,7 +158,7 @@ func (o *fabricplanOptions) plan(ctx context.Context, stdout, stderr io.Writer) 
 	defer bar.Close()
 	cfg.Progress = func(done, total int) { bar.Update(int64(done), int64(total), "") }
 	if o.choice == "trytes" {
-		t, err := plan.CalibrateTrytes(ctx, w, o.trytes, cfg)
+		t, err := tryteplan.Calibrate(ctx, w, o.trytes, tryteplan.Config{Rows: cfg.Rows, Progress: cfg.Progress})
 		bar.Close()
 		if err != nil {
 			return err
@@ -173,7 +180,8 @@ func (o *fabricplanOptions) plan(ctx context.Context, stdout, stderr io.Writer) 
 		return err
 	}
 	if o.figure != "" {
-		if err := outfile.Write(o.figure, func(w io.Writer) error { return survey.WriteFigure(w, filepath.Base(o.model)) }); err != nil {
+		if err := outfile.Write(o.figure,
+			func(w io.Writer) error { return survey.WriteFigure(w, filepath.Base(o.model)) }); err != nil {
 			return err
 		}
 	}

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab fabricplan": its flags, its errors and its output.
+
 import (
 	"bytes"
 	"context"
@@ -12,6 +14,7 @@ import (
 	"testing"
 
 	"tensorcast/experiments/synth"
+	"tensorcast/fabric/lab/tryteplan"
 	"tensorcast/fabric/plan"
 	"tensorcast/gguf"
 )
@@ -41,24 +44,28 @@ func TestFabricplanUsage(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"no model":        {nil, 2, "-m"},
-		"argument":        {[]string{"x.gguf"}, 2, "x.gguf"},
-		"flag":            {[]string{"--frob"}, 2, "frob"},
-		"two choices":     {[]string{"-m", path, "--profile", "fast", "--budget", "1"}, 2, "budget"},
-		"two outputs":     {[]string{"-m", path, "--json", "--markdown"}, 2, "markdown"},
-		"profile":         {[]string{"-m", path, "--profile", "slow"}, 2, "slow"},
-		"bound":           {[]string{"-m", path, "--bound", "-3"}, 2, "-3"},
-		"budget":          {[]string{"-m", path, "--budget", "0"}, 2, "budget"},
-		"budget too low":  {[]string{"-m", path, "--budget", "0.01"}, 1, "so few bytes"},
-		"planes":          {[]string{"-m", path, "--planes", "7"}, 2, "7"},
-		"block":           {[]string{"-m", path, "--planes", "2", "--block", "33"}, 2, "33"},
-		"trytes":          {[]string{"-m", path, "--trytes", "0"}, 2, "--trytes 0"},
-		"trytes, figure":  {[]string{"-m", path, "--trytes", "40", "--figure", filepath.Join(dir, "x.png")}, 2, "--figure"},
-		"trytes, nowhere": {[]string{"-m", path, "--trytes", "40", "--write", filepath.Join(dir, "none", "x.gguf")}, 1, "none"},
-		"rows":            {[]string{"-m", path, "--rows", "-1"}, 2, "-1"},
-		"no such model":   {[]string{"-m", filepath.Join(dir, "none.gguf")}, 1, "none.gguf"},
-		"no directory":    {[]string{"-m", path, "--rows", "8", "--write", filepath.Join(dir, "none", "x.gguf")}, 1, "none"},
-		"no figure":       {[]string{"-m", path, "--rows", "8", "--figure", filepath.Join(dir, "none", "x.png")}, 1, "none"},
+		"no model":       {nil, 2, "-m"},
+		"argument":       {[]string{"x.gguf"}, 2, "x.gguf"},
+		"flag":           {[]string{"--frob"}, 2, "frob"},
+		"two choices":    {[]string{"-m", path, "--profile", "fast", "--budget", "1"}, 2, "budget"},
+		"two outputs":    {[]string{"-m", path, "--json", "--markdown"}, 2, "markdown"},
+		"profile":        {[]string{"-m", path, "--profile", "slow"}, 2, "slow"},
+		"bound":          {[]string{"-m", path, "--bound", "-3"}, 2, "-3"},
+		"budget":         {[]string{"-m", path, "--budget", "0"}, 2, "budget"},
+		"budget too low": {[]string{"-m", path, "--budget", "0.01"}, 1, "so few bytes"},
+		"planes":         {[]string{"-m", path, "--planes", "7"}, 2, "7"},
+		"block":          {[]string{"-m", path, "--planes", "2", "--block", "33"}, 2, "33"},
+		"trytes":         {[]string{"-m", path, "--trytes", "0"}, 2, "--trytes 0"},
+		"trytes, figure": {[]string{"-m", path, "--trytes", "40", "--figure", filepath.Join(dir, "x.png")}, 2,
+			"--figure"},
+		"trytes, nowhere": {[]string{"-m", path, "--trytes", "40", "--write", filepath.Join(dir, "none", "x.gguf")},
+			1, "none"},
+		"rows":          {[]string{"-m", path, "--rows", "-1"}, 2, "-1"},
+		"no such model": {[]string{"-m", filepath.Join(dir, "none.gguf")}, 1, "none.gguf"},
+		"no directory": {[]string{"-m", path, "--rows", "8", "--write", filepath.Join(dir, "none", "x.gguf")}, 1,
+			"none"},
+		"no figure": {[]string{"-m", path, "--rows", "8", "--figure", filepath.Join(dir, "none", "x.png")}, 1,
+			"none"},
 	} {
 		code, stdout, stderr := plans(t.Context(), tt.args...)
 		if code != tt.code || !strings.Contains(stderr, tt.stderr) || stdout != "" || strings.Count(stderr, "\n") != 1 {
@@ -69,7 +76,7 @@ func TestFabricplanUsage(t *testing.T) {
 	cancel()
 	for _, args := range [][]string{{"-m", path}, {"-m", path, "--trytes", "40"}} {
 		if code, _, stderr := plans(ctx, args...); code != 1 || stderr != "lab fabricplan: context canceled\n" {
-			t.Errorf("%q, stopped: exit %d, %q", args, code, stderr)
+			t.Errorf("%q, stopped: exit %d, %q; want 1 and that it was cancelled", args, code, stderr)
 		}
 	}
 }
@@ -102,13 +109,14 @@ func modelWeights(t *testing.T, path string) map[string][]float32 {
 	return all
 }
 
-// TestFabricplanAccurate has a file whose planes are exact: the model written is the same file.
+// TestFabricplanAccurate plans a file whose planes are exact. The model that is written is the same
+// file.
 func TestFabricplanAccurate(t *testing.T) {
 	path := planModel(t, gguf.Q8_0)
 	out := filepath.Join(t.TempDir(), "out.gguf")
 	code, stdout, stderr := plans(t.Context(), "-m", path, "--profile", "accurate", "--rows", "8", "--write", out)
 	if code != 0 || !strings.Contains(stdout, "6 exact") || stderr != "" {
-		t.Fatalf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
+		t.Fatalf("exit %d, stdout %q, stderr %q; want 0 and 6 exact", code, stdout, stderr)
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
@@ -126,13 +134,15 @@ func TestFabricplanAccurate(t *testing.T) {
 func TestFabricplanWrite(t *testing.T) {
 	path := planModel(t, gguf.F16)
 	for _, args := range [][]string{
-		{"--profile", "fast"}, {"--bound", "20"}, {"--budget", "1.4"}, {"--planes", "2", "--block", "64"}, {"--planes", "4", "--shared"},
+		{"--profile", "fast"}, {"--bound", "20"}, {"--budget", "1.4"}, {"--planes", "2", "--block", "64"},
+		{"--planes", "4", "--shared"},
 	} {
 		dir := t.TempDir()
 		out, figure := filepath.Join(dir, "out.gguf"), filepath.Join(dir, "front.png")
-		code, stdout, stderr := plans(t.Context(), append([]string{"-m", path, "--rows", "0", "--json", "--write", out, "--figure", figure}, args...)...)
+		code, stdout, stderr := plans(t.Context(),
+			append([]string{"-m", path, "--rows", "0", "--json", "--write", out, "--figure", figure}, args...)...)
 		if code != 0 || stderr != "" {
-			t.Fatalf("%q: exit %d, %s", args, code, stderr)
+			t.Fatalf("%q: exit %d, %s; want 0", args, code, stderr)
 		}
 		var p plan.Plan
 		if err := json.Unmarshal([]byte(stdout), &p); err != nil {
@@ -168,20 +178,22 @@ func TestFabricplanWrite(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if code, stdout, _ := plans(t.Context(), "-m", path, "--markdown", "--rows", "16"); code != 0 || !strings.Contains(stdout, "| --- |") {
-		t.Errorf("markdown: exit %d, %q", code, stdout)
+	if code, stdout, _ := plans(t.Context(), "-m", path, "--markdown", "--rows", "16"); code != 0 ||
+		!strings.Contains(stdout, "| --- |") {
+		t.Errorf("markdown: exit %d, %q; want 0 and a table", code, stdout)
 	}
 }
 
-// TestFabricplanTrytes writes a model whose layers are held by trytes, and compares it with the calibration.
+// TestFabricplanTrytes writes a model whose layers are held in trytes, and compares it with the
+// calibration.
 func TestFabricplanTrytes(t *testing.T) {
 	path := planModel(t, gguf.F16)
 	out := filepath.Join(t.TempDir(), "out.gguf")
 	code, stdout, stderr := plans(t.Context(), "-m", path, "--trytes", "30", "--rows", "0", "--json", "--write", out)
 	if code != 0 || stderr != "" {
-		t.Fatalf("exit %d, %s", code, stderr)
+		t.Fatalf("exit %d, %s; want 0", code, stderr)
 	}
-	var c plan.Trytes
+	var c tryteplan.Plan
 	if err := json.Unmarshal([]byte(stdout), &c); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +201,7 @@ func TestFabricplanTrytes(t *testing.T) {
 	for name, was := range before {
 		tensor, depth, ok := c.Lookup(name)
 		if !ok || depth < 1 || depth > 6 {
-			t.Errorf("%s: %+v in %d trits", name, tensor, depth)
+			t.Errorf("%s: %+v in %d trits, want 1 to 6", name, tensor, depth)
 			continue
 		}
 		noise, signal := 0.0, 0.0
@@ -197,16 +209,18 @@ func TestFabricplanTrytes(t *testing.T) {
 			e := float64(after[name][i] - v)
 			noise, signal = noise+e*e, signal+float64(v)*float64(v)
 		}
-		if snr := 10 * math.Log10(signal/noise); noise > 0 && (math.Abs(snr-tensor.SNR) > 1e-4 || snr < 30) || noise == 0 && tensor.SNR != 0 {
+		if snr := 10 * math.Log10(signal/noise); noise > 0 && (math.Abs(snr-tensor.SNR) > 1e-4 || snr < 30) ||
+			noise == 0 && tensor.SNR != 0 {
 			t.Errorf("%s: %v dB, calibrated %+v", name, snr, tensor)
 		}
 	}
 	if len(before) != len(after) {
-		t.Errorf("%d tensors became %d", len(before), len(after))
+		t.Errorf("%d tensors became %d, want as many", len(before), len(after))
 	}
 	for flag, want := range map[string]string{"--markdown": "| --- |", "-q": "least SNR"} {
-		if code, stdout, _ := plans(t.Context(), "-m", path, "--trytes", "30", flag); code != 0 || !strings.Contains(stdout, want) {
-			t.Errorf("%s: exit %d, %q", flag, code, stdout)
+		if code, stdout, _ := plans(t.Context(), "-m", path, "--trytes", "30", flag); code != 0 ||
+			!strings.Contains(stdout, want) {
+			t.Errorf("%s: exit %d, %q; want 0 and %q", flag, code, stdout, want)
 		}
 	}
 }

@@ -1,5 +1,8 @@
 package main
 
+// This file implements "lab firsttoken", which measures how long a user waits for the first token.
+// See package pressure.
+
 import (
 	"context"
 	"errors"
@@ -28,12 +31,14 @@ func firstTokenCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "firsttoken -m model.gguf [--x SHARE | --limit SIZE] [flags] [-- target...]",
 		Short: "Measure how long a llama.cpp that is started cold takes to its first token",
-		Long: `Firsttoken starts a llama.cpp with its model dropped from the page cache, alone and by a helper, in turn (A B B A), and reports how long it
-takes until the prompt is decoded, when the first token is chosen: in seconds, and in multiples of the time that the disk takes for what must be
-read until then. That is the file once, as it is loaded, and with --x what has no room again for the warm-up and for the prompt. Without --x or
---limit there is no limit.
+		Long: `Firsttoken starts a llama.cpp with its model dropped from the page cache, alone and by a helper, in
+turn (A B B A), and reports how long it takes until the prompt is decoded, when the first token is
+chosen: in seconds, and in multiples of the time that the disk takes for what must be read until
+then. That is the file once, as it is loaded. With --x it is also, once for the warm-up and once for
+the prompt, what has no room. Without --x or --limit there is no limit.
 
-A start is NAME=COMMAND: the target's command line follows COMMAND. The time counts from the start of COMMAND; "their sum" from the target's own.
+A start is NAME=COMMAND: the target's command line follows COMMAND. The time counts from the start
+of COMMAND; "their sum" from the target's own.
 
 Needs root: it makes control groups and drops the page cache. It needs a quiet machine.
 
@@ -52,9 +57,11 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk")
 	f.Float64Var(&o.X, "x", 0, "the limit as a `share` of the model, beside the target's own memory")
 	cli.SizeVar(f, &o.Limit, "limit", "the limit as a `size`: 1GB, 800MiB")
-	f.StringArrayVar(&o.starts, "start", nil, "a way to start the target, `NAME=COMMAND`; give it several times (plain is the first)")
+	f.StringArrayVar(&o.starts, "start", nil,
+		"a way to start the target, `NAME=COMMAND`; give it several times (plain is the first)")
 	f.IntVar(&o.Repeat, "repeat", 4, "runs of each")
-	f.IntVar(&o.Readahead, "readahead", 0, "the disk's readahead in `KiB` for the series; restored afterwards (default: as it is)")
+	f.IntVar(&o.Readahead, "readahead", 0,
+		"the disk's readahead in `KiB` for the series; restored afterwards (default: as it is)")
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, "all runs", "table")
 	return cmd
@@ -70,7 +77,8 @@ func (o *firstTokenOptions) complete() error {
 	case o.X < 0 || math.IsNaN(o.X) || math.IsInf(o.X, 0):
 		return errors.New("--x: want a positive number")
 	}
-	if err := check(bound{"repeat", o.Repeat, 1}, bound{"tokens", o.driver.Tokens, 1}, bound{"threads", o.driver.Threads, 1}, bound{"readahead", o.Readahead, 0}); err != nil {
+	if err := check(bound{"repeat", o.Repeat, 1}, bound{"tokens", o.driver.Tokens, 1},
+		bound{"threads", o.driver.Threads, 1}, bound{"readahead", o.Readahead, 0}); err != nil {
 		return err
 	}
 	o.Starters = []pressure.Starter{{Name: "plain"}}

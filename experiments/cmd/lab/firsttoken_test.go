@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab firsttoken": its flags, its errors and its output.
+
 import "testing"
 
 func TestFirstTokenUsage(t *testing.T) {

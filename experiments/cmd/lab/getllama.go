@@ -20,10 +20,12 @@ func getllamaCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "getllama",
 		Short: "Install a prebuilt llama.cpp with the driver llamarun",
-		Long: `Getllama fetches a prebuilt llama.cpp (an npm package of one exact version, its integrity checked), compiles the driver
-llamarun into the same directory, and prints that directory. What is in the cache already is not made again.
+		Long: `Getllama fetches a prebuilt llama.cpp (an npm package of one exact version, its integrity checked),
+compiles the driver llamarun into the same directory, and prints that directory. What is in the
+cache already is not made again.
 
-The environment may name another cache (TENSORCAST_CACHE) or a directory with your own llama.cpp libraries (TENSORCAST_LLAMA).
+The environment may name another cache (TENSORCAST_CACHE) or a directory with your own llama.cpp
+libraries (TENSORCAST_LLAMA).
 
 Exit codes: 0 done, 1 failure, 2 wrong usage.`,
 		Example: `  lab getllama --link .llama
@@ -50,7 +52,8 @@ Exit codes: 0 done, 1 failure, 2 wrong usage.`,
 	return cmd
 }
 
-// symlink makes path a symbolic link to dir. An existing link is replaced atomically; anything else at path is an error.
+// symlink makes path a symbolic link to dir. An existing link is replaced atomically; anything else
+// at path is an error.
 func symlink(dir, path string) error {
 	info, err := os.Lstat(path)
 	switch {

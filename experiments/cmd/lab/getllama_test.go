@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab getllama": its flags, its errors and its output.
+
 import (
 	"os"
 	"path/filepath"
@@ -25,14 +27,14 @@ func TestGetllamaSymlink(t *testing.T) {
 	}
 	for _, path := range []string{file, dir, filepath.Join(dir, "none", "link")} {
 		if err := symlink("/third", path); err == nil {
-			t.Errorf("linked %s", path)
+			t.Errorf("linked %s, want an error", path)
 		}
 	}
 	if content, err := os.ReadFile(file); err != nil || string(content) != "keep" {
-		t.Errorf("the file is %q, %v", content, err)
+		t.Errorf("the file is %q, %v; want keep", content, err)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
-		t.Errorf("left %v, %v", entries, err)
+		t.Errorf("left %v, %v; want 2 entries", entries, err)
 	}
 }
 
@@ -40,8 +42,9 @@ func TestGetllama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	link := filepath.Join(t.TempDir(), "llama")
 	code, stdout, stderr := lab(t.Context(), "getllama", "--link", link)
-	if target, err := os.Readlink(link); code != 0 || stderr != "" || stdout != in.Dir+"\n" || err != nil || target != in.Dir {
-		t.Errorf("exit %d, %q, %q; the link leads to %q, %v", code, stdout, stderr, target, err)
+	if target, err := os.Readlink(link); code != 0 || stderr != "" || stdout != in.Dir+"\n" || err != nil ||
+		target != in.Dir {
+		t.Errorf("exit %d, %q, %q; the link leads to %q, %v; want %q", code, stdout, stderr, target, err, in.Dir)
 	}
 	testUsage(t, "getllama", []usageTest{{[]string{"more"}, "more"}})
 }

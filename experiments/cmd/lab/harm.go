@@ -43,28 +43,34 @@ func harmCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "harm --helper COMMAND [-m model.gguf] [flags]",
 		Short: "Look for harm that a helper does: who is killed when memory gets short?",
-		Long: `Harm runs a llama.cpp in a fresh memory control group that holds a share of its model, in pairs, with and without a helper. At a random
-moment of the generation a scene happens. It reports who was killed, whether the text is that of a run without a limit, and what is left when
-target and helper have ended: pages of the model that cannot be dropped, processes.
+		Long: `Harm runs a llama.cpp in a fresh memory control group that holds a share of its model, in pairs,
+with and without a helper. At a random moment of the generation a scene happens. It reports who was
+killed, whether the text is that of a run without a limit, and what is left when target and helper
+have ended: pages of the model that cannot be dropped, processes.
 
-The helper is a shell command that starts with the target, outside of its group, and gets SIGTERM when that ends; {pid} in it is the target's
-process id. A helper that ends in {target} starts the target itself, in its group; --other-text if it is to change the text (weights in planes).
-The limit is x * M + the target's own memory, both of which are measured first: M is what a token reads of the model.
+The helper is a shell command that starts with the target, outside of its group, and gets SIGTERM
+when that ends; {pid} in it is the target's process id. A helper that ends in {target} starts the
+target itself, in its group; --other-text if it is to change the text (weights in planes). The limit
+is x * M + the target's own memory, both of which are measured first: M is what a token reads of the
+model.
 
 Scenes (amounts may be others):
 ` + forms.String() + `and sets of them: hogs (those of memory and limits), faults (those of signals and limits), all.
-What takes memory is held for --hold, and then released. Scenes of the helper alone have no runs without it, and with --helped no scene has:
-then a target that is lost at all counts as harmed.
+What takes memory is held for --hold, and then released. Scenes of the helper alone have no runs
+without it, and with --helped no scene has. Then every target that is lost counts as harmed.
 
-Needs root: it makes control groups, drops the page cache and traces. Speeds need a quiet machine, kills and texts do not: with --parallel
-several pairs run at the same time, each on its copy of the model.
+Needs root: it makes control groups, drops the page cache and traces. Speeds need a quiet machine,
+kills and texts do not: with --parallel several pairs run at the same time, each on its copy of the
+model.
 
-Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper than without, a text differs, something is left, or not measured;
-2 wrong usage.`,
+Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper than without, a text
+differs, something is left, or not measured; 2 wrong usage.`,
 		Example: `  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85 --scenes instant:150MB --pairs 5
-  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85,0.7,0.5 --scenes hogs --pairs 10 --parallel 2 --save harm.json
+  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85,0.7,0.5 --scenes hogs \
+      --pairs 10 --parallel 2 --save harm.json
   sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --scenes faults --pairs 29 --seed 2
-  sudo lab harm --helper 'bin/prefetchd --exec --as-root --always --fabric=fast -- {target}' --other-text --scenes instant:150MB,kill-helper`,
+  sudo lab harm --helper 'bin/prefetchd --exec --as-root --always --fabric=fast -- {target}' \
+      --other-text --scenes instant:150MB,kill-helper`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.complete(); err != nil {
@@ -75,20 +81,24 @@ Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper th
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.Helper, "helper", "", "the helper, a shell `command`")
-	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk (default: one with random weights is made)")
+	f.StringVarP(&o.Model, "model", "m", "",
+		"the model, a GGUF `file` on a disk (default: one with random weights is made)")
 	cli.SizeVar(f, &o.size, "size", "size of the model that is made")
 	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, and for copies")
 	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
-	f.Float64SliceVar(&o.X, "x", []float64{0.85}, "`shares` of the weights that a token reads, beside the target's own memory")
+	f.Float64SliceVar(&o.X, "x", []float64{0.85},
+		"`shares` of the weights that a token reads, beside the target's own memory")
 	f.StringSliceVar(&o.scenes, "scenes", []string{"hogs"}, "what happens, see above")
 	f.IntVar(&o.Pairs, "pairs", 10, "pairs of each scene and share")
 	f.IntVar(&o.Parallel, "parallel", 1, "pairs at the same time; from 2 on speeds are not compared")
-	f.BoolVar(&o.HelpedOnly, "helped", false, "only the runs with the helper: half the time, and enough where nothing is lost")
+	f.BoolVar(&o.HelpedOnly, "helped", false,
+		"only the runs with the helper: half the time, and enough where nothing is lost")
 	f.BoolVar(&o.OtherText, "other-text", false, "with the helper the text may be another: it is not compared there")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the moments")
 	f.IntVar(&o.Settle, "settle", 8, "tokens before any scene, in which the helper takes hold")
 	f.DurationVar(&o.Hold, "hold", 1500*time.Millisecond, "how long a scene lasts")
-	f.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long a run may take; a target that takes longer counts as hung")
+	f.DurationVar(&o.Timeout, "timeout", 5*time.Minute,
+		"how long a run may take; a target that takes longer counts as hung")
 	addDriver(f, &o.driver, "tokens to generate")
 	f.Lookup("tokens").DefValue, o.driver.Tokens = "18", 18
 	o.add(f, "all runs", "table")
@@ -100,7 +110,8 @@ func (o *harmOptions) complete() (err error) {
 	if o.Helper == "" {
 		return errors.New("no helper: give --helper 'prefetchd --wait --pid {pid}'")
 	}
-	if err := check(bound{"pairs", o.Pairs, 1}, bound{"parallel", o.Parallel, 1}, bound{"settle", o.Settle, 1}, bound{"threads", o.driver.Threads, 1}, bound{"tokens", o.driver.Tokens, o.Settle + 1}); err != nil {
+	if err := check(bound{"pairs", o.Pairs, 1}, bound{"parallel", o.Parallel, 1}, bound{"settle", o.Settle, 1},
+		bound{"threads", o.driver.Threads, 1}, bound{"tokens", o.driver.Tokens, o.Settle + 1}); err != nil {
 		return err
 	}
 	for _, x := range o.X {
@@ -149,7 +160,8 @@ func (o *harmOptions) measure(ctx context.Context, stdout, stderr io.Writer) (er
 	o.Progress = func(done, total int, what string) { bar.Update(int64(done), int64(total), what) }
 	if o.Model == "" {
 		remove, err := o.makeModel(ctx, func(written, size int64) {
-			bar.Update(0, 0, fmt.Sprintf("making a model: %s of %s", humanize.IBytes(uint64(written)), humanize.IBytes(uint64(size))))
+			bar.Update(0, 0, fmt.Sprintf("making a model: %s of %s", humanize.IBytes(uint64(written)),
+				humanize.IBytes(uint64(size))))
 		})
 		if err != nil {
 			return err
@@ -172,7 +184,8 @@ func (o *harmOptions) measure(ctx context.Context, stdout, stderr io.Writer) (er
 }
 
 // makeModel writes a model with random weights. The caller must call remove.
-func (o *harmOptions) makeModel(ctx context.Context, progress func(written, size int64)) (remove func() error, err error) {
+func (o *harmOptions) makeModel(ctx context.Context, progress func(written, size int64)) (remove func() error,
+	err error) {
 	cfg, err := synth.Sized(o.size, synth.Config{Type: gguf.Q8_0, Seed: 1})
 	if err != nil {
 		return nil, cli.Usage(err)

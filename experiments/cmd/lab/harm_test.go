@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab harm": its flags, its errors and its output.
+
 import (
 	"encoding/json"
 	"io/fs"
@@ -33,18 +35,20 @@ func TestHarmUsage(t *testing.T) {
 }
 
 func TestHarmFails(t *testing.T) {
-	code, _, stderr := lab(t.Context(), "harm", "--helper", "true", "-m", filepath.Join(t.TempDir(), "none.gguf"), "--dir", t.TempDir())
+	code, _, stderr := lab(t.Context(), "harm", "--helper", "true", "-m", filepath.Join(t.TempDir(), "none.gguf"),
+		"--dir", t.TempDir())
 	want := "no such file"
 	if os.Geteuid() != 0 {
 		want = "needs root"
 	}
 	if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line with %q", code, stderr, want)
 	}
 }
 
-// A real llama.cpp on a model that is made for it: a helper that kills it is harm, and says so with the exit code; a series that is
-// interrupted prints and writes its whole pairs, and leaves nothing behind.
+// This runs a real llama.cpp on a model that is made for it. A helper that kills it is harm, which
+// the exit code says. A series that is interrupted prints and writes its whole pairs, and leaves
+// nothing behind.
 func TestHarm(t *testing.T) {
 	testenv.NeedRoot(t)
 	t.Parallel()
@@ -56,37 +60,41 @@ func TestHarm(t *testing.T) {
 		stderr string
 	}{
 		"harm": {"kill -9 {pid}", "1", "lab harm: the target was lost in 1 runs with the helper and in 0 without it\n"},
-		// The second helper interrupts its parent, when the first pair is whole.
-		"interrupted": {"sh -c 'echo >> " + count + "; [ $(wc -l < " + count + ") = 2 ] && kill -INT $PPID; exec sleep 1000'", "10000", "lab harm: interrupted by SIGINT\n"},
+		// The second helper interrupts its parent when the first pair is whole.
+		"interrupted": {"sh -c 'echo >> " + count + "; [ $(wc -l < " +
+			count + ") = 2 ] && kill -INT $PPID; exec sleep 1000'", "10000", "lab harm: interrupted by SIGINT\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "runs.json")
-			cmd, out, errs := labProcess(t, "harm", "--helper", test.helper, "--size", "50MB", "--dir", dir, "--scenes", "instant:5MB", "--pairs", test.pairs, "--hold", "10ms", "-t", "1", "--save", path)
+			cmd, out, errs := labProcess(t, "harm", "--helper", test.helper, "--size", "50MB", "--dir", dir,
+				"--scenes", "instant:5MB", "--pairs", test.pairs, "--hold", "10ms", "-t", "1", "--save", path)
 			code := exitCode(t, cmd.Run())
 			stdout, stderr := out.String(), errs.String()
 			if strings.Contains(stderr, "a file system in memory") {
 				t.Skip("set TMPDIR to a directory on a disk")
 			}
 			if code != 1 || stderr != test.stderr || !strings.Contains(stdout, "instant:5MB") {
-				t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+				t.Fatalf("exit %d, %q, want 1 and %q\n%s", code, stderr, test.stderr, stdout)
 			}
 			var r harm.Report
 			data, err := os.ReadFile(path)
 			if err == nil {
 				err = json.Unmarshal(data, &r)
 			}
-			if err != nil || r.Interrupted != (name == "interrupted") || len(r.Runs) < 2 || len(r.Runs)%2 != 0 || r.TokenBytes < 40e6 || r.TokenBytes > r.ModelBytes {
+			if err != nil || r.Interrupted != (name == "interrupted") || len(r.Runs) < 2 || len(r.Runs)%2 != 0 ||
+				r.TokenBytes < 40e6 || r.TokenBytes > r.ModelBytes {
 				t.Fatalf("%v: %s", err, data)
 			}
 			for _, run := range r.Runs {
-				if killed := run.Helped && name == "harm"; run.Outcome.Lost() != killed || !run.TextSame || run.PagesLeft > 0 {
+				if killed := run.Helped && name == "harm"; run.Outcome.IsLost() != killed || !run.TextSame ||
+					run.PagesLeft > 0 {
 					t.Errorf("%+v", run)
 				}
 			}
 			left, err := fs.Glob(os.DirFS(dir), "*")
 			if err != nil || len(left) != 1 {
-				t.Errorf("files %q, %v", left, err)
+				t.Errorf("files %q, %v; want one", left, err)
 			}
 		})
 	}

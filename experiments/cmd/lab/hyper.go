@@ -1,7 +1,7 @@
 package main
 
-// This file implements "lab hyper", which measures how many key-value pairs a hypervector holds and compares with theory. See package
-// hyper.
+// This file implements "lab hyper", which measures how many key-value pairs a hypervector holds and
+// compares with theory. See package hyper.
 
 import (
 	"cmp"
@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tensorcast/fabric/hyper"
+	"tensorcast/fabric/lab/hyper"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/tabular"
@@ -30,8 +30,9 @@ func hyperCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hyper [flags]",
 		Short: "Measure how many key-value pairs a hypervector holds",
-		Long: `Hyper puts random key-value pairs into one hypervector, asks for each value by its key, and counts how often the right one is the nearest
-of all candidates. It prints a table per coding: the share found, and in parentheses what theory expects. Shares below 90 % are marked.
+		Long: `Hyper puts random key-value pairs into one hypervector, asks for each value by its key, and counts
+how often the right one is the nearest of all candidates. It prints a table per coding: the share
+found, and in parentheses what theory expects. Shares below 90 % are marked.
 
   majority         dense vectors, signs of the sum
   thresholded      dense vectors, signs of the sum beyond 0.6 standard deviations
@@ -70,7 +71,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.SortFlags = false
 	o.codings = names
 	cli.EnumsVar(cmd, &o.codings, "coding", names, "codings, several with commas")
-	f.IntSliceVar(&o.Dims, "dims", []int{1024, 2048, 4096, 8192, 16384, 32768, 65536}, "trits of a vector, multiples of 64")
+	f.IntSliceVar(&o.Dims, "dims", []int{1024, 2048, 4096, 8192, 16384, 32768, 65536},
+		"trits of a vector, multiples of 64")
 	f.IntSliceVar(&o.Items, "items", []int{8, 16, 32, 64, 128, 256, 512, 1024}, "pairs in one vector")
 	f.IntVar(&o.Candidates, "candidates", 0, "values that are known; 0 for as many as there are pairs")
 	f.IntVar(&o.Queries, "queries", 1024, "queries for each figure, on as many new vectors as needed")
@@ -83,7 +85,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 func (o *hyperOptions) measure(ctx context.Context, stdout, stderr io.Writer) error {
 	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, What: "figures"})
 	defer bar.Close()
-	rows, err := hyper.Capacity(ctx, o.CapacityConfig, func(done, total int) { bar.Update(int64(done), int64(total), "") })
+	rows, err := hyper.Capacity(ctx, o.CapacityConfig,
+		func(done, total int) { bar.Update(int64(done), int64(total), "") })
 	bar.Close()
 	if len(rows) == 0 {
 		return err
@@ -122,9 +125,11 @@ func (r *hyperReport) document(markdown bool) (d tabular.Document) {
 	return d
 }
 
-// hyperTable is the table of one coding: a row per dimension, a column per number of items and candidates. "-" marks what was not measured.
+// hyperTable is the table of one coding: a row per dimension, a column per number of items and
+// candidates. "-" marks what was not measured.
 func hyperTable(rows []hyper.CapacityRow, markdown bool) *tabular.Table {
-	var dims, columns []int // of each column, the first row
+	// columns has, for each column, the first row of it.
+	var dims, columns []int
 	for i, r := range rows {
 		if !slices.Contains(dims, r.Dim) {
 			dims = append(dims, r.Dim)

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab hyper": its flags, its errors and its output.
+
 import (
 	"bytes"
 	"context"
@@ -11,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"tensorcast/fabric/hyper"
+	"tensorcast/fabric/lab/hyper"
 )
 
 func TestHyperUsage(t *testing.T) {
@@ -31,7 +33,7 @@ func TestHyperFails(t *testing.T) {
 	small := []string{"hyper", "--coding", "majority", "--dims", "64", "--items", "2", "--queries", "1"}
 	for name, ctx := range map[string]context.Context{"none/figures.json": t.Context(), "context canceled": ended} {
 		code, stdout, stderr := lab(ctx, append(small, "--save", filepath.Join(t.TempDir(), "none/figures.json"))...)
-		// What was measured and cannot be saved is printed.
+		// If the result cannot be saved, it is printed.
 		if code != 1 || !strings.Contains(stderr, name) || (stdout != "") != (ctx.Err() == nil) {
 			t.Errorf("%s: exit %d, %q\n%s", name, code, stderr, stdout)
 		}
@@ -75,7 +77,7 @@ nested    8 of 8
 	}
 }
 
-// Rows that are missing are cells without a figure.
+// Missing rows become cells without a figure.
 func TestHyperTableWithHoles(t *testing.T) {
 	r := hyperReport{Interrupted: true, Rows: []hyper.CapacityRow{
 		{Coding: hyper.Exact, Dim: 64, Items: 16, Candidates: 16, Measured: 1, Predicted: 1},
@@ -89,7 +91,7 @@ INTERRUPTED: figures are missing.
 `
 	var b bytes.Buffer
 	if err := r.WriteText(&b); err != nil || b.String() != want {
-		t.Errorf("%v\n%s", err, &b)
+		t.Errorf("%v\n%s\nwant\n%s", err, &b, want)
 	}
 }
 
@@ -97,9 +99,11 @@ INTERRUPTED: figures are missing.
 func TestHyperInterrupted(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "figures.json")
-	code, stdout, stderr := interrupted(t, 2*time.Second, "hyper", "--dims", "64,65536", "--queries", "20000", "--items", "2,1024", "--coding", "exact", "--save", path)
-	if code != 1 || stderr != "lab hyper: interrupted by SIGINT\n" || !strings.Contains(stdout, "INTERRUPTED") || !strings.Contains(stdout, "64 trits") {
-		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+	code, stdout, stderr := interrupted(t, 2*time.Second, "hyper", "--dims", "64,65536", "--queries", "20000",
+		"--items", "2,1024", "--coding", "exact", "--save", path)
+	if code != 1 || stderr != "lab hyper: interrupted by SIGINT\n" || !strings.Contains(stdout, "INTERRUPTED") ||
+		!strings.Contains(stdout, "64 trits") {
+		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r hyperReport
 	data, err := os.ReadFile(path)
@@ -113,13 +117,15 @@ func TestHyperInterrupted(t *testing.T) {
 
 func TestHyper(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures.json")
-	args := []string{"hyper", "--coding", "exact,blocks", "--dims", "1024", "--items", "8,128", "--candidates", "64", "--queries", "256", "--seed", "7"}
-	if code, stdout, stderr := lab(t.Context(), append(args, "--save", path)...); code != 0 || strings.Count(stdout, "\n") != 5 {
-		t.Fatalf("exit %d, %q, %q", code, stdout, stderr)
+	args := []string{"hyper", "--coding", "exact,blocks", "--dims", "1024", "--items", "8,128", "--candidates",
+		"64", "--queries", "256", "--seed", "7"}
+	if code, stdout, stderr := lab(t.Context(), append(args, "--save", path)...); code != 0 ||
+		strings.Count(stdout, "\n") != 5 {
+		t.Fatalf("exit %d, %q, %q; want 0 and 5 lines", code, stdout, stderr)
 	}
 	code, again, stderr := lab(t.Context(), append(args, "--json")...)
 	if code != 0 {
-		t.Fatalf("exit %d, %q", code, stderr)
+		t.Fatalf("exit %d, %q; want 0", code, stderr)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil || string(data) != again {
@@ -129,7 +135,8 @@ func TestHyper(t *testing.T) {
 	if err := json.Unmarshal(data, &report); err != nil {
 		t.Fatal(err)
 	}
-	if len(report.Rows) != 4 || report.Interrupted || report.Seed != 7 || report.Rows[1].Coding != hyper.Exact || math.Abs(report.Rows[1].Measured-.675) > .12 {
-		t.Errorf("%+v", report)
+	if len(report.Rows) != 4 || report.Interrupted || report.Seed != 7 || report.Rows[1].Coding != hyper.Exact ||
+		math.Abs(report.Rows[1].Measured-.675) > .12 {
+		t.Errorf("%+v, want 4 rows with the seed 7", report)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
-// This file implements "lab latency", which measures how long a helper takes from a router's choice to its first read. See package latency.
+// This file implements "lab latency", which measures how long a helper takes from a router's choice
+// to its first read. See package latency.
 
 import (
 	"context"
@@ -28,13 +29,16 @@ func latencyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "latency -m moe.gguf --limit SIZE [flags] [-- target...]",
 		Short: "Measure how long a helper takes from a router's choice to its first read",
-		Long: `Latency runs a mixture of experts in a memory control group with a limit, a helper beside it, and measures with probes of
-its own how long it takes from the op that reads a router's choice first until the helper's first read is handed to the block
-layer, and until the disk's driver gets it. The target's threads, one for each processor, spin at each barrier.
+		Long: `Latency runs a mixture of experts in a memory control group with a limit, with a helper beside it.
+With probes of its own it measures the time from when the first op reads a router's choice until the
+helper's first read is handed to the block layer, and until the disk's driver gets it. The target's
+threads, one for each processor, spin at each barrier.
 
---helper is a shell command that starts with the target and gets SIGTERM when that ends; {pid} is the target's process id.
+--helper is a shell command that starts with the target and gets SIGTERM when that ends; {pid} is
+the target's process id.
 
-The target is llamarun (which is installed if it is not), or the command after --: it must print what llamarun --stream does.
+The target is llamarun (which is installed if it is not), or the command after --: it must print
+what llamarun --stream does.
 
 Needs root, and Linux 6.6 or later. Figures need a quiet machine, because the target uses all cores.
 
@@ -54,7 +58,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f := cmd.Flags()
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk")
 	cli.SizeVar(f, &o.Limit, "limit", "the limit as a `size`: 600MB")
-	f.StringVar(&o.Helper, "helper", "", "the helper, a shell `command` (default prefetchd --wait --always --pid {pid})")
+	f.StringVar(&o.Helper, "helper", "",
+		"the helper, a shell `command` (default prefetchd --wait --always --pid {pid})")
 	f.IntVar(&o.Skip, "skip", 16, "tokens after which it is measured")
 	addDriver(f, &o.driver, "tokens to generate")
 	f.Lookup("tokens").DefValue = "128"
@@ -72,14 +77,15 @@ func (o *latencyOptions) complete() error {
 	case o.Limit <= 0:
 		return errors.New("give the limit: --limit SIZE")
 	}
-	if err := check(bound{"tokens", o.driver.Tokens, 2}, bound{"threads", o.driver.Threads, 1}, bound{"skip", o.Skip, 1}); err != nil {
+	if err := check(bound{"tokens", o.driver.Tokens, 2}, bound{"threads", o.driver.Threads, 1},
+		bound{"skip", o.Skip, 1}); err != nil {
 		return err
 	}
 	if len(o.Target) == 0 && o.Skip >= o.driver.Tokens-1 {
 		return errors.New("--skip leaves no token to measure: raise --tokens")
 	}
 	if o.Helper == "" {
-		o.Helper = proc.Quote(beside("prefetchd")) + " --wait --always --pid {pid}"
+		o.Helper = proc.Quote(siblingCommand("prefetchd")) + " --wait --always --pid {pid}"
 	}
 	return nil
 }

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab latency": its flags, its errors and its output.
+
 import "testing"
 
 func TestLatencyUsage(t *testing.T) {

@@ -1,9 +1,10 @@
-// Command lab holds the project's instruments as subcommands: those that measure tracer and prefetchd on a real llama.cpp, those that
-// measure the emulated device, and those that make models and fetch the llama.cpp for the others.
+// Command lab holds the project's instruments as subcommands: those that measure tracer and
+// prefetchd on a real llama.cpp, those that measure the emulated device, and those that make models
+// and fetch the llama.cpp for the others.
 package main
 
-// This file defines the root command. Each subcommand is in a file of its own; what they measure is implemented in the packages below
-// experiments and fabric.
+// This file defines the root command. Each subcommand is in a file of its own; what they measure is
+// implemented in the packages below experiments and fabric.
 
 import (
 	"github.com/spf13/cobra"
@@ -20,8 +21,9 @@ func command() *cobra.Command {
 		Short: "Measure tracer, prefetchd and the emulated device",
 		Long: `Lab holds the project's instruments, each a command of its own with --help.
 
-An instrument that is interrupted (SIGINT, SIGTERM, SIGHUP) ends the processes that it started and prints and writes the report of what it has
-measured so far, which then says that it was interrupted (in JSON: "interrupted": true). A second signal ends it at once.
+An instrument that is interrupted (SIGINT, SIGTERM, SIGHUP) ends the processes that it started and
+prints and writes the report of what it has measured so far, which then says that it was interrupted
+(in JSON: "interrupted": true). A second signal ends it at once.
 
 Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		Example: `  lab getllama --link .llama
@@ -38,8 +40,11 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		group string
 		*cobra.Command
 	}{
-		{target, pressureCommand()}, {target, firstTokenCommand()}, {target, overheadCommand()}, {target, accountingCommand()}, {target, harmCommand()}, {target, soakCommand()}, {target, latencyCommand()}, {target, serverloadCommand()}, {target, divergenceCommand()},
-		{device, attentionCommand()}, {device, hyperCommand()}, {device, rooflineCommand()}, {device, fabricplanCommand()}, {device, fabricCommand()},
+		{target, pressureCommand()}, {target, firstTokenCommand()}, {target, overheadCommand()},
+		{target, accountingCommand()}, {target, harmCommand()}, {target, soakCommand()}, {target, latencyCommand()},
+		{target, serverloadCommand()}, {target, divergenceCommand()},
+		{device, attentionCommand()}, {device, hyperCommand()}, {device, rooflineCommand()},
+		{device, fabricplanCommand()}, {device, fabricCommand()},
 		{material, synthCommand()}, {material, getllamaCommand()},
 	} {
 		c.GroupID = c.group

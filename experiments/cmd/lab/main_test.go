@@ -17,7 +17,8 @@ import (
 	"tensorcast/internal/cli"
 )
 
-// When this variable is set the test binary is the command: for tests of signals, and of what starts lab again.
+// When the variable asCommand is set, the test binary is the command: for tests of signals, and of
+// commands that start lab again.
 const asCommand = "TENSORCAST_LAB_TEST"
 
 func TestMain(m *testing.M) {
@@ -44,12 +45,13 @@ func labProcess(t *testing.T, args ...string) (cmd *exec.Cmd, stdout, stderr *by
 	return cmd, stdout, stderr
 }
 
-// interrupted runs the command as a script's background job, for which shells ignore SIGINT, interrupts it after a while, and returns what
-// became of it.
+// interrupted runs the command as a script's background job, for which shells ignore SIGINT. It
+// interrupts the command after a while, and returns how it ended.
 func interrupted(t *testing.T, after time.Duration, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var errs bytes.Buffer
-	shell := exec.CommandContext(t.Context(), "/bin/sh", append([]string{"-c", `"$0" "$@" & echo $!; wait $!`, os.Args[0]}, args...)...)
+	shell := exec.CommandContext(t.Context(), "/bin/sh",
+		append([]string{"-c", `"$0" "$@" & echo $!; wait $!`, os.Args[0]}, args...)...)
 	shell.Env = append(os.Environ(), asCommand+"=1")
 	shell.Stderr = &errs
 	pipe, err := shell.StdoutPipe()
@@ -92,15 +94,17 @@ func exitCode(t *testing.T, err error) int {
 // usageTest is a command line that is refused.
 type usageTest struct {
 	args []string
-	want string // in the one line that is said
+	want string // part of the one line on stderr
 }
 
-// testUsage checks that a subcommand refuses each command line with exit code 2 and one line that names the command and where help is.
+// testUsage checks that a subcommand refuses each command line with exit code 2 and one line that
+// names the command and where help is.
 func testUsage(t *testing.T, name string, tests []usageTest) {
 	t.Helper()
 	for _, test := range append(tests, usageTest{[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"}) {
 		code, stdout, stderr := lab(t.Context(), append([]string{name}, test.args...)...)
-		if code != cli.BadUsage || stdout != "" || !strings.HasPrefix(stderr, "lab "+name) || !strings.HasSuffix(stderr, " --help)\n") ||
+		if code != cli.BadUsage || stdout != "" || !strings.HasPrefix(stderr, "lab "+name) ||
+			!strings.HasSuffix(stderr, " --help)\n") ||
 			!strings.Contains(stderr, test.want) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%s %q: exit %d, %q, want one line with %q", name, test.args, code, stderr, test.want)
 		}
@@ -110,8 +114,11 @@ func testUsage(t *testing.T, name string, tests []usageTest) {
 func TestHelp(t *testing.T) {
 	_, stdout, _ := lab(t.Context(), "--help")
 	for name, flag := range map[string]string{
-		"pressure": "--variant NAME", "firsttoken": "--start", "harm": "--scenes", "soak": "--minutes", "overhead": "--observer NAME=COMMAND", "accounting": "--rate", "serverload": "--clients", "divergence": "--candidate",
-		"attention": "--tolerance", "hyper": "--coding", "fabricplan": "--profile accurate|balanced|fast", "synth": "--type F32|F16|Q8_0|Q4_0|Q4_K", "getllama": "--link PATH",
+		"pressure": "--variant NAME", "firsttoken": "--start", "harm": "--scenes", "soak": "--minutes",
+		"overhead": "--observer NAME=COMMAND", "accounting": "--rate", "serverload": "--clients",
+		"divergence": "--candidate",
+		"attention":  "--tolerance", "hyper": "--coding", "fabricplan": "--profile accurate|balanced|fast",
+		"synth": "--type F32|F16|Q8_0|Q4_0|Q4_K", "getllama": "--link PATH",
 	} {
 		if !strings.Contains(stdout, "\n  "+name+" ") {
 			t.Errorf("lab --help does not name %s:\n%s", name, stdout)
@@ -123,15 +130,17 @@ func TestHelp(t *testing.T) {
 			}
 		}
 	}
-	if code, stdout, _ := lab(t.Context(), "overhead", "trap", "--help"); code != 0 || !strings.Contains(stdout, "sudo lab overhead trap --pid") {
-		t.Errorf("exit %d, %s", code, stdout)
+	if code, stdout, _ := lab(t.Context(), "overhead", "trap", "--help"); code != 0 ||
+		!strings.Contains(stdout, "sudo lab overhead trap --pid") {
+		t.Errorf("exit %d, %s; want 0 and the help of trap", code, stdout)
 	}
 }
 
 func TestNoCommand(t *testing.T) {
 	for _, args := range [][]string{{}, {"presure"}, {"--no-such-flag"}} {
-		if code, stdout, stderr := lab(t.Context(), args...); code != cli.BadUsage || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "(see lab --help)") {
-			t.Errorf("%q: exit %d, %q", args, code, stderr)
+		if code, stdout, stderr := lab(t.Context(), args...); code != cli.BadUsage || stdout != "" ||
+			strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "(see lab --help)") {
+			t.Errorf("%q: exit %d, %q; want wrong usage and one line", args, code, stderr)
 		}
 	}
 }
@@ -143,8 +152,9 @@ func TestCompletion(t *testing.T) {
 		"majority\nthresholded\n":    {"hyper", "--coding", ""},
 		"none\nop\ngraph\n":          {"overhead", "--observer", ""},
 	} {
-		if code, stdout, _ := lab(t.Context(), append([]string{"__complete"}, args...)...); code != 0 || !strings.HasPrefix(stdout, want) {
-			t.Errorf("%q: exit %d, %q", args, code, stdout)
+		if code, stdout, _ := lab(t.Context(), append([]string{"__complete"}, args...)...); code != 0 ||
+			!strings.HasPrefix(stdout, want) {
+			t.Errorf("%q: exit %d, %q; want %q", args, code, stdout, want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
-// This file implements the commands that "lab pressure" starts in the control groups of its runs: "lab load" and "lab pin".
+// This file implements the commands that "lab pressure" starts in the control groups of its runs:
+// "lab load" and "lab pin".
 
 import (
 	"errors"
@@ -18,7 +19,8 @@ func loadCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "load pages|folios FILE",
 		Short: "Load a file into the page cache, in single pages or large folios",
-		Long: `Load reads a file into the page cache, charged to its own memory control group, and prints as JSON what that consists of now.
+		Long: `Load reads a file into the page cache, charged to its own memory control group, and prints as JSON
+what that consists of now.
 
 Exit codes: 0 loaded, or the kernel makes no large folios; 1 failed; 2 wrong usage.`,
 		Example: "  lab load folios model.gguf",
@@ -37,8 +39,9 @@ Exit codes: 0 loaded, or the kernel makes no large folios; 1 failed; 2 wrong usa
 	}
 }
 
-// defaultLeave is what a static pin leaves of the room. It holds what streams past (a miss reads up to 16 MiB around it where the readahead is 8
-// MiB, and llama.cpp's advice doubles that) and this process (some 10 MiB).
+// defaultLeave is what a static pin leaves of the room, in bytes. It holds what streams past and
+// this process (some 10 MiB). A miss reads up to 16 MiB around itself: the readahead is up to 8
+// MiB, and llama.cpp's advice doubles it. The help of lab pressure names this value.
 const defaultLeave = 48 << 20 // named in the help of lab pressure
 
 func pinCommand() *cobra.Command {
@@ -47,12 +50,14 @@ func pinCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pin --pid PID --room SIZE [--leave SIZE] FILE",
 		Short: "Lock the first bytes of a file while a process runs: the static baseline",
-		Long: `Pin locks the first bytes of a file in memory, as many as there is room for, until the process ends. It does nothing else.
+		Long: `Pin locks the first bytes of a file in memory, as many as there is room for, until the process ends.
+It does nothing else.
 
 Exit codes: 0 the process has ended, or a signal came; 1 failed; 2 wrong usage.`,
-		Example: `  sudo lab pressure -m model.gguf --x 0.7 --variant plain --variant 'static=lab pin --pid {pid} --room {room} --leave 100MB {model}'`,
-		Hidden:  true,
-		Args:    cobra.ExactArgs(1),
+		Example: `  sudo lab pressure -m model.gguf --x 0.7 --variant plain \
+      --variant 'static=lab pin --pid {pid} --room {room} --leave 100MB {model}'`,
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case pid <= 0:
@@ -60,7 +65,7 @@ Exit codes: 0 the process has ended, or a signal came; 1 failed; 2 wrong usage.`
 			case room == 0:
 				return cli.Usage(errors.New("no room: give --room SIZE"))
 			}
-			// The end of the context is how it is told to end.
+			// The process is told to end by the end of the context.
 			return pressure.Pin(cmd.Context(), args[0], room-leave, pid, func(n int64) {
 				fmt.Fprintf(cmd.OutOrStdout(), "locked the first %s of %s\n", humanize.IBytes(uint64(n)), args[0])
 			})

@@ -34,13 +34,15 @@ func overheadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "overhead -m model.gguf [flags] [-- target...]",
 		Short: "Measure what observing a llama.cpp costs it",
-		Long: `Overhead runs a llama.cpp that generates the same text over and over, attaches observers to it in turn and detaches them, and
-compares each observed generation with its plain neighbour: plain, observed, observed, plain. It reports tokens per second, the share
-that is lost (Hodges-Lehmann estimate of the pairs' ratios, with its 95 % interval), and that of an observer that does nothing.
+		Long: `Overhead runs a llama.cpp that generates the same text over and over, attaches observers to it in
+turn and detaches them, and compares each observed generation with its plain neighbour: plain,
+observed, observed, plain. It reports tokens per second, the share that is lost (Hodges-Lehmann
+estimate of the pairs' ratios, with its 95 % interval), and that of an observer that does nothing.
 
---observer NAME=COMMAND: a shell command that observes until SIGINT. In it, {pid} is the target's process id, {ggml} the file with
-ggml's CPU code, {out} a fresh directory. With --whole every generation has a process of its own, and {target} may stand for
-the command that the observer starts. These names need no command:
+--observer NAME=COMMAND: a shell command that observes until SIGINT. In it, {pid} is the target's
+process id, {ggml} the file with ggml's CPU code, {out} a fresh directory. With --whole every
+generation has a process of its own, and {target} may stand for the command that the observer
+starts. These names need no command:
 
   none           no observer: the control
   op             tracer --detail op
@@ -50,7 +52,8 @@ the command that the observer starts. These names need no command:
   bpftrace       bpftrace, counting the hits of the function that tracer probes
   bpftrace-ops   bpftrace, counting the hits of each op's function (ggml_compute_forward_*)
 
-The target is llamarun (which is installed if it is not), or the command after --: it must print what llamarun --stream does, without end.
+The target is llamarun (which is installed if it is not), or the command after --: it must print
+what llamarun --stream does, without end.
 
 Needs root. Figures need a quiet machine, because the target uses all cores.
 
@@ -70,15 +73,18 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.StringVarP(&o.driver.Model, "model", "m", "", "the model, a GGUF `file`")
-	f.StringArrayVar(&o.observers, "observer", nil, "an observer, `NAME=COMMAND` or a name from above; give it several times (default all of those)")
+	f.StringArrayVar(&o.observers, "observer", nil,
+		"an observer, `NAME=COMMAND` or a name from above; give it several times (default all of those)")
 	f.IntVar(&o.Pairs, "pairs", 20, "pairs of each observer; an even number")
 	addDriver(f, &o.driver, "tokens of a generation; a segment should take a second")
-	f.DurationVar(&o.Settle, "settle", 500*time.Millisecond, "how long an observer's probes must be unchanged to count as attached")
+	f.DurationVar(&o.Settle, "settle", 500*time.Millisecond,
+		"how long an observer's probes must be unchanged to count as attached")
 	f.BoolVar(&o.Whole, "whole", false, "a process of its own for each generation")
 	o.add(f, "all pairs", "table")
 	cmd.AddCommand(trapCommand())
 	// The error is impossible: the flag exists.
-	_ = cmd.RegisterFlagCompletionFunc("observer", cobra.FixedCompletions(observers, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("observer",
+		cobra.FixedCompletions(observers, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -88,8 +94,9 @@ func trapCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trap --pid N FILE",
 		Short: "Set a program that returns at once where tracer observes ops, until SIGINT",
-		Long: `Trap sets a program that returns at once on the function that tracer observes for ops, in FILE, which holds ggml's CPU code, for one
-process, until SIGINT. What the process loses is the kernel's cost of the hits: no tracer that probes each op can cost less.`,
+		Long: `Trap sets a program that returns at once on the function that tracer observes for ops, in FILE,
+which holds ggml's CPU code, for one process, until SIGINT. What the process loses is the kernel's
+cost of the hits: no tracer that probes each op can cost less.`,
 		Example: `  sudo lab overhead trap --pid $(pidof llama-cli) libggml-cpu-haswell.so`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -106,13 +113,14 @@ process, until SIGINT. What the process loses is the kernel's cost of the hits: 
 // observers are the names of the predefined observers, in the order of the help.
 var observers = []string{"none", "op", "graph", "op+io", "trap", "bpftrace", "bpftrace-ops"}
 
-// commandOf returns the command of a predefined observer. It uses the tracer next to this program, else the one in PATH.
+// commandOf returns the command of a predefined observer. It uses the tracer next to this program,
+// else the one in PATH.
 func commandOf(name string) (string, bool) {
 	switch name {
 	case "none":
 		return "", true
 	case "op", "graph", "op+io":
-		return beside("tracer") + " --pid {pid} --detail " + name + " -o {out}/capture", true
+		return siblingCommand("tracer") + " --pid {pid} --detail " + name + " -o {out}/capture", true
 	case "trap":
 		this, err := os.Executable()
 		if err != nil {
@@ -132,7 +140,8 @@ func (o *overheadOptions) complete() error {
 	if o.driver.Model == "" && len(o.Target) == 0 {
 		return errors.New("no model: give -m model.gguf")
 	}
-	if err := check(bound{"pairs", o.Pairs, overhead.LeastPairs}, bound{"tokens", o.driver.Tokens, 1}, bound{"threads", o.driver.Threads, 1}); err != nil {
+	if err := check(bound{"pairs", o.Pairs, overhead.LeastPairs}, bound{"tokens", o.driver.Tokens, 1},
+		bound{"threads", o.driver.Threads, 1}); err != nil {
 		return err
 	}
 	if o.Pairs%2 == 1 {
@@ -155,7 +164,8 @@ func (o *overheadOptions) complete() error {
 		if !given {
 			var known bool
 			if spec.Command, known = commandOf(spec.Name); !known {
-				return fmt.Errorf("--observer %s: give its command, as in '%s=tracer --pid {pid}', or one of %s", text, text, strings.Join(observers, ", "))
+				return fmt.Errorf("--observer %s: give its command, as in '%s=tracer --pid {pid}', or one of %s",
+					text, text, strings.Join(observers, ", "))
 			}
 		}
 		if strings.Contains(spec.Command, "{target}") && !o.Whole {

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab overhead": its flags, its errors and its output.
+
 import (
 	"encoding/json"
 	"errors"
@@ -42,7 +44,7 @@ func TestOverheadFails(t *testing.T) {
 		want = "needs root"
 	}
 	if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line with %q", code, stderr, want)
 	}
 }
 
@@ -52,21 +54,28 @@ func TestOverheadObservers(t *testing.T) {
 	if err := o.complete(); err != nil {
 		t.Fatal(err)
 	}
-	if got := o.Observers; got[0].Command != "" || !strings.Contains(got[1].Command, "tracer --pid {pid} --detail op") || !strings.HasSuffix(got[2].Command, " overhead trap --pid {pid} {ggml}") || got[3] != (overhead.Observer{Name: "mine", Command: "strace -p {pid} -o x=y"}) {
+	if got := o.Observers; got[0].Command != "" ||
+		!strings.Contains(got[1].Command, "tracer --pid {pid} --detail op") ||
+		!strings.HasSuffix(got[2].Command, " overhead trap --pid {pid} {ggml}") ||
+		got[3] != (overhead.Observer{Name: "mine", Command: "strace -p {pid} -o x=y"}) {
 		t.Errorf("%+v", got)
 	}
 }
 
-// The trap is this command once more, on a real llama.cpp, and an interrupted series prints and writes what it has.
+// The trap is this command once more, on a real llama.cpp. An interrupted series prints and writes
+// what it has.
 func TestOverheadInterrupted(t *testing.T) {
 	testenv.NeedRoot(t)
 	t.Parallel()
 	llamatest.ForTest(t)
-	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
+	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0,
+		Seed: 1})
 	path := filepath.Join(t.TempDir(), "pairs.json")
-	code, stdout, stderr := interrupted(t, 10*time.Second, "overhead", "-m", model, "-n", "16", "-t", "1", "--pairs", "10000", "--settle", "100ms", "--observer", "none", "--observer", "trap", "--save", path)
-	if code != 1 || stderr != "lab overhead: interrupted by SIGINT\n" || !strings.Contains(stdout, "INTERRUPTED after") {
-		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+	code, stdout, stderr := interrupted(t, 10*time.Second, "overhead", "-m", model, "-n", "16", "-t", "1",
+		"--pairs", "10000", "--settle", "100ms", "--observer", "none", "--observer", "trap", "--save", path)
+	if code != 1 || stderr != "lab overhead: interrupted by SIGINT\n" ||
+		!strings.Contains(stdout, "INTERRUPTED after") {
+		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r overhead.Report
 	data, err := os.ReadFile(path)
@@ -74,7 +83,7 @@ func TestOverheadInterrupted(t *testing.T) {
 		err = json.Unmarshal(data, &r)
 	}
 	if err != nil || !r.Interrupted || len(r.Rows) != 2 {
-		t.Fatalf("%v: %s", err, data)
+		t.Fatalf("%v: %s, want 2 rows and that it was interrupted", err, data)
 	}
 	for _, row := range r.Rows {
 		if row.Error != "" || len(row.Pairs) == 0 || row.Plain <= 0 || (row.Probes > 0) != (row.Name == "trap") {

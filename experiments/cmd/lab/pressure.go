@@ -1,6 +1,7 @@
 package main
 
-// This file implements "lab pressure", which runs llama.cpp under a memory limit, with and without a helper. See package pressure.
+// This file implements "lab pressure", which runs llama.cpp under a memory limit, with and without
+// a helper. See package pressure.
 
 import (
 	"cmp"
@@ -9,12 +10,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
-	"os"
-	"slices"
 	"strings"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"tensorcast/experiments/llama"
@@ -24,7 +21,6 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/outfile"
-	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 	"tensorcast/trace"
 )
@@ -46,7 +42,7 @@ type pressureOptions struct {
 	bytes     string // a figure
 }
 
-// traceTokens is how many tokens are traced: enough to see whether they read the same.
+// traceTokens is how many tokens are traced. They suffice to see whether all tokens read the same.
 const traceTokens = 3
 
 // staticName is the variant that needs no helper to be given.
@@ -57,61 +53,76 @@ func pressureCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pressure -m model.gguf (--x SHARES | --experts SHARES | --limit SIZE) [flags] [-- target...]",
 		Short: "Measure llama.cpp under a memory limit, with and without a helper",
-		Long: `Pressure runs a llama.cpp in a fresh memory control group with a limit, its model dropped from the page cache,
-and reports its speed, what it read per token, and how that compares to the best that any strategy could reach.
-Variants (with a helper, with other flags) take turns, A B B A. The limit counts the helper's memory too.
-Several shares and readaheads make a series over all combinations, one after the other.
+		Long: `Pressure runs a llama.cpp in a fresh memory control group with a limit, its model dropped from the
+page cache. It reports the speed, what was read per token, and how that compares to the best that any
+strategy could reach. Variants (with a helper, with other flags) take turns, A B B A. The limit counts
+the helper's memory too. Several shares and readaheads make a series over all combinations, one after
+the other.
 
---x is the share of the weights that fits into memory: limit = x * M + the target's own memory, where M (the weights that a token reads)
-and the target's own memory are measured first, without a limit. So are the time to compute a token and the text.
---experts is the share of all experts' bytes that fits into memory, of a mixture of experts, beside the trunk (what every token reads besides
-experts) and the target's own memory. At 1.2 all fits.
+--x is the share of the weights that fits into memory: limit = x * M + the target's own memory. M (the
+weights that a token reads) and the target's own memory are measured first, without a limit. So are the
+time to compute a token and the text.
+--experts is for a mixture of experts. It is the share of all experts' bytes that fits into memory beside
+the trunk (what every token reads besides experts) and the target's own memory. At 1.2 all fits.
 
-The bound is min(1/T_compute, bandwidth / missing bytes). For a mixture of experts, a traced run without a limit tells which experts are chosen.
-Missing is then what must be read, with so much memory, even by whom knows all choices in advance (Belady's rule); told beside it is what the best policy
-needs that does not ("causal"). Stall is a token's time beyond T_compute, whatever helper there is. What a helper read for chosen experts (demand), and
-before the choice (speculative), and the speed that it expects of its plan, are known only if it tells: as prefetchd does with --json. Without a
-helper all that is read is demand.
+The bound is min(1/T_compute, bandwidth / missing bytes). For a mixture of experts, a traced run without
+a limit tells which experts are chosen. The missing bytes are then those that must be read, with so much
+memory, even if all choices are known in advance (Belady's rule). Beside it the report says what the best
+policy needs that does not know the future ("causal"). Stall is a token's time beyond T_compute, whatever
+helper there is. Some numbers are known only if the helper tells them, as prefetchd does with --json:
+what it read for experts that had been chosen (demand), what it read before the choice (speculative), and
+the speed that it expects of its plan. Without a helper all that is read is demand.
 
-T_compute is measured with all of the model in memory, before and after the runs: in single pages, and in large folios (2 MiB)
-where the file system has them. The lesser counts.
-The disk's bandwidth is read past the page cache (O_DIRECT): once on a grid of request sizes (128 KiB to 8 MiB) and depths (1 to 32), 0.3 s each,
-6 s in all, then the three best of them, 1 s in all, before, in the middle of and after the runs of each combination. The median of these decides.
+T_compute is measured with all of the model in memory, before and after the runs: in single pages, and in
+large folios (2 MiB) where the file system has them. The lesser counts.
+The disk's bandwidth is read past the page cache (O_DIRECT): once on a grid of request sizes (128 KiB to
+8 MiB) and depths (1 to 32), 0.3 s each, 6 s in all. The three best of them are read again, 1 s in all,
+before, in the middle of and after the runs of each combination. The median of these decides.
 
---variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM when that ends.
-In it, {pid} is the target's process id, {model} the model's path, {limit} the limit and {room} what that leaves for the model, in bytes.
-FLAGS are more arguments for the target. A HELPER that ends in {target} starts the target itself. Baselines:
+--variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM
+when that ends. In it, {pid} is the target's process id, {model} the model's path, {limit} the limit and
+{room} what that leaves for the model, in bytes. FLAGS are more arguments for the target. A HELPER that
+ends in {target} starts the target itself. Baselines:
   plain                                     nothing
-  static                                    locks the first bytes of the model, and nothing else, as vmtouch -l would: all that is left for the
-                                            model but 48 MiB, through which the rest streams (another amount: see lab pin --help)
-  'mlock :: --load-mode=mmap+mlock'         another way to load (none, mmap, mlock, mmap+mlock, dio: see llamarun --help)
+  static                                    locks the first bytes of the model, and nothing else, as
+                                            vmtouch -l would: all that is left for the model but 48 MiB,
+                                            through which the rest streams (another amount: see lab pin --help)
+  'mlock :: --load-mode=mmap+mlock'         another way to load (none, mmap, mlock, mmap+mlock, dio: see
+                                            llamarun --help)
   'fast=bin/prefetchd --exec --as-root --fabric=fast -- {target}'
                                             weights with an error, in less memory: the text is another one
   'before=OLD/bin/prefetchd --pid {pid}'    another build of a helper, for instance of the previous release
 
---throttle limits how fast target and helper read from the disk (blkio.throttle of cgroup v1, io.max of v2), as a slower disk would.
+--throttle limits how fast target and helper read from the disk (blkio.throttle of cgroup v1, io.max of
+v2), as a slower disk would.
 
-The target is llamarun (which is installed if it is not), or the command after --: it must print llamarun's JSON,
-and write a byte to descriptor 3 when the prompt is decoded and after each token (llamarun --mark 3).
+The target is llamarun (which is installed if it is not), or the command after --. It must print
+llamarun's JSON, and write a byte to descriptor 3 when the prompt is decoded and after each token
+(llamarun --mark 3).
 
 Needs root: it makes control groups, drops the page cache and traces. It needs a quiet machine.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
-		Example: `  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
+		Example: `  sudo lab pressure -m model.gguf --x 0.85 \
+      --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
   sudo lab pressure -m model.gguf --limit 1GB --noise --repeat 6          # plain against plain
-  sudo lab pressure -m model.gguf --x 0.3,0.5,0.7,0.85 --readahead 128,8192 --tokens 40 --skip 8 --save runs.json --figure speed.svg \
-      --variant plain --variant static --variant 'both=bin/prefetchd --wait --pid {pid}' --variant 'old=OLD/bin/prefetchd --wait --pid {pid}'
-  sudo lab pressure -m model.gguf --x 0.85 --throttle 500MB/s --markdown --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
+  sudo lab pressure -m model.gguf --x 0.3,0.5,0.7,0.85 --readahead 128,8192 --tokens 40 --skip 8 \
+      --save runs.json --figure speed.svg --variant plain --variant static \
+      --variant 'both=bin/prefetchd --wait --pid {pid}' --variant 'old=OLD/bin/prefetchd --wait --pid {pid}'
+  sudo lab pressure -m model.gguf --x 0.85 --throttle 500MB/s --markdown \
+      --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
   lab pressure --from runs.json --skip 12 --figure speed.pdf --parquet runs.parquet          # what was measured, again
-  # A mixture of experts with trained routing and the weight of a large one; then: is help ever slower?
+  # A mixture of experts with trained routing and the weight of a large one. Then: is help ever slower?
   lab synth -o big.gguf --inflate 32 tiny-moe-q8_0.gguf
-  sudo lab pressure -m big.gguf --experts 0.4 --readahead 128,8192 --tokens 100 --variant plain --variant 'live=bin/prefetchd --wait --json --pid {pid}' \
+  sudo lab pressure -m big.gguf --experts 0.4 --readahead 128,8192 --tokens 100 \
+      --variant plain --variant 'live=bin/prefetchd --wait --json --pid {pid}' \
       --save runs.json --figure-bytes bytes.svg
-  sudo lab pressure -m big.gguf --experts 0.2,0.4,0.6,0.8,1.2 --readahead 128,8192 --tokens 100 --variant plain --variant 'live=bin/prefetchd --wait --json --pid {pid}'`,
+  sudo lab pressure -m big.gguf --experts 0.2,0.4,0.6,0.8,1.2 --readahead 128,8192 --tokens 100 \
+      --variant plain --variant 'live=bin/prefetchd --wait --json --pid {pid}'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Target = args
 			if o.from != "" {
-				return o.show(cmd)
+				return o.showSaved(cmd)
 			}
 			if err := o.complete(); err != nil {
 				return cli.Usage(err)
@@ -124,153 +135,32 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk")
-	f.Float64SliceVar(&o.x, "x", nil, "the limits as `shares` of the weights that a token reads, beside the target's own memory")
+	f.Float64SliceVar(&o.x, "x", nil,
+		"the limits as `shares` of the weights that a token reads, beside the target's own memory")
 	f.Lookup("x").DefValue = "" // there is none
-	f.Float64SliceVar(&o.experts, "experts", nil, "the limits as `shares` of a mixture's experts, beside all else that a token reads and the target's own memory")
+	f.Float64SliceVar(&o.experts, "experts", nil,
+		"the limits as `shares` of a mixture's experts, beside the rest that a token reads and the target's own memory")
 	f.Lookup("experts").DefValue = ""
 	cli.SizeVar(f, &o.limit, "limit", "the limit as a `size`: 1GB, 800MiB")
-	f.StringArrayVar(&o.variants, "variant", nil, "a variant `NAME[=HELPER][ :: FLAGS]`; give it several times (default plain)")
+	f.StringArrayVar(&o.variants, "variant", nil,
+		"a variant `NAME[=HELPER][ :: FLAGS]`; give it several times (default plain)")
 	f.BoolVar(&o.noise, "noise", false, "run the first variant twice, under two names: what differs is noise")
 	f.IntVar(&o.Repeat, "repeat", 4, "runs of each variant in each combination")
 	f.IntVar(&o.Skip, "skip", 8, "tokens that are the start-up; the steady state after them is reported apart")
-	f.IntSliceVar(&o.readahead, "readahead", nil, "the disk's readaheads in `KiB`; restored afterwards (default: as it is)")
-	f.StringVar(&o.throttle, "throttle", "", "the `rate` at which the runs may read from the disk: 500MB/s (default: as fast as it is)")
+	f.IntSliceVar(&o.readahead, "readahead", nil,
+		"the disk's readaheads in `KiB`; restored afterwards (default: as it is)")
+	f.StringVar(&o.throttle, "throttle", "",
+		"the `rate` at which the runs may read from the disk: 500MB/s (default: as fast as it is)")
 	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, "all runs", "table")
 	f.StringVar(&o.parquet, "parquet", "", "also write the runs to this `file` as a Parquet table, a row for each")
-	f.StringVar(&o.figure, "figure", "", "also draw tok/s against x, with the bound above, to this `file`: "+strings.Join(chart.Formats, ", "))
+	f.StringVar(&o.figure, "figure", "",
+		"also draw tok/s against x, with the bound above, to this `file`: "+strings.Join(chart.Formats, ", "))
 	f.StringVar(&o.bytes, "figure-bytes", "", "also draw what is read for each generated token to this `file`")
 	f.StringVar(&o.from, "from", "", "measure nothing: show what --save wrote to this `file`")
 
 	return cmd
-}
-
-// complete checks the flags and derives the configuration from them.
-func (o *pressureOptions) complete() (err error) {
-	if o.Model == "" {
-		return errors.New("no model: give -m model.gguf")
-	}
-	given := 0
-	for _, is := range []bool{len(o.x) != 0, len(o.experts) != 0, o.limit != 0} {
-		if is {
-			given++
-		}
-	}
-	if given != 1 {
-		return errors.New("give the limit: --x SHARE, --experts SHARE or --limit SIZE")
-	}
-	for flag, shares := range map[string][]float64{"x": o.x, "experts": o.experts} {
-		for _, share := range shares {
-			if !(share > 0) || math.IsInf(share, 0) {
-				return fmt.Errorf("--%s %v: want positive numbers", flag, share)
-			}
-		}
-	}
-	if len(o.experts) != 0 && o.Weights != 0 {
-		return errors.New("--weights: with --experts the weights are traced")
-	}
-	if err := check(bound{"repeat", o.Repeat, 1}, bound{"tokens", o.driver.Tokens, 1}, bound{"threads", o.driver.Threads, 1}, bound{"skip", o.Skip, 0}); err != nil {
-		return err
-	}
-	for _, kib := range o.readahead {
-		if kib < 1 {
-			return fmt.Errorf("--readahead %d: want 1 or more", kib)
-		}
-	}
-	o.Settings = o.settings()
-	for i, set := range o.Settings {
-		if slices.Contains(o.Settings[:i], set) {
-			return errors.New("--x, --experts or --readahead: a value is given twice")
-		}
-	}
-	if o.throttle != "" {
-		rate, err := humanize.ParseBytes(strings.TrimSuffix(o.throttle, "/s"))
-		if err != nil || rate == 0 || rate > math.MaxInt64 {
-			return fmt.Errorf("--throttle %q: want a rate such as 500MB/s", o.throttle)
-		}
-		o.Throttle = int64(rate)
-	}
-	if err := o.checkOutputs(); err != nil {
-		return err
-	}
-	if len(o.variants) == 0 {
-		o.variants = []string{"plain"}
-	}
-	seen := map[string]bool{}
-	for _, text := range o.variants {
-		v := parseVariant(text)
-		if v.Name == "" || seen[v.Name] {
-			return fmt.Errorf("--variant %q: want a name of its own, as in plain or 'both=prefetchd --wait --pid {pid}'", text)
-		}
-		seen[v.Name] = true
-		if v.Name == staticName && v.Helper == "" {
-			v.Helper = proc.Quote(self()) + " pin --pid {pid} --room {room} {model}"
-		}
-		o.Variants = append(o.Variants, v)
-	}
-	if o.noise {
-		again := o.Variants[0]
-		if again.Name += " again"; seen[again.Name] {
-			return fmt.Errorf("--variant %q: --noise takes that name", again.Name)
-		}
-		o.Variants = append(o.Variants, again)
-	}
-	return nil
-}
-
-// settings are all combinations of limits and readaheads.
-func (o *pressureOptions) settings() []pressure.Setting {
-	var limits []pressure.Setting
-	if o.limit != 0 {
-		limits = append(limits, pressure.Setting{Limit: o.limit})
-	}
-	for _, x := range o.x {
-		limits = append(limits, pressure.Setting{X: x})
-	}
-	for _, share := range o.experts {
-		limits = append(limits, pressure.Setting{Experts: share})
-	}
-	if len(o.readahead) == 0 {
-		return limits
-	}
-	var all []pressure.Setting
-	for _, kib := range o.readahead {
-		for _, set := range limits {
-			set.Readahead = kib
-			all = append(all, set)
-		}
-	}
-	return all
-}
-
-// checkOutputs finds out before hours of measuring whether the figures can be drawn.
-func (o *pressureOptions) checkOutputs() error {
-	for flag, file := range map[string]string{"figure": o.figure, "figure-bytes": o.bytes} {
-		if file != "" && !slices.Contains(chart.Formats, chart.FormatOf(file)) {
-			return fmt.Errorf("--%s %q: want a name that ends in one of .%s", flag, file, strings.Join(chart.Formats, ", ."))
-		}
-	}
-	return nil
-}
-
-// self is how this program is called.
-func self() string {
-	if path, err := os.Executable(); err == nil {
-		return path
-	}
-	return "lab"
-}
-
-// parseVariant parses NAME[=HELPER][ :: FLAGS], where a helper that ends in {target} is a launcher.
-func parseVariant(text string) pressure.Variant {
-	text, flags, _ := strings.Cut(text, " :: ")
-	name, helper, _ := strings.Cut(text, "=")
-	v := pressure.Variant{Name: strings.TrimSpace(name), Helper: strings.TrimSpace(helper), Flags: strings.TrimSpace(flags)}
-	if launcher, ok := strings.CutSuffix(v.Helper, "{target}"); ok {
-		v.Helper, v.Launcher = "", strings.TrimSpace(launcher)
-	}
-	return v
 }
 
 func (o *pressureOptions) measure(ctx context.Context, stdout, stderr io.Writer) error {
@@ -288,7 +178,7 @@ func (o *pressureOptions) measure(ctx context.Context, stdout, stderr io.Writer)
 		d.Tokens = traceTokens
 		o.Trace = in.Command(ctx, d).Args
 	}
-	o.Load = []string{self(), "load"}
+	o.Load = []string{ownPath(), "load"}
 	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, Width: 40})
 	defer bar.Close()
 	o.Log = slog.New(slog.NewTextHandler(bar, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -307,9 +197,10 @@ func (o *pressureOptions) measure(ctx context.Context, stdout, stderr io.Writer)
 // maxSaved bounds the file of --from. A run of 1000 tokens takes some 40 KB.
 const maxSaved = 1 << 30
 
-// show writes what an earlier series measured.
-func (o *pressureOptions) show(cmd *cobra.Command) error {
-	for _, flag := range []string{"model", "x", "experts", "limit", "variant", "noise", "repeat", "readahead", "throttle", "weights", "tokens", "threads", "prompt"} {
+// showSaved writes what an earlier series measured.
+func (o *pressureOptions) showSaved(cmd *cobra.Command) error {
+	for _, flag := range []string{"model", "x", "experts", "limit", "variant", "noise", "repeat", "readahead",
+		"throttle", "weights", "tokens", "threads", "prompt"} {
 		if cmd.Flags().Changed(flag) {
 			return cli.Usagef("--%s: with --from nothing is measured", flag)
 		}
@@ -334,18 +225,22 @@ func (o *pressureOptions) show(cmd *cobra.Command) error {
 	return o.write(cmd.OutOrStdout(), r)
 }
 
-// write writes the report to all that the flags name. What was measured is not lost if one of them fails: the others are written all the same.
-// The error is the first one; the others mostly have the same reason.
+// write writes the report to all outputs that the flags name. If one of them fails the others are
+// written nevertheless, so that no measurement is lost. The error is the first one; the others
+// mostly have the same reason.
 func (o *pressureOptions) write(stdout io.Writer, r *pressure.Report) error {
 	err := o.print(stdout, r)
 	if o.parquet != "" {
-		err = cmp.Or(err, outfile.Write(o.parquet, func(w io.Writer) error { return trace.WriteParquet(w, r.Columns()) }))
+		err = cmp.Or(err, outfile.Write(o.parquet,
+			func(w io.Writer) error { return trace.WriteParquet(w, r.Columns()) }))
 	}
 	if o.figure != "" {
-		err = cmp.Or(err, outfile.Write(o.figure, func(w io.Writer) error { return r.WriteFigure(w, chart.FormatOf(o.figure)) }))
+		err = cmp.Or(err, outfile.Write(o.figure,
+			func(w io.Writer) error { return r.WriteFigure(w, chart.FormatOf(o.figure)) }))
 	}
 	if o.bytes != "" {
-		err = cmp.Or(err, outfile.Write(o.bytes, func(w io.Writer) error { return r.WriteBytesFigure(w, chart.FormatOf(o.bytes)) }))
+		err = cmp.Or(err, outfile.Write(o.bytes,
+			func(w io.Writer) error { return r.WriteBytesFigure(w, chart.FormatOf(o.bytes)) }))
 	}
 	return err
 }

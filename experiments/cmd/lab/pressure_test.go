@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab pressure" and the commands that it starts, "lab load" and "lab pin".
+
 import (
 	"bytes"
 	"encoding/json"
@@ -55,13 +57,14 @@ func TestPressureUsage(t *testing.T) {
 }
 
 func TestPressureFails(t *testing.T) {
-	code, _, stderr := lab(t.Context(), "pressure", "-m", filepath.Join(t.TempDir(), "none.gguf"), "--x", "0.5", "--", "true")
+	code, _, stderr := lab(t.Context(), "pressure", "-m", filepath.Join(t.TempDir(), "none.gguf"), "--x", "0.5",
+		"--", "true")
 	want := "no such file"
 	if os.Geteuid() != 0 {
 		want = "needs root"
 	}
 	if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line with %q", code, stderr, want)
 	}
 }
 
@@ -89,8 +92,11 @@ func TestPressureSettings(t *testing.T) {
 	}{
 		{pressureOptions{x: []float64{0.5, 0.7}}, []pressure.Setting{{X: 0.5}, {X: 0.7}}},
 		{pressureOptions{limit: limit}, []pressure.Setting{{Limit: limit}}},
-		{pressureOptions{x: []float64{0.5, 0.7}, readahead: []int{8192, 128}}, []pressure.Setting{{X: 0.5, Readahead: 8192}, {X: 0.7, Readahead: 8192}, {X: 0.5, Readahead: 128}, {X: 0.7, Readahead: 128}}},
-		{pressureOptions{experts: []float64{0.2, 1.2}, readahead: []int{128}}, []pressure.Setting{{Experts: 0.2, Readahead: 128}, {Experts: 1.2, Readahead: 128}}},
+		{pressureOptions{x: []float64{0.5, 0.7}, readahead: []int{8192, 128}},
+			[]pressure.Setting{{X: 0.5, Readahead: 8192}, {X: 0.7, Readahead: 8192}, {X: 0.5, Readahead: 128},
+				{X: 0.7, Readahead: 128}}},
+		{pressureOptions{experts: []float64{0.2, 1.2}, readahead: []int{128}},
+			[]pressure.Setting{{Experts: 0.2, Readahead: 128}, {Experts: 1.2, Readahead: 128}}},
 		{pressureOptions{limit: limit, readahead: []int{128}}, []pressure.Setting{{Limit: limit, Readahead: 128}}},
 	} {
 		if got := test.o.settings(); !slices.Equal(got, test.want) {
@@ -107,15 +113,16 @@ func TestStaticVariant(t *testing.T) {
 	if err := o.complete(); err != nil {
 		t.Fatal(err)
 	}
-	if v := o.Variants[1]; v.Name != "static" || !strings.HasSuffix(v.Helper, "' pin --pid {pid} --room {room} {model}") || o.Variants[0].Helper != "" {
-		t.Errorf("%+v", o.Variants)
+	if v := o.Variants[1]; v.Name != "static" ||
+		!strings.HasSuffix(v.Helper, "' pin --pid {pid} --room {room} {model}") || o.Variants[0].Helper != "" {
+		t.Errorf("%+v, want plain without a helper and static with lab pin", o.Variants)
 	}
 	if o.Throttle != 500e6 {
-		t.Errorf("throttle %d", o.Throttle)
+		t.Errorf("throttle %d, want 5e8", o.Throttle)
 	}
 	o.variants, o.Variants = []string{"static=vmtouch -l -p 0-{room} {model}"}, nil
 	if err := o.complete(); err != nil || o.Variants[0].Helper != "vmtouch -l -p 0-{room} {model}" {
-		t.Errorf("%v, %+v", err, o.Variants)
+		t.Errorf("%v, %+v; want the given helper", err, o.Variants)
 	}
 }
 
@@ -124,35 +131,40 @@ const saved = `{"model": {"path": "m.gguf", "token_bytes": 1000}, "skip": 2, "va
 	"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [3400, 200, 200, 200],
 		"token_bytes": [9, 5, 5, 5]}]}`
 
-// What was measured is shown again, in all forms, without root.
+// A saved series is shown again in all forms, without root.
 func TestFrom(t *testing.T) {
 	dir := t.TempDir()
 	in, out := filepath.Join(dir, "runs.json"), filepath.Join(dir, "again.json")
-	figure, bytes, table := filepath.Join(dir, "speed.SVG"), filepath.Join(dir, "bytes.pdf"), filepath.Join(dir, "runs.parquet")
+	figure, bytes, table := filepath.Join(dir, "speed.SVG"), filepath.Join(dir, "bytes.pdf"),
+		filepath.Join(dir, "runs.parquet")
 	if err := os.WriteFile(in, []byte(saved), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	code, stdout, stderr := lab(t.Context(), "pressure", "--from", in, "--skip", "1", "--save", out, "--figure", figure, "--figure-bytes", bytes, "--parquet", table)
-	if code != 0 || stderr != "" || !strings.Contains(stdout, "Steady: without the first 1 tokens") || !strings.Contains(stdout, "85 %") {
-		t.Errorf("exit %d, %q\n%s", code, stderr, stdout)
+	code, stdout, stderr := lab(t.Context(), "pressure", "--from", in, "--skip", "1", "--save", out, "--figure",
+		figure, "--figure-bytes", bytes, "--parquet", table)
+	if code != 0 || stderr != "" || !strings.Contains(stdout, "Steady: without the first 1 tokens") ||
+		!strings.Contains(stdout, "85 %") {
+		t.Errorf("exit %d, %q, want 0 and a start-up of 85 %%\n%s", code, stderr, stdout)
 	}
 	for file, want := range map[string]string{figure: "<?xml", bytes: "%PDF", table: "PAR1", out: "{"} {
 		if data, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(data), want) {
-			t.Errorf("%s: %v, begins with %.8q", file, err, data)
+			t.Errorf("%s: %v, begins with %.8q, want %q", file, err, data, want)
 		}
 	}
-	// What was written is shown again as it was.
+	// The written file is shown again unchanged.
 	if code, again, _ := lab(t.Context(), "pressure", "--from", out); code != 0 || again != stdout {
 		t.Errorf("exit %d\n%s\nwant\n%s", code, again, stdout)
 	}
-	// What cannot be written does not keep the others from being written, and is told once.
+	// An output that cannot be written does not keep the others from being written. It is reported
+	// once.
 	if err := os.Remove(table); err != nil {
 		t.Fatal(err)
 	}
 	nowhere := filepath.Join(dir, "none", "x.json")
-	code, again, stderr := lab(t.Context(), "pressure", "--from", out, "--save", nowhere, "--parquet", table, "--figure", filepath.Join(dir, "none", "x.png"))
+	code, again, stderr := lab(t.Context(), "pressure", "--from", out, "--save", nowhere, "--parquet", table,
+		"--figure", filepath.Join(dir, "none", "x.png"))
 	if code != 1 || again != stdout || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "no such file") {
-		t.Errorf("exit %d, %q\n%s", code, stderr, again)
+		t.Errorf("exit %d, %q, want 1 and one line that there is no such file\n%s", code, stderr, again)
 	}
 	if _, err := os.Stat(table); err != nil {
 		t.Error(err)
@@ -160,8 +172,10 @@ func TestFrom(t *testing.T) {
 	if err := os.WriteFile(in, []byte(`{"runs": []}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for file, want := range map[string]string{in: "not a saved series", dir: "not a regular file", filepath.Join(dir, "none"): "no such file"} {
-		if code, _, stderr := lab(t.Context(), "pressure", "--from", file); code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
+	for file, want := range map[string]string{in: "not a saved series", dir: "not a regular file",
+		filepath.Join(dir, "none"): "no such file"} {
+		if code, _, stderr := lab(t.Context(), "pressure", "--from", file); code != 1 ||
+			!strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%s: exit %d, %q, want %q", file, code, stderr, want)
 		}
 	}
@@ -174,10 +188,12 @@ func TestPinAndLoadUsage(t *testing.T) {
 		{[]string{"--pid", "1", "--room", "x", "file"}, `--room "x"`},
 		{[]string{"--pid", "1", "--room", "1GB"}, "arg(s)"},
 	})
-	testUsage(t, "load", []usageTest{{[]string{"heaps", "file"}, `"heaps": want pages or folios`}, {[]string{"pages"}, "arg(s)"}})
+	testUsage(t, "load", []usageTest{{[]string{"heaps", "file"}, `"heaps": want pages or folios`},
+		{[]string{"pages"}, "arg(s)"}})
 }
 
-// cyclic reads the model as often as it generates tokens. First it waits until a helper has locked what it is to lock, on a busy machine too; without a helper for two seconds.
+// cyclic reads the model once for each token. First it waits until a helper has locked its part,
+// even on a busy machine. Without a helper it waits for two seconds.
 const cyclic = `for i in $(seq 20); do
 	for helper in $(grep -lsaE "p[i]n.--pid.$$.--room" /proc/[0-9]*/cmdline); do
 		grep -qsE "VmLck:.*[1-9]" "${helper%cmdline}status" && break 2
@@ -190,24 +206,30 @@ sleep 0.05
 for i in 1 2 3 4; do cat "$1" >/dev/null; printf t >&3; sleep 0.05; done
 echo '{"text":"x","tokens":[1,2,3,4],"token_ms":[40,20,20,20],"tok_s":40}'`
 
-// A whole series, with the processes that lab starts of itself: the model is loaded in the group of the run, and what the static baseline has
-// locked need not be read again.
+// This measures a whole series, with the processes that lab starts of itself. The model is loaded
+// in the group of the run, and bytes that the static baseline has locked need not be read again.
 func TestPressureStatic(t *testing.T) {
 	testenv.NeedRoot(t)
 	if _, err := cgroup.Root(); errors.Is(err, cgroup.ErrNoController) {
 		t.Skip(err)
 	}
 	dir := t.TempDir()
-	model, script, out := filepath.Join(dir, "the model"), filepath.Join(dir, "target.sh"), filepath.Join(dir, "runs.json")
+	model, script, out := filepath.Join(dir, "the model"), filepath.Join(dir, "target.sh"),
+		filepath.Join(dir, "runs.json")
 	const size = 64 << 20
 	content := make([]byte, size)
 	rand.NewChaCha8([32]byte{}).Read(content)
-	if err := errors.Join(os.WriteFile(model, content, 0o644), os.WriteFile(script, []byte(cyclic), 0o644)); err != nil {
+	if err := errors.Join(os.WriteFile(model, content, 0o644),
+		os.WriteFile(script, []byte(cyclic), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	cmd, stdout, stderr := labProcess(t, "pressure", "-q", "-m", model, "--weights", "64MiB", "--x", "0.95", "--readahead", "128", "--repeat", "1", "--skip", "1", "--save", out,
-		"--variant", "plain", "--variant", "static="+proc.Quote(os.Args[0])+" pin --pid {pid} --room {room} --leave 34MiB {model}", "--", "/bin/sh", script, model)
-	if err := cmd.Run(); strings.Contains(stderr.String(), "put the model on one") || strings.Contains(stderr.String(), pressure.ErrNoDirectIO.Error()) {
+	cmd, stdout, stderr := labProcess(t, "pressure", "-q", "-m", model, "--weights", "64MiB", "--x", "0.95",
+		"--readahead", "128", "--repeat", "1", "--skip", "1", "--save", out,
+		"--variant", "plain", "--variant",
+		"static="+proc.Quote(os.Args[0])+" pin --pid {pid} --room {room} --leave 34MiB {model}", "--",
+		"/bin/sh", script, model)
+	if err := cmd.Run(); strings.Contains(stderr.String(), "put the model on one") ||
+		strings.Contains(stderr.String(), pressure.ErrNoDirectIO.Error()) {
 		t.Skip(stderr.String())
 	} else if err != nil {
 		t.Fatalf("%v: %s", err, stderr)
@@ -222,26 +244,31 @@ func TestPressureStatic(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, u := range r.Unlimited[1:] {
-		// A kernel that reclaims cold pages by itself (DAMON) may have taken a few, and later a few folios.
+		// A kernel that reclaims cold pages by itself (DAMON) may have taken a few, and later a few
+		// folios.
 		if u.Loaded == nil || u.Loaded.Resident < size*9/10 || u.Cached < size*3/4 || u.Peak < size/2 {
 			t.Errorf("%s: %d of %d bytes in memory, %d charged, %+v", u.Variant, u.Cached, size, u.Peak, u.Loaded)
 		}
 	}
 	plain, static := r.Runs[0], r.Runs[1]
-	if plain.Outcome != pressure.Finished || static.Outcome != pressure.Finished || static.Helper == nil || static.Helper.Early {
+	if plain.Outcome != pressure.Finished || static.Outcome != pressure.Finished || static.Helper == nil ||
+		static.Helper.Early {
 		t.Fatalf("%+v\n%+v", plain, static)
 	}
 	// Some 27 MiB are locked. They are the first that are read, and the lock takes a moment.
-	if plain.Steady.BytesPerToken < 0.8*size || static.Steady.BytesPerToken > 0.75*size || !strings.HasPrefix(static.Helper.Output, "locked the first ") {
-		t.Errorf("%.0f bytes a token, with the static baseline %.0f; it says %q", plain.Steady.BytesPerToken, static.Steady.BytesPerToken, static.Helper.Output)
+	if plain.Steady.BytesPerToken < 0.8*size || static.Steady.BytesPerToken > 0.75*size ||
+		!strings.HasPrefix(static.Helper.Output, "locked the first ") {
+		t.Errorf("%.0f bytes a token, with the static baseline %.0f; it says %q", plain.Steady.BytesPerToken,
+			static.Steady.BytesPerToken, static.Helper.Output)
 	}
 }
 
-// The file of --save is written besides the table.
+// The file of --save is written in addition to the table.
 func TestSave(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "runs.json")
 	var stdout bytes.Buffer
-	if err := (&output{save: path}).print(&stdout, &pressure.Report{Own: 2, Variants: []pressure.Variant{{Name: "plain"}}}); err != nil {
+	if err := (&output{save: path}).print(&stdout,
+		&pressure.Report{Own: 2, Variants: []pressure.Variant{{Name: "plain"}}}); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(path)
@@ -250,6 +277,6 @@ func TestSave(t *testing.T) {
 	}
 	var r pressure.Report
 	if err := json.Unmarshal(b, &r); err != nil || r.Own != 2 || !strings.HasPrefix(stdout.String(), "model: ") {
-		t.Errorf("%s, %v; printed %q", b, err, stdout.String())
+		t.Errorf("%s, %v; printed %q; want the report in both", b, err, stdout.String())
 	}
 }

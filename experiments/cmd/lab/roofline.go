@@ -11,19 +11,23 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"tensorcast/fabric/roofline"
+	"tensorcast/fabric/lab/roofline"
 	"tensorcast/internal/cli"
 )
 
-// The models' cards and configurations: parameters, those that are active for a token, layers. Embeddings, of which a token reads a row, are not subtracted: together below 7 %.
+// The numbers are those of the models' cards and configurations: parameters, those that are active
+// for a token, and layers. The embeddings, of which a token reads a row, are not subtracted; they
+// are below 7 % together.
 var rooflineModels = []roofline.Model{
 	{Name: "Llama-3.1-8B", Weights: 8.03e9, Active: 8.03e9, Layers: 32, Trips: 4},
 	{Name: "Qwen3-30B-A3B", Weights: 30.5e9, Active: 3.3e9, Layers: 48, Trips: 5}, // and the router
 	{Name: "gpt-oss-120b", Weights: 116.8e9, Active: 5.1e9, Layers: 36, Trips: 5},
 }
 
-// Bytes: planes of two bits, or in PT-5 of 1.6, and a half for 32 weights. Zeros are those that the emulator counted for fitted planes of weights drawn from a normal distribution
-// (skip_rate, `prefetchd fabric status`).
+// rooflineForms are the forms in which weights are kept. A plane takes two bits for a weight, or 1.6
+// in PT-5, and each 32 weights take a half (16 bits). zeros is the share of zeros that the emulator
+// counted for fitted planes of weights drawn from a normal distribution (skip_rate of `prefetchd
+// fabric status`).
 func rooflineForms(zeros float64) []roofline.Form {
 	form := func(name string, planes, bits float64) roofline.Form {
 		return roofline.Form{Name: name, Planes: planes, BytesPerWeight: (planes*bits + 0.5) / 8, Zeros: zeros}
@@ -33,16 +37,18 @@ func rooflineForms(zeros float64) []roofline.Form {
 
 func rooflineCommand() *cobra.Command {
 	var asJSON bool
-	card := roofline.Device{Name: "card", Lanes: 16384, Clock: 1e9, Bandwidth: 273e9, Efficiency: 0.77, Memory: 64e9, Trip: 3 * time.Microsecond, Host: 10 * time.Microsecond}
+	card := roofline.Device{Name: "card", Lanes: 16384, Clock: 1e9, Bandwidth: 273e9, Efficiency: 0.77,
+		Memory: 64e9, Trip: 3 * time.Microsecond, Host: 10 * time.Microsecond}
 	zeros := 0.438
 	cmd := &cobra.Command{
 		Use:   "roofline [flags]",
 		Short: "Predict the tokens per second of a device in hardware",
-		Long: `Roofline predicts, for three public models, how many tokens per second a device in hardware would generate, with assumptions
-that are flags. A token takes the longer of reading its weights and of computing with them; besides, each product that waits for the
-one before costs a trip, and each layer the host's part: the device is idle then. Two sequences at a time, without shared reads ("two"),
-keep it busy. These are no measurements: fabric/TFMBS_DEVICE_SPEC.md says which figures
-are measured on the emulator, and which are assumed.
+		Long: `Roofline predicts, for three public models, how many tokens per second a device in hardware would
+generate. The assumptions are flags. A token takes the longer of reading its weights and of computing
+with them. In addition, each product that waits for the one before costs a trip, and each layer the
+host's part; the device is idle then. Two sequences at a time, without shared reads ("two"), keep it
+busy. These are no measurements: fabric/TFMBS_DEVICE_SPEC.md says which figures are measured on the
+emulator, and which are assumed.
 
 Exit codes: 0 predicted; 2 wrong usage.`,
 		Example: `  lab roofline
@@ -70,10 +76,13 @@ Exit codes: 0 predicted; 2 wrong usage.`,
 				return cli.WriteJSON(cmd.OutOrStdout(), rows)
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, strings.Join([]string{"model", "form", "bytes/token", "memory", "compute", "trips", "host", "bound", "tok/s", "idle", "two", "fits"}, "\t"))
+			fmt.Fprintln(w, strings.Join([]string{"model", "form", "bytes/token", "memory", "compute", "trips",
+				"host", "bound", "tok/s", "idle", "two", "fits"}, "\t"))
 			for _, r := range rows {
 				ms := func(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d)/1e6) }
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f\t%.1f %%\t%.0f\t%s\n", r.Model, r.Form, humanize.Bytes(uint64(r.Bytes)), ms(r.Memory), ms(r.Compute), ms(r.Trips), ms(r.Host), r.Bound, r.PerSecond, 100*r.Idle, r.Two,
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f\t%.1f %%\t%.0f\t%s\n", r.Model, r.Form,
+					humanize.Bytes(uint64(r.Bytes)), ms(r.Memory), ms(r.Compute), ms(r.Trips), ms(r.Host), r.Bound,
+					r.PerSecond, 100*r.Idle, r.Two,
 					map[bool]string{true: "yes", false: "no"}[r.Fits])
 			}
 			return w.Flush()

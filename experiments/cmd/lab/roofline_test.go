@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab roofline": its flags, its errors and its output.
+
 import (
 	"bytes"
 	"encoding/json"
@@ -9,7 +11,8 @@ import (
 	"tensorcast/internal/cli"
 )
 
-// TestRoofline: a row for each model and form; with more bandwidth, more tokens; what is impossible gets one line.
+// TestRoofline checks that there is a row for each model and form, that more bandwidth gives more
+// tokens, and that impossible values get one line on stderr.
 func TestRoofline(t *testing.T) {
 	run := func(args ...string) (string, string, int) {
 		var out, errs bytes.Buffer
@@ -22,8 +25,9 @@ func TestRoofline(t *testing.T) {
 			Model, Form string
 			PerSecond   float64 `json:"tokens_per_s"`
 		}
-		if err := json.Unmarshal([]byte(out), &rows); err != nil || code != 0 || len(rows) != len(rooflineModels)*len(rooflineForms(0)) {
-			t.Fatalf("%v, %d rows, %v, %s", code, len(rows), err, errs)
+		if err := json.Unmarshal([]byte(out), &rows); err != nil || code != 0 ||
+			len(rows) != len(rooflineModels)*len(rooflineForms(0)) {
+			t.Fatalf("exit %v, %d rows, %v, %s; want a row for each model and form", code, len(rows), err, errs)
 		}
 		rates := map[string]float64{}
 		for _, r := range rows {
@@ -34,15 +38,16 @@ func TestRoofline(t *testing.T) {
 	slow := rate()
 	for name, fast := range rate("--bandwidth", "819") {
 		if !(fast > 1.5*slow[name]) || slow[name] <= 0 {
-			t.Errorf("%s: %v tokens per second, with three times the bandwidth %v", name, slow[name], fast)
+			t.Errorf("%s: %v tokens per second, with three times the bandwidth %v; want half more or better", name,
+				slow[name], fast)
 		}
 	}
 	if out, _, code := run(); code != 0 || strings.Count(out, "\n") != 1+len(slow) {
-		t.Errorf("%d: %s", code, out)
+		t.Errorf("exit %d, want 0 and a line for each: %s", code, out)
 	}
 	for _, args := range [][]string{{"--bandwidth", "0"}, {"--zeros", "1"}, {"--efficiency", "2"}, {"model"}} {
 		if _, errs, code := run(args...); code != cli.BadUsage || strings.Count(errs, "\n") != 1 {
-			t.Errorf("%v: %d, %q", args, code, errs)
+			t.Errorf("%v: exit %d, %q; want wrong usage and one line", args, code, errs)
 		}
 	}
 }

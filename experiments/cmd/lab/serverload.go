@@ -1,7 +1,7 @@
 package main
 
-// This file implements "lab serverload", which shows what clients of a llama-server notice when tracers attach and detach. See package
-// serverload.
+// This file implements "lab serverload", which shows what clients of a llama-server notice when
+// tracers attach and detach. See package serverload.
 
 import (
 	"context"
@@ -26,14 +26,17 @@ func serverloadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serverload [flags] -- llama-server -m model.gguf [flag...]",
 		Short: "Show what a llama-server's clients notice of a tracer that comes and goes",
-		Long: `Serverload starts a llama-server and keeps all of its slots busy with completions at temperature 0. In every other phase an observer
-attaches to it and detaches from it over and over. It compares tokens and latencies.
+		Long: `Serverload starts a llama-server and keeps all of its slots busy with completions at temperature 0.
+In every other phase an observer attaches to it and detaches from it over and over. It compares
+tokens and latencies.
 
 The command after -- is given --host, --port and --parallel. Needs root for tracer.
 
-Exit codes: 0 the clients' tokens are the same, none is missing and the server ends as it should; 1 not so, or not measured; 2 wrong usage.`,
+Exit codes: 0 the clients' tokens are the same, none is missing and the server ends as it should; 1
+not so, or not measured; 2 wrong usage.`,
 		Example: `  sudo lab serverload --clients 4 -- llama-server -m model.gguf --no-repack -t 2 -c 8192
-  sudo lab serverload --observer 'tracer --pid {pid} --detail graph -o /tmp/capture' -- llama-server -m model.gguf -c 8192`,
+  sudo lab serverload --observer 'tracer --pid {pid} --detail graph -o /tmp/capture' \
+      -- llama-server -m model.gguf -c 8192`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Server = args
 			if err := completeServerload(&cfg); err != nil {
@@ -43,7 +46,8 @@ Exit codes: 0 the clients' tokens are the same, none is missing and the server e
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Observer, "observer", "", "a shell command that observes until SIGINT; {pid} is the server's process id (default: tracer)")
+	f.StringVar(&cfg.Observer, "observer", "",
+		"a shell command that observes until SIGINT; {pid} is the server's process id (default: tracer)")
 	f.IntVar(&cfg.Clients, "clients", 4, "clients at a time, and slots")
 	f.IntVar(&cfg.Requests, "requests", 5, "requests of each client in a phase")
 	f.IntVarP(&cfg.Tokens, "tokens", "n", 64, "tokens of an answer")
@@ -61,7 +65,8 @@ func completeServerload(cfg *serverload.Config) error {
 	if len(cfg.Server) == 0 {
 		return errors.New("no server: give -- llama-server -m model.gguf")
 	}
-	if err := check(bound{"clients", cfg.Clients, 1}, bound{"requests", cfg.Requests, 1}, bound{"tokens", cfg.Tokens, 1}, bound{"rounds", cfg.Rounds, 1}); err != nil {
+	if err := check(bound{"clients", cfg.Clients, 1}, bound{"requests", cfg.Requests, 1},
+		bound{"tokens", cfg.Tokens, 1}, bound{"rounds", cfg.Rounds, 1}); err != nil {
 		return err
 	}
 	if cfg.On <= 0 || cfg.Off < 0 {
@@ -77,7 +82,8 @@ func measureServerload(ctx context.Context, cfg serverload.Config, asJSON bool, 
 			return err
 		}
 		defer func() { _ = os.RemoveAll(dir) }() // a directory left behind does no harm
-		cfg.Observer = fmt.Sprintf("'%s' --pid {pid} -o '%s'", strings.ReplaceAll(beside("tracer"), "'", `'\''`), filepath.Join(dir, "capture"))
+		cfg.Observer = fmt.Sprintf("'%s' --pid {pid} -o '%s'",
+			strings.ReplaceAll(siblingCommand("tracer"), "'", `'\''`), filepath.Join(dir, "capture"))
 	}
 	bar := progress.New(stderr, progress.Options{What: "answers"})
 	defer bar.Close()

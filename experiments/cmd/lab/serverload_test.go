@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab serverload": its flags, its errors and its output.
+
 import (
 	"strings"
 	"testing"
@@ -18,8 +20,9 @@ func TestServerloadUsage(t *testing.T) {
 
 func TestServerloadFails(t *testing.T) {
 	for _, server := range []string{"/nonexistent/llama-server", "false"} {
-		if code, _, stderr := lab(t.Context(), "serverload", "--", server); code != 1 || !strings.Contains(stderr, "server") || strings.Count(stderr, "\n") != 1 {
-			t.Errorf("%s: exit %d, %q", server, code, stderr)
+		if code, _, stderr := lab(t.Context(), "serverload", "--", server); code != 1 ||
+			!strings.Contains(stderr, "server") || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: exit %d, %q; want 1 and one line about the server", server, code, stderr)
 		}
 	}
 }

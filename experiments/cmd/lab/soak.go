@@ -1,6 +1,7 @@
 package main
 
-// This file implements "lab soak", which runs the tools for minutes and looks for what they leave behind. See package soak.
+// This file implements "lab soak", which runs the tools for minutes and looks for what they leave
+// behind. See package soak.
 
 import (
 	"context"
@@ -28,8 +29,10 @@ type soakOptions struct {
 	minutes float64
 	size    int64  // of the model that is made if none is given
 	server  string // a llama-server that is run instead of llamarun
-	ask     string // the address of one, to be asked as soak.Ask does it, and nothing else
-	driver  llama.Options
+	// ask is the address of a llama-server. If it is given, this process only asks the server, as
+	// soak.PrintAnswers does.
+	ask    string
+	driver llama.Options
 }
 
 func soakCommand() *cobra.Command {
@@ -37,13 +40,14 @@ func soakCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "soak [--minutes N] [--seed S] [-m model.gguf] [flags]",
 		Short: "Run the tools for minutes, kill them at random moments, and look for what is left",
-		Long: `Soak runs one llama.cpp after the other in memory control groups that hold half of the model, with a prefetchd or a tracer of its own, and by
-turns beside a prefetchd --auto that lives on. At random moments a tool gets SIGINT, SIGTERM or SIGKILL, or the target is killed.
-After each round it looks for processes, control groups, locked pages and files that are left, and compares the text with that of a run without a
-limit; in the end for BPF objects, and whether prefetchd --auto grew.
+		Long: `Soak runs one llama.cpp after the other in memory control groups that hold half of the model, with a
+prefetchd or a tracer of its own, and by turns beside a prefetchd --auto that lives on. At random
+moments a tool gets SIGINT, SIGTERM or SIGKILL, or the target is killed. After each round it looks
+for processes, control groups, locked pages and files that are left, and compares the text with that
+of a run without a limit; in the end for BPF objects, and whether prefetchd --auto grew.
 
-With --server the targets are a llama-server with one slot, which is asked for a few tokens at a time, and each text is compared with what the
-server says without a limit.
+With --server the targets are a llama-server with one slot, which is asked for a few tokens at a
+time, and each text is compared with what the server says without a limit.
 
 What happens follows from --seed; at which token it happens depends on the machine.
 
@@ -67,11 +71,12 @@ Exit codes: 0 nothing was found; 1 something was found, it failed, or was interr
 	f := cmd.Flags()
 	f.Float64Var(&o.minutes, "minutes", 10, "how long, after the model was made and a first run")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of what happens")
-	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk (default: one with random weights is made)")
+	f.StringVarP(&o.Model, "model", "m", "",
+		"the model, a GGUF `file` on a disk (default: one with random weights is made)")
 	cli.SizeVar(f, &o.size, "size", "size of the model that is made")
-	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, its copies, and all else")
-	f.StringVar(&o.Prefetchd, "prefetchd", beside("prefetchd"), "the `program` prefetchd")
-	f.StringVar(&o.Tracer, "tracer", beside("tracer"), "the `program` tracer")
+	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, its copies, and all other files")
+	f.StringVar(&o.Prefetchd, "prefetchd", siblingCommand("prefetchd"), "the `program` prefetchd")
+	f.StringVar(&o.Tracer, "tracer", siblingCommand("tracer"), "the `program` tracer")
 	f.StringVar(&o.server, "server", "", "the `program` llama-server, to be run instead of llamarun")
 	f.StringVar(&o.ask, "ask", "", "ask a llama-server at this `address` for tokens, and end this program's parent")
 	_ = f.MarkHidden("ask") // the flag exists
@@ -90,10 +95,10 @@ func (o *soakOptions) complete() error {
 	return check(bound{"threads", o.driver.Threads, 1}, bound{"tokens", o.driver.Tokens, 1})
 }
 
-// target says what is run.
-func (o *soakOptions) target(ctx context.Context) error {
+// setTarget sets the program that is soaked.
+func (o *soakOptions) setTarget(ctx context.Context) error {
 	if o.server != "" {
-		return o.serverTarget()
+		return o.setServerTarget()
 	}
 	in, err := llama.Install(ctx)
 	if err != nil {
@@ -109,8 +114,10 @@ func (o *soakOptions) target(ctx context.Context) error {
 	return nil
 }
 
-// serverTarget is a server, and beside it who asks it: this program, whose output is the target's, and who ends the server when it has all tokens.
-func (o *soakOptions) serverTarget() (err error) {
+// setServerTarget sets a server as the target, and beside it this program, which asks the server
+// for tokens. The output of the asking program is the target's. It ends the server when it has all
+// tokens.
+func (o *soakOptions) setServerTarget() (err error) {
 	if o.Program, err = exec.LookPath(o.server); err != nil {
 		return fmt.Errorf("find the server: %w", err)
 	}
@@ -122,14 +129,17 @@ func (o *soakOptions) serverTarget() (err error) {
 		port := freePort()
 		return []string{
 			"sh", "-c", `ask=$1 port=$2 prompt=$3 tokens=$4; shift 4
-"$ask" soak --ask "http://127.0.0.1:$port" -p "$prompt" -n "$tokens" & exec "$@" > /dev/null`, "sh", self, port, o.driver.Prompt, fmt.Sprint(o.driver.Tokens),
-			program, "-m", model, "--no-repack", "-np", "1", "-t", fmt.Sprint(o.driver.Threads), "-c", "512", "--host", "127.0.0.1", "--port", port,
+"$ask" soak --ask "http://127.0.0.1:$port" -p "$prompt" -n "$tokens" & exec "$@" > /dev/null`,
+			"sh", self, port, o.driver.Prompt, fmt.Sprint(o.driver.Tokens),
+			program, "-m", model, "--no-repack", "-np", "1", "-t", fmt.Sprint(o.driver.Threads), "-c", "512",
+			"--host", "127.0.0.1", "--port", port,
 		}
 	}
 	return nil
 }
 
-// freePort is one that nobody uses now; a server that then finds it taken says so, and ends.
+// freePort returns a port that nobody uses now. If somebody takes it meanwhile, the server says so
+// and ends.
 func freePort() string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -139,7 +149,7 @@ func freePort() string {
 	return fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
 }
 
-// askServer is what runs beside a server: see serverTarget.
+// askServer runs beside a server: see setServerTarget.
 func (o *soakOptions) askServer(ctx context.Context, w io.Writer) error {
 	server := os.Getppid()
 	ctx, stop := context.WithCancel(ctx)
@@ -150,7 +160,7 @@ func (o *soakOptions) askServer(ctx context.Context, w io.Writer) error {
 		}
 		stop()
 	}()
-	if err := soak.Ask(ctx, o.ask, o.driver.Prompt, o.driver.Tokens, w); err != nil {
+	if err := soak.PrintAnswers(ctx, o.ask, o.driver.Prompt, o.driver.Tokens, w); err != nil {
 		return err
 	}
 	return syscall.Kill(server, syscall.SIGTERM)
@@ -160,7 +170,7 @@ func (o *soakOptions) measure(ctx context.Context, stdout, stderr io.Writer) (er
 	if err := needRoot("to make control groups and drop the page cache"); err != nil {
 		return err
 	}
-	if err := o.target(ctx); err != nil {
+	if err := o.setTarget(ctx); err != nil {
 		return err
 	}
 	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, Width: 40})

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab soak": its flags, its errors and its output.
+
 import (
 	"encoding/json"
 	"os"
@@ -24,7 +26,7 @@ func TestSoakUsage(t *testing.T) {
 	})
 }
 
-// A soak that is interrupted prints and writes a whole report, without findings, and leaves nothing behind.
+// An interrupted soak prints and writes a whole report without findings, and leaves nothing behind.
 func TestSoakInterrupted(t *testing.T) {
 	testenv.NeedRoot(t)
 	t.Parallel()
@@ -44,7 +46,7 @@ func TestSoakInterrupted(t *testing.T) {
 		t.Skip("set TMPDIR to a directory on a disk")
 	}
 	if code != 1 || stderr != "lab soak: interrupted by SIGINT\n" || !strings.Contains(stdout, "interrupted") {
-		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r soak.Report
 	data, err := os.ReadFile(saved)
@@ -52,9 +54,9 @@ func TestSoakInterrupted(t *testing.T) {
 		err = json.Unmarshal(data, &r)
 	}
 	if err != nil || !r.Interrupted || len(r.Findings) > 0 || r.Targets == 0 || r.Checks != r.Targets {
-		t.Errorf("%v: %s", err, data)
+		t.Errorf("%v: %s, want an interrupted report without findings", err, data)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("files %v, %v", left, err)
+		t.Errorf("files %v, %v; want none", left, err)
 	}
 }

@@ -1,7 +1,7 @@
 package main
 
-// This file implements "lab synth", which writes a GGUF model with random weights that a real llama.cpp loads and runs, or a copy of one with
-// heavier experts. See package synth.
+// This file implements "lab synth", which writes a GGUF model with random weights that a real
+// llama.cpp loads and runs, or a copy of a model with heavier experts. See package synth.
 
 import (
 	"context"
@@ -34,15 +34,16 @@ func synthCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "synth -o MODEL {--size SIZE | --layers N --embd N --ff N --heads N | --inflate N SOURCE}",
 		Short: "Write a GGUF model with random weights that llama.cpp loads and runs, or one with heavier experts",
-		Long: `Synth writes a model with random weights and a byte-level vocabulary: a llama, dense or mixture of experts, or with --arch
-another mixture of experts, whose router is of another kind. llama.cpp runs it like any other; its text is varied nonsense.
-The same flags give the same bytes.
+		Long: `Synth writes a model with random weights and a byte-level vocabulary: a llama, dense or mixture of
+experts, or with --arch another mixture of experts, whose router is of another kind. llama.cpp runs
+it like any other; its text is varied nonsense. The same flags give the same bytes.
 
 Either --size chooses the dimensions, or --layers, --embd, --ff, --heads (and --kv-heads) give them.
 
-With --inflate it copies a trained mixture of experts instead and makes its experts N times as wide, by blocks with a scale
-of 0 and random digits: they add nothing, so that text and routing stay the same, and do not compress. So a small model gets
-the bytes of a large one. Blocks without a scale (F16, F32) are filled with zeros, which do compress.
+With --inflate it copies a trained mixture of experts instead and makes its experts N times as wide,
+by blocks with a scale of 0 and random digits: they add nothing, so that text and routing stay the
+same, and do not compress. So a small model gets the bytes of a large one. Blocks without a scale
+(F16, F32) are filled with zeros, which do compress.
 
 The model appears under its name only when it is whole. A progress bar is drawn if stderr is a terminal.
 
@@ -50,7 +51,8 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 		Example: `  lab synth -o model.gguf --size 1GB --type Q8_0 --seed 1
   lab synth -o moe.gguf --size 1.4GB --type Q8_0 --experts 32 --used 4
   lab synth -o small.gguf --layers 4 --embd 256 --ff 768 --heads 4 --type Q4_K
-  lab synth -o sigmoid.gguf --arch deepseek2 --sigmoid --groups 4 --groups-used 2 --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
+  lab synth -o sigmoid.gguf --arch deepseek2 --sigmoid --groups 4 --groups-used 2 \
+      --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
   lab synth -o gptoss.gguf --arch gpt-oss --experts 32 --used 4 --layers 4 --embd 256 --ff 256 --heads 4 --kv-heads 2
   lab synth -o hashed.gguf --arch deepseek4 --hashed 2 --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
   lab synth -o - --size 20MB --type F16 | sha256sum
@@ -58,7 +60,8 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch inflate := cmd.Flags().Changed("inflate"); {
 			case !inflate && len(args) > 0:
-				return fmt.Errorf("unexpected argument %q (the model's name goes after -o; --inflate N makes a copy of one)", args[0])
+				return fmt.Errorf("unexpected argument %q (the model's name goes after -o; --inflate N makes a "+
+					"copy of one)", args[0])
 			case inflate && len(args) != 1:
 				return fmt.Errorf("%d models to inflate: name one", len(args))
 			}
@@ -69,7 +72,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 				return cli.Usagef("no output: say -o model.gguf, or -o - for stdout")
 			}
 			if len(args) > 0 {
-				if err := onlyInflation(cmd); err != nil {
+				if err := checkInflation(cmd); err != nil {
 					return cli.Usage(err)
 				}
 				return inflate(cmd.Context(), args[0], factor, cfg.Seed, out, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -78,12 +81,12 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 			if cfg.Type, err = synth.ParseType(typeName); err != nil {
 				return cli.Usage(err)
 			}
-			if cfg, err = sized(cmd, cfg, size); err != nil {
+			if cfg, err = applySize(cmd, cfg, size); err != nil {
 				return cli.Usage(err)
 			}
 			plan, err := synth.NewPlan(cfg)
 			if err != nil {
-				return impossible(err)
+				return asUsage(err)
 			}
 			return writePlan(cmd.Context(), plan, out, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -92,21 +95,26 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.SortFlags = false
 	f.StringVarP(&out, "output", "o", "", "file to write; - for stdout")
 	cli.SizeVar(f, &size, "size", "size of the file (1.2GB, 700MiB): chooses the dimensions")
-	cli.EnumVar(cmd, &typeName, "type", "", []string{"F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q2_0", "Q1_0", "TQ1_0", "TQ2_0"}, "weight type")
-	f.IntVar(&factor, "inflate", 0, "copy a mixture of experts, with experts `N` times as wide; text and routing stay the same")
+	cli.EnumVar(cmd, &typeName, "type", "", []string{"F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q2_0", "Q1_0", "TQ1_0",
+		"TQ2_0"}, "weight type")
+	f.IntVar(&factor, "inflate", 0,
+		"copy a mixture of experts, with experts `N` times as wide; text and routing stay the same")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
 	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model")
 	f.IntVar(&cfg.Used, "used", 0, "experts used per token")
 	cli.EnumVar(cmd, &cfg.Arch, "arch", "", synth.Archs(), "architecture, which has a kind of router")
 	f.IntVar(&cfg.Groups, "groups", 0, "groups of experts, of which the best are chosen first")
 	f.IntVar(&cfg.GroupsUsed, "groups-used", 0, "groups used per token")
-	f.IntVar(&cfg.Shared, "shared", 0, "shared experts, which every token uses (qwen2moe, deepseek2, deepseek4; default 1)")
+	f.IntVar(&cfg.Shared, "shared", 0,
+		"shared experts, which every token uses (qwen2moe, deepseek2, deepseek4; default 1)")
 	f.BoolVar(&cfg.Sigmoid, "sigmoid", false, "a router with sigmoid and a bias for the choice (deepseek2)")
 	f.BoolVar(&cfg.Fused, "fused", false, "gate and up of the experts in one tensor (deepseek2)")
 	f.IntVar(&cfg.Hashed, "hashed", 0, "first layers in which the token's id chooses the experts (deepseek4)")
 	f.BoolVar(&cfg.Tied, "tied", false, "no output.weight: the token embeddings are used for the logits, too")
 	f.IntVar(&cfg.Layers, "layers", 0, "layers")
-	f.IntVar(&cfg.Embd, "embd", 0, "width of the model, a multiple of the type's block (Q4_K, TQ1_0 and TQ2_0: 256, Q1_0: 128, Q2_0: 64, Q8_0 and Q4_0: 32)")
+	f.IntVar(&cfg.Embd, "embd", 0,
+		"width of the model, a multiple of the type's block (Q4_K, TQ1_0 and TQ2_0: 256, Q1_0: 128, Q2_0: 64, "+
+			"Q8_0 and Q4_0: 32)")
 	f.IntVar(&cfg.FF, "ff", 0, "width of the feed-forward network (of each expert), a multiple of the type's block")
 	f.IntVar(&cfg.Heads, "heads", 0, "attention heads")
 	f.IntVar(&cfg.KVHeads, "kv-heads", 0, "key/value heads (default: as many as --heads)")
@@ -115,8 +123,9 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	return cmd
 }
 
-// onlyInflation returns an error if a flag is set that describes a model, which --inflate takes as it is.
-func onlyInflation(cmd *cobra.Command) (err error) {
+// checkInflation returns an error if a flag is set that describes a model. With --inflate the model
+// is taken as it is.
+func checkInflation(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if f.Name != "inflate" && f.Name != "output" && f.Name != "seed" {
 			err = fmt.Errorf("--inflate keeps the model's dimensions and type: leave out --%s", f.Name)
@@ -125,8 +134,9 @@ func onlyInflation(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// sized sets cfg's dimensions from size, if size is given; the dimensions' flags must then not be given.
-func sized(cmd *cobra.Command, cfg synth.Config, size int64) (synth.Config, error) {
+// applySize sets cfg's dimensions from size, if size is given. Then the dimensions' own flags must
+// not be given.
+func applySize(cmd *cobra.Command, cfg synth.Config, size int64) (synth.Config, error) {
 	given := ""
 	for _, name := range dimensions {
 		if cmd.Flags().Changed(name) {
@@ -147,8 +157,8 @@ func sized(cmd *cobra.Command, cfg synth.Config, size int64) (synth.Config, erro
 	return synth.Sized(size, cfg)
 }
 
-// impossible marks a *synth.ConfigError as an error of the command line.
-func impossible(err error) error {
+// asUsage marks a *synth.ConfigError as an error of the command line.
+func asUsage(err error) error {
 	var config *synth.ConfigError
 	if errors.As(err, &config) {
 		return cli.Usage(err)
@@ -156,8 +166,9 @@ func impossible(err error) error {
 	return err
 }
 
-// writeModel writes a model of that size to the file out, or to stdout if out is "-".
-func writeModel(out string, size int64, write func(w io.Writer, moved func(written int64)) error, stdout, stderr io.Writer) error {
+// writeModel writes a model of size bytes to the file out, or to stdout if out is "-".
+func writeModel(out string, size int64, write func(w io.Writer, moved func(written int64)) error, stdout,
+	stderr io.Writer) error {
 	if out == "-" && cli.IsTerminal(stdout) {
 		return cli.Usagef("stdout is a terminal: pipe the model somewhere, or name a file with -o")
 	}
@@ -172,7 +183,8 @@ func writeModel(out string, size int64, write func(w io.Writer, moved func(writt
 
 // writePlan writes a model with random weights. On a terminal it also describes the model.
 func writePlan(ctx context.Context, plan *synth.Plan, out string, stdout, stderr io.Writer) error {
-	err := writeModel(out, plan.Size, func(w io.Writer, moved func(int64)) error { return plan.Write(ctx, w, moved) }, stdout, stderr)
+	err := writeModel(out, plan.Size,
+		func(w io.Writer, moved func(int64)) error { return plan.Write(ctx, w, moved) }, stdout, stderr)
 	if err != nil {
 		return fmt.Errorf("write model: %w", err)
 	}
@@ -189,7 +201,8 @@ func writePlan(ctx context.Context, plan *synth.Plan, out string, stdout, stderr
 	return err
 }
 
-// inflate writes the model at path again with experts that are factor times as wide. On a terminal it also says how large they are.
+// inflate writes the model at path again, with experts that are factor times as wide. On a terminal
+// it also says how large they are.
 func inflate(ctx context.Context, path string, factor int, seed uint64, out string, stdout, stderr io.Writer) error {
 	in, err := regular.Open(path)
 	if err != nil {
@@ -206,20 +219,24 @@ func inflate(ctx context.Context, path string, factor int, seed uint64, out stri
 	}
 	inf, err := synth.NewInflation(f, factor, seed)
 	if err != nil {
-		return impossible(fmt.Errorf("%s: %w", path, err))
+		return asUsage(fmt.Errorf("%s: %w", path, err))
 	}
-	err = writeModel(out, inf.Size, func(w io.Writer, moved func(int64)) error { return inf.Write(ctx, w, in, moved) }, stdout, stderr)
+	err = writeModel(out, inf.Size,
+		func(w io.Writer, moved func(int64)) error { return inf.Write(ctx, w, in, moved) }, stdout, stderr)
 	if err != nil {
 		return fmt.Errorf("write model: %w", err)
 	}
 	if inf.Zeros > inf.Size/100 {
-		if _, err := fmt.Fprintf(stderr, "%s of the model are zeros, because its type has no scales: they compress, and a file system may store them as holes when the file is copied\n", humanize.Bytes(uint64(inf.Zeros))); err != nil {
+		if _, err := fmt.Fprintf(stderr,
+			"%s of the model are zeros, because its type has no scales: they compress, and a file system may "+
+				"store them as holes when the file is copied\n", humanize.Bytes(uint64(inf.Zeros))); err != nil {
 			return err
 		}
 	}
 	if !cli.IsTerminal(stderr) {
 		return nil
 	}
-	_, err = fmt.Fprintf(stderr, "%s: %s, an expert has %s in a layer\n", out, humanize.Bytes(uint64(inf.Size)), humanize.Bytes(uint64(inf.ExpertBytes)))
+	_, err = fmt.Fprintf(stderr, "%s: %s, an expert has %s in a layer\n", out, humanize.Bytes(uint64(inf.Size)),
+		humanize.Bytes(uint64(inf.ExpertBytes)))
 	return err
 }

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab synth": its flags, its errors and its output.
+
 import (
 	"fmt"
 	"os"
@@ -51,11 +53,11 @@ func TestSynth(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tt.code == 0 {
-				if said != "" { // a pipe hears nothing
-					t.Errorf("stderr %q", said)
+				if said != "" { // a pipe gets no message
+					t.Errorf("stderr %q, want nothing", said)
 				}
 				if _, err := gguf.Open(filepath.Join(dir, "model.gguf")); err != nil || len(entries) != 1 {
-					t.Errorf("model: %v; %d files", err, len(entries))
+					t.Errorf("model: %v; %d files, want 1", err, len(entries))
 				}
 				return
 			}
@@ -70,7 +72,7 @@ func TestSynthStdout(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.gguf")
 	args := []string{"synth", "--size", "3MB", "--seed", "7", "-o"}
 	if code, _, stderr := lab(t.Context(), append(args, path)...); code != 0 {
-		t.Fatalf("exit %d: %s", code, stderr)
+		t.Fatalf("exit %d, want 0: %s", code, stderr)
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
@@ -78,21 +80,23 @@ func TestSynthStdout(t *testing.T) {
 	}
 	code, got, stderr := lab(t.Context(), append(args, "-")...)
 	if code != 0 {
-		t.Fatalf("exit %d: %s", code, stderr)
+		t.Fatalf("exit %d, want 0: %s", code, stderr)
 	}
 	if got != string(want) {
 		t.Errorf("-o - wrote %d bytes that differ from the file's %d", len(got), len(want))
 	}
 }
 
-// TestInflate: the copy appears whole, and what cannot be inflated leaves nothing and gets one line.
+// TestInflate checks that the copy appears as a whole, and that a model that cannot be inflated
+// leaves nothing and gets one line on stderr.
 func TestInflate(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, flags ...string) {
 		t.Helper()
-		args := append([]string{"synth", "-o", filepath.Join(dir, name), "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2"}, flags...)
+		args := append([]string{"synth", "-o", filepath.Join(dir, name), "--layers", "1", "--embd", "64", "--ff",
+			"64", "--heads", "2"}, flags...)
 		if code, _, stderr := lab(t.Context(), args...); code != 0 {
-			t.Fatalf("exit %d: %s", code, stderr)
+			t.Fatalf("exit %d, want 0: %s", code, stderr)
 		}
 	}
 	moe := []string{"--experts", "4", "--used", "2"}
@@ -128,8 +132,10 @@ func TestInflate(t *testing.T) {
 			cmd.Dir = dir
 			code := exitCode(t, cmd.Run())
 			said := stderr.String()
-			if code != tt.code || stdout.Len() > 0 || !strings.Contains(said, tt.stderr) || (said != "") != (tt.stderr != "") || strings.Count(said, "\n") > 1 {
-				t.Errorf("exit %d, want %d; stdout %q, stderr %q, want one line with %q", code, tt.code, stdout.String(), said, tt.stderr)
+			if code != tt.code || stdout.Len() > 0 || !strings.Contains(said, tt.stderr) ||
+				(said != "") != (tt.stderr != "") || strings.Count(said, "\n") > 1 {
+				t.Errorf("exit %d, want %d; stdout %q, stderr %q, want one line with %q", code, tt.code,
+					stdout.String(), said, tt.stderr)
 			}
 			f, err := gguf.Open(out)
 			if (err == nil) != (tt.code == 0) {
@@ -137,14 +143,15 @@ func TestInflate(t *testing.T) {
 			}
 			if err == nil {
 				if ff, _ := f.Uint("llama.feed_forward_length"); ff != 256 {
-					t.Errorf("feed_forward_length is %d", ff)
+					t.Errorf("feed_forward_length is %d, want 256", ff)
 				}
 			}
 		})
 	}
 }
 
-// TestSynthInterrupted stops the command in the middle: nothing stays, and an old file is as it was.
+// TestSynthInterrupted stops the command in the middle. Nothing new remains, and an old file is as
+// it was.
 func TestSynthInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model.gguf")
@@ -172,20 +179,21 @@ func TestSynthInterrupted(t *testing.T) {
 		for _, fd := range open { // the output has no name yet
 			to, err := os.Readlink(fd)
 			info, statErr := os.Stat(fd)
-			started = started || err == nil && strings.HasPrefix(to, dir+"/") && statErr == nil && info.Mode().IsRegular() && info.Size() > 0
+			started = started || err == nil && strings.HasPrefix(to, dir+"/") && statErr == nil &&
+				info.Mode().IsRegular() && info.Size() > 0
 		}
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
 	if code := exitCode(t, <-exited); code != 1 || strings.Count(stderr.String(), "\n") != 1 {
-		t.Errorf("exit %d, stderr %q", code, stderr.String())
+		t.Errorf("exit %d, stderr %q; want 1 and one line", code, stderr.String())
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if old, _ := os.ReadFile(path); len(entries) != 1 || string(old) != "old" {
-		t.Errorf("%d files are left; the old one has %d bytes", len(entries), len(old))
+		t.Errorf("%d files are left, the old one has %d bytes; want it alone and unchanged", len(entries), len(old))
 	}
 }

@@ -1,7 +1,9 @@
-// Package ggmltest lets tests and benchmarks compare with the real ggml: the dot products and quantisers of libggml-cpu, called the rival.
+// Package ggmltest lets tests and benchmarks compare with the real ggml: the dot products and
+// quantisers of libggml-cpu, called the rival.
 //
-// They run in a separate C program (rival.c, compiled by gcc for each test), which loads the library with dlopen and loops over rows
-// itself. There are two reasons: this repository's tests are built without cgo, and calls from Go would cost the rival time.
+// They run in a separate C program (rival.c, compiled by gcc for each test), which loads the
+// library with dlopen and loops over rows itself. There are two reasons: this repository's tests
+// are built without cgo, and calls from Go would cost the rival time.
 package ggmltest
 
 import (
@@ -49,7 +51,8 @@ const (
 	opRead
 )
 
-// ForTest starts a Rival that ends with the test. If that is impossible, it skips the test with the reason; in CI the test fails instead.
+// ForTest starts a Rival that ends with the test. If that is impossible, it skips the test with the
+// reason; in CI the test fails instead.
 func ForTest(tb testing.TB) *Rival {
 	tb.Helper()
 	dir := llamatest.ForTest(tb).Dir
@@ -109,8 +112,8 @@ func (r *Rival) send(q request, data any) error {
 	return nil
 }
 
-// Quantize returns x in ggml's blocks of type t, Q8_0 or Q8_K; len(x) must be a multiple of the block length. The Rival keeps the result
-// for Multiply.
+// Quantize returns x in ggml's blocks of type t, Q8_0 or Q8_K; len(x) must be a multiple of the
+// block length. The Rival keeps the result for Multiply.
 func (r *Rival) Quantize(t gguf.Type, x []float32) ([]byte, error) {
 	n, err := t.RowBytes(int64(len(x)))
 	if err != nil {
@@ -126,8 +129,8 @@ func (r *Rival) Quantize(t gguf.Type, x []float32) ([]byte, error) {
 	return blocks, nil
 }
 
-// Load sends a matrix of type t, with rows of cols elements. The Rival keeps the given number of consecutive copies, if possible on huge
-// pages.
+// Load sends a matrix of type t, with rows of cols elements. The Rival keeps the given number of
+// consecutive copies, if possible on huge pages.
 func (r *Rival) Load(t gguf.Type, rows, cols, copies int, data []byte) error {
 	n, err := t.RowBytes(int64(cols))
 	if err != nil {
@@ -137,11 +140,12 @@ func (r *Rival) Load(t gguf.Type, rows, cols, copies int, data []byte) error {
 		return fmt.Errorf("%d bytes for %d rows of %d %v", len(data), rows, cols, t)
 	}
 	r.rows = rows
-	return r.send(request{Op: opLoad, Type: uint32(t), Rows: uint64(rows), Cols: uint64(cols), Count: uint64(copies)}, data)
+	return r.send(request{Op: opLoad, Type: uint32(t), Rows: uint64(rows), Cols: uint64(cols),
+		Count: uint64(copies)}, data)
 }
 
-// Multiply multiplies the matrix, of type t, by the activations count times, each time with the next copy. It returns the time of the loop
-// in C, and the last product, of rows elements.
+// Multiply multiplies the matrix, of type t, by the activations count times, each time with the
+// next copy. It returns the time of the loop in C, and the last product, of rows elements.
 func (r *Rival) Multiply(t gguf.Type, count int) (time.Duration, []float32, error) {
 	if err := r.send(request{Op: opMultiply, Type: uint32(t), Count: uint64(count)}, nil); err != nil {
 		return 0, nil, err
@@ -157,10 +161,12 @@ func (r *Rival) Multiply(t gguf.Type, count int) (time.Duration, []float32, erro
 	return time.Duration(binary.NativeEndian.Uint64(answer)), dst, nil
 }
 
-// Read reads the bytes of the matrix count times, each time of the next copy, with the widest loads that the processor has, and prefetching
-// ahead bytes in advance. It returns the time, from which follows the bandwidth that a kernel can reach.
+// Read reads the bytes of the matrix count times, each time of the next copy, with the widest loads
+// that the processor has, and prefetching ahead bytes in advance. It returns the time, from which
+// follows the bandwidth that a kernel can reach.
 func (r *Rival) Read(count, ahead int) (time.Duration, error) {
-	if err := r.send(request{Op: opRead, Type: uint32(gguf.Q8_K), Cols: uint64(ahead), Count: uint64(count)}, nil); err != nil {
+	if err := r.send(request{Op: opRead, Type: uint32(gguf.Q8_K), Cols: uint64(ahead), Count: uint64(count)},
+		nil); err != nil {
 		return 0, err
 	}
 	var ns [8]byte

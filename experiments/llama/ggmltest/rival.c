@@ -1,13 +1,16 @@
 //go:build ignore
 
-/* rival is a C program around the CPU backend of a real ggml: it quantises activations, and multiplies a matrix by them, row by row.
+/* rival is a C program around the CPU backend of a real ggml: it quantises activations, and multiplies a matrix by
+ * them, row by row.
  *
- *   rival BASE CPU...   BASE is libggml-base.so; of the CPU libraries it uses the one with the highest ggml_backend_score, as llama.cpp
- * does
+ *   rival BASE CPU...
  *
- * It first writes the path of the library in use, and a newline. Then it reads requests from stdin and writes answers to stdout, in the
- * machine's byte order. A request is a struct request followed by its data; see the cases in main. The declarations are copied from ggml.
- * */
+ * BASE is libggml-base.so. Of the CPU libraries it uses the one with the highest ggml_backend_score, as llama.cpp does.
+ *
+ * It first writes the path of the library in use, and a newline. Then it reads requests from stdin and writes answers
+ * to stdout, in the machine's byte order. A request is a struct request followed by its data; see the cases in main.
+ * The declarations are copied from ggml.
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -76,7 +79,7 @@ static const struct type *type_of(uint32_t number) {
 
 static void get(void *p, size_t n) {
 	if (n && fread(p, 1, n, stdin) != n)
-		exit(0); /* the other end has gone */
+		exit(0); /* the caller has ended */
 }
 
 static void put(const void *p, size_t n) {
@@ -84,8 +87,8 @@ static void put(const void *p, size_t n) {
 		exit(0);
 }
 
-/* Zeroed pages, which may be huge ones: the caller's are of the same kind. */
-static void *pages(size_t n) {
+/* Returns zeroed pages, which may be huge ones, as the caller's are. */
+static void *map_pages(size_t n) {
 	void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED)
 		die("out of memory");
@@ -124,7 +127,8 @@ __attribute__((target("avx2"))) static uint64_t read256(const uint8_t *p, size_t
 			_mm_prefetch((const char *)p + i + ahead, _MM_HINT_T0);
 	}
 	a = _mm256_or_si256(a, b);
-	return (uint64_t)(_mm256_extract_epi64(a, 0) | _mm256_extract_epi64(a, 1) | _mm256_extract_epi64(a, 2) | _mm256_extract_epi64(a, 3));
+	return (uint64_t)(_mm256_extract_epi64(a, 0) | _mm256_extract_epi64(a, 1) | _mm256_extract_epi64(a, 2) |
+	    _mm256_extract_epi64(a, 3));
 }
 
 static uint64_t read_bytes(const uint8_t *p, size_t n, size_t ahead) {
@@ -145,14 +149,14 @@ static uint64_t read_bytes(const uint8_t *p, size_t n, size_t ahead) {
 }
 #endif
 
-static const char *best(int n, char **paths) {
+/* Returns the library that fits this processor best. */
+static const char *best_library(int n, char **paths) {
 	const char *path = NULL;
 	int highest = 0;
 	for (int i = 0; i < n; i++) {
 		void *l = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
 		int (*score)(void) = l ? dlsym(l, "ggml_backend_score") : NULL;
-		int s = score ? score() : l ? 1
-		                            : 0; /* a build for one processor has no score */
+		int s = score ? score() : l != NULL; /* a build for one processor has no score */
 		if (s > highest) {
 			highest = s;
 			path = paths[i];
@@ -170,7 +174,7 @@ int main(int argc, char **argv) {
 		die("usage: rival BASE CPU...");
 	if (!dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL))
 		die(dlerror());
-	const char *path = best(argc - 2, argv + 2);
+	const char *path = best_library(argc - 2, argv + 2);
 	lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	((void (*)(void))sym("ggml_cpu_init"))();
 	printf("%s\n", path);
@@ -185,7 +189,7 @@ int main(int argc, char **argv) {
 		get(&r, sizeof r);
 		const struct type *t = type_of(r.type);
 		switch (r.op) {
-		case QUANTIZE: { /* cols floats; answers with them quantised, and keeps that for MULTIPLY */
+		case QUANTIZE: { /* gets cols floats, answers with them quantised, and keeps that for MULTIPLY */
 			float *x = aligned_alloc(64, (r.cols * sizeof *x + 63) / 64 * 64);
 			get(x, r.cols * sizeof *x);
 			free(y);
@@ -196,12 +200,12 @@ int main(int argc, char **argv) {
 			free(x);
 			break;
 		}
-		case LOAD: { /* a matrix, which is kept count times over; no answer */
+		case LOAD: { /* gets a matrix, of which it keeps count copies; no answer */
 			size_t n = r.rows * (r.cols / t->elems * t->bytes);
 			if (matrix)
 				munmap(matrix, mapped);
 			mapped = n * r.count;
-			matrix = pages(mapped);
+			matrix = map_pages(mapped);
 			get(matrix, n);
 			for (uint64_t i = 1; i < r.count; i++)
 				memcpy(matrix + i * n, matrix, n);
@@ -211,7 +215,8 @@ int main(int argc, char **argv) {
 			next = 0;
 			break;
 		}
-		case MULTIPLY: { /* count products, each with the next copy of the matrix; answers with nanoseconds, and the last result */
+		/* Makes count products, each with the next copy of the matrix; answers with nanoseconds and the last result. */
+		case MULTIPLY: {
 			vec_dot *dot = sym(t->dot);
 			size_t row = m.cols / t->elems * t->bytes;
 			uint64_t begin = now();
@@ -226,7 +231,8 @@ int main(int argc, char **argv) {
 			put(dst, m.rows * sizeof *dst);
 			break;
 		}
-		case READ: { /* the same as MULTIPLY, but the bytes are only read; cols is how far ahead they are prefetched; no result but the time */
+		/* As MULTIPLY, but only reads the bytes, and prefetches cols bytes ahead; answers with nanoseconds only. */
+		case READ: {
 			size_t n = m.rows * (m.cols / type_of(m.type)->elems * type_of(m.type)->bytes);
 			volatile uint64_t sink = 0;
 			uint64_t begin = now();

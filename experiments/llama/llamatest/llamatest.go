@@ -12,8 +12,9 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// ForTest returns the installed llama.cpp. If this machine cannot have one (no npm, no network, no gcc), it skips the test with the reason;
-// in CI (the variable CI is set) the test fails instead. It implies testenv.NeedMachine.
+// ForTest returns the installed llama.cpp. If this machine cannot have one (no npm, no network, no
+// gcc), it skips the test with the reason; in CI (the variable CI is set) the test fails instead.
+// It implies testenv.NeedMachine.
 func ForTest(t testing.TB) *llama.Installation {
 	t.Helper()
 	testenv.NeedMachine(t)

@@ -16,7 +16,8 @@ import (
 // keptBytes bounds what [Model] keeps in memory of the models that it has made.
 const keptBytes = 512 << 20
 
-// kept are models that this process has made. The race detector makes synthesis slow (seconds for 100 MB), and some packages need the same model for each of dozens of tests.
+// kept holds models that this process has made. The race detector makes synthesis slow (seconds for
+// 100 MB), and some packages need the same model for each of dozens of tests.
 var kept struct {
 	sync.Mutex
 	models map[synth.Config][]byte
@@ -61,7 +62,8 @@ func bytesOf(ctx context.Context, cfg synth.Config) ([]byte, error) {
 	return model.Bytes(), nil
 }
 
-// Trained returns the path of a trained model in ../shared/data/models, seen from the module's directory. The test is skipped where that has none of this name.
+// Trained returns the path of a trained model in ../shared/data/models, seen from the module's
+// directory. It skips the test where there is no model of this name.
 func Trained(t testing.TB, name string) string {
 	t.Helper()
 	dir, err := os.Getwd()

@@ -11,8 +11,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// Public gives every user a llama.cpp, for the time of the test: the installed one may lie in root's home. Its files have one more name, or are
-// copied, so that a test may replace them.
+// Public gives every user a llama.cpp for the time of the test, because the installed one may lie
+// in root's home. Its files are hard links or copies, so a test may replace them.
 func Public(t testing.TB, in *llama.Installation) *llama.Installation {
 	t.Helper()
 	dir := testenv.PublicDir(t)

@@ -13,7 +13,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// Split writes the model at path again as two files of about the same size, the metadata in the first one, and returns their paths.
+// Split writes the model at path again as two files of about the same size, the metadata in the
+// first one, and returns their paths.
 func Split(t testing.TB, path string) (parts [2]string) {
 	t.Helper()
 	model, err := gguf.OpenModel(path)
@@ -30,7 +31,7 @@ func Split(t testing.TB, path string) (parts [2]string) {
 	}
 	const header = 24 // magic, version, number of tensors, number of key-value pairs
 	kvs := binary.LittleEndian.Uint64(whole[header-8:])
-	table := bytes.Index(whole, str(nil, tensors[0].Name)) // behind the key-value pairs
+	table := bytes.Index(whole, str(nil, tensors[0].Name)) // after the key-value pairs
 	for i := range tensors {
 		if at := bytes.Index(whole, str(nil, tensors[i].Name)); at < table {
 			table = at
@@ -47,9 +48,12 @@ func Split(t testing.TB, path string) (parts [2]string) {
 			pairs, n = whole[header:table:table], kvs+3
 		}
 		const u16, i32 = 2, 5 // types of values
-		pairs = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint32(str(pairs, "split.no"), u16), uint16(no))
-		pairs = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint32(str(pairs, "split.count"), u16), uint16(len(parts)))
-		pairs = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(str(pairs, "split.tensors.count"), i32), uint32(len(tensors)))
+		pairs = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint32(str(pairs, "split.no"), u16),
+			uint16(no))
+		pairs = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint32(str(pairs, "split.count"), u16),
+			uint16(len(parts)))
+		pairs = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(str(pairs, "split.tensors.count"),
+			i32), uint32(len(tensors)))
 		b := append([]byte(nil), whole[:8]...)
 		b = binary.LittleEndian.AppendUint64(b, uint64(len(mine)))
 		b = append(binary.LittleEndian.AppendUint64(b, n), pairs...)

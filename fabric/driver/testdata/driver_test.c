@@ -1,4 +1,5 @@
-/* Tests of libtfmbs_device.so, against a device. Arguments: the name of a test, and what it needs. Prints nothing if all is well. */
+/* Tests of libtfmbs_device.so, which need a device. The arguments are the name of a test, and what that needs.
+ * A test that passes prints nothing on standard error. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -28,20 +29,22 @@ static int8_t *trits(size_t n, unsigned *seed) {
 	return t;
 }
 
-/* A product of trits is right, for any of the ways that operands lie. */
+/* Multiplies trits, with operands in device and in host memory in all combinations. */
 static void product(int rows, int cols, unsigned *seed) {
 	size_t n = (size_t)rows * (size_t)cols;
 	int8_t *w = trits(n, seed), *x = trits((size_t)cols, seed);
 	int32_t *want = calloc((size_t)rows, 4), *got = malloc(4 * (size_t)rows);
 	for (int r = 0; r < rows; r++)
 		for (int c = 0; c < cols; c++) want[r] += w[(size_t)r * (size_t)cols + (size_t)c] * x[c];
-	void *dw = fabric_alloc((n + 4) / 5), *dx = fabric_alloc(((size_t)cols + 4) / 5), *dy = fabric_alloc(4 * (size_t)rows);
+	void *dw = fabric_alloc((n + 4) / 5), *dx = fabric_alloc(((size_t)cols + 4) / 5),
+	     *dy = fabric_alloc(4 * (size_t)rows);
 	CHECK(dw && dx && dy && is_fabric_ptr(dw) && is_fabric_ptr((char *)dw + (n + 4) / 5 - 1) && !is_fabric_ptr(w));
 	CHECK(fabric_memcpy_to(dw, w, n, 1) == 0 && fabric_memcpy_to(dx, x, (size_t)cols, 1) == 0);
 	int8_t *back = malloc(n);
-	CHECK(fabric_memcpy_from(back, dw, n, 1) == 0 && memcmp(back, w, n) == 0); /* tail trits are kept */
+	CHECK(fabric_memcpy_from(back, dw, n, 1) == 0 && memcmp(back, w, n) == 0); /* also the trits of the last byte */
 	uint8_t *pw = malloc((n + 4) / 5), *px = malloc(((size_t)cols + 4) / 5);
-	CHECK(fabric_memcpy_from(pw, dw, (n + 4) / 5, 0) == 0 && fabric_memcpy_from(px, dx, ((size_t)cols + 4) / 5, 0) == 0);
+	CHECK(fabric_memcpy_from(pw, dw, (n + 4) / 5, 0) == 0 &&
+	    fabric_memcpy_from(px, dx, ((size_t)cols + 4) / 5, 0) == 0);
 	for (int way = 0; way < 8; way++) {
 		const void *a = way & 1 ? (void *)pw : dw, *b = way & 2 ? (void *)px : dx;
 		memset(got, 0x55, 4 * (size_t)rows);
@@ -67,7 +70,8 @@ static void basic(void) {
 	char *p = fabric_alloc(10);
 	int8_t two = 2;
 	CHECK(fabric_memcpy_to(p, "0123456789a", 11, 0) == -EFAULT && fabric_memcpy_to(p + 3, "01234567", 8, 0) == -EFAULT);
-	CHECK(fabric_memcpy_to(p, &two, 1, 1) == -EINVAL && fabric_exec_gemv(p, p, p, 0, 5) == -EINVAL && fabric_exec_gemv(p, p, p, 100, 100) == -EFAULT);
+	CHECK(fabric_memcpy_to(p, &two, 1, 1) == -EINVAL && fabric_exec_gemv(p, p, p, 0, 5) == -EINVAL &&
+	    fabric_exec_gemv(p, p, p, 100, 100) == -EFAULT);
 	CHECK(fabric_wait(NULL) == -EINVAL && fabric_wait((void *)77) == -EINVAL && tfmbs_cancel(99) == -EINVAL);
 	CHECK(is_fabric_ptr(p + 9) && !is_fabric_ptr(p + 10));
 	fabric_free(p);
@@ -75,11 +79,11 @@ static void basic(void) {
 	fabric_free(NULL);
 	tfmbs_shutdown();
 	tfmbs_shutdown();
-	product(9, 11, &seed); /* begins anew */
+	product(9, 11, &seed); /* connects again */
 	tfmbs_shutdown();
 }
 
-/* TFMBS_POOL_BYTES is 64 KiB: 16 blocks of 4096. */
+/* Blocks are evicted and come back. TFMBS_POOL_BYTES is 64 KiB: 16 blocks of 4096. */
 static void evictions(void) {
 	enum { BLOCKS = 40 };
 	char *b[BLOCKS], text[4096];
@@ -99,7 +103,7 @@ static void evictions(void) {
 	for (int i = 0; i < BLOCKS; i++) fabric_free(b[i]);
 	fabric_get_metrics(&m);
 	CHECK(m.pool_used == 0);
-	/* Blocks of unfinished jobs stay: while many jobs are on their way, others take their room. */
+	/* Blocks of unfinished jobs stay: while jobs are under way, other blocks ask for room. */
 	unsigned seed = 3;
 	enum {
 		JOBS = 8,
@@ -126,8 +130,10 @@ static void evictions(void) {
 	fabric_get_metrics(&m);
 	long zeros = 0;
 	for (int i = 0; i < N * N; i++) zeros += w[i] == 0;
-	CHECK(m.offload_count == JOBS && m.fallback_count == 0 && m.total_ops == JOBS * N * N && m.zero_skips == JOBS * zeros);
-	CHECK(m.residency_misses == 1 && m.residency_hits == JOBS - 1 && m.broadcasts == JOBS && m.lanes_used > 0 && m.active_ops + (uint64_t)m.zero_skips == (uint64_t)m.total_ops);
+	CHECK(m.offload_count == JOBS && m.fallback_count == 0 && m.total_ops == JOBS * N * N &&
+	    m.zero_skips == JOBS * zeros);
+	CHECK(m.residency_misses == 1 && m.residency_hits == JOBS - 1 && m.broadcasts == JOBS && m.lanes_used > 0 &&
+	    m.active_ops + (uint64_t)m.zero_skips == (uint64_t)m.total_ops);
 	free(w), free(x);
 	tfmbs_shutdown();
 }
@@ -139,7 +145,8 @@ static void *worker(void *arg) {
 		tfmbs_job jobs[5];
 		product(1 + (int)(next(&seed) % 40), 1 + (int)(next(&seed) % 200), &seed);
 		for (int k = 0; k < 5; k++) CHECK(tfmbs_submit_empty(&jobs[k]) == 0);
-		for (int k = 5; k-- > 0;) CHECK(tfmbs_wait(jobs[k]) == 0 && (k == 0 || tfmbs_poll(jobs[k - 1]) == 1)); /* they are over in order */
+		/* Jobs are finished in order. */
+		for (int k = 5; k-- > 0;) CHECK(tfmbs_wait(jobs[k]) == 0 && (k == 0 || tfmbs_poll(jobs[k - 1]) == 1));
 	}
 	return NULL;
 }
@@ -151,7 +158,7 @@ static void threads(void) {
 	tfmbs_shutdown();
 }
 
-/* A frame from a file, x and the expected y as float32 in files: exact. Batches, staged and in shared memory. */
+/* The contents of a file, and their size. */
 static void *file(const char *path, size_t *n) {
 	FILE *f = fopen(path, "r");
 	CHECK(f != NULL && fseek(f, 0, SEEK_END) == 0);
@@ -163,6 +170,8 @@ static void *file(const char *path, size_t *n) {
 	return b;
 }
 
+/* A frame in a file, and x and the expected y as float32 in files: the result is exact. Also batches, staged and
+ * in shared memory, and planes with scales. */
 static void frames(const char *frame_path, const char *x_path, const char *y_path) {
 	size_t fn, xn, yn;
 	void *frame = file(frame_path, &fn);
@@ -176,31 +185,44 @@ static void frames(const char *frame_path, const char *x_path, const char *y_pat
 	uint8_t *shared = tfmbs_buffer(3 * (xn + yn) + 64);
 	CHECK(shared != NULL);
 	for (int i = 0; i < 3; i++) memcpy(shared + (size_t)i * xn, x, xn);
-	tfmbs_gemv g = {.weight = w, .rows = rows, .cols = cols, .n = 3, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = 32, .x = shared, .y = shared + 3 * xn};
+	tfmbs_gemv g = {.weight = w,
+	    .rows = rows,
+	    .cols = cols,
+	    .n = 3,
+	    .x_type = TFMBS_FLOAT32,
+	    .y_type = TFMBS_FLOAT32,
+	    .block = 32,
+	    .x = shared,
+	    .y = shared + 3 * xn};
 	tfmbs_job job, other;
 	CHECK(tfmbs_submit(&g, &job) == 0);
 	g.x = x, g.n = 1, g.y = y;
-	CHECK(tfmbs_submit(&g, &other) == 0 && tfmbs_wait(other) == 0 && tfmbs_poll(job) == 1 && tfmbs_wait(job) == 0 && memcmp(y, want, yn) == 0);
-	/* A batch is summed in another order: equal among its vectors, and close to a single product. */
+	CHECK(tfmbs_submit(&g, &other) == 0 && tfmbs_wait(other) == 0 && tfmbs_poll(job) == 1 &&
+	    tfmbs_wait(job) == 0 && memcmp(y, want, yn) == 0);
+	/* A batch is summed in another order: results of equal vectors are equal, and close to a single product. */
 	for (size_t i = 0; i < 3; i++) {
 		const float *batch = (const float *)(void *)(shared + 3 * xn + i * yn);
 		CHECK(memcmp(batch, shared + 3 * xn, yn) == 0);
 		for (uint32_t r = 0; r < rows; r++) CHECK(batch[r] - want[r] < 1e-4f && want[r] - batch[r] < 1e-4f);
 	}
 	tfmbs_buffer_free(shared);
-	CHECK(tfmbs_pin(w) == 0 && tfmbs_unpin(w) == 0 && tfmbs_unpin(w) == -EINVAL && tfmbs_release(w) == 0 && tfmbs_release(w) == -EBADF);
+	CHECK(tfmbs_pin(w) == 0 && tfmbs_unpin(w) == 0 && tfmbs_unpin(w) == -EINVAL && tfmbs_release(w) == 0 &&
+	    tfmbs_release(w) == -EBADF);
 	/* Planes with scales: 2 rows of 3, weights -4..4 times 0.5, in float32. */
-	static const uint8_t pt5[] = {1 + 3 * 2 + 9 * 0 + 27 * 1 + 81 * 1, 2 + 3 + 9 + 27 + 81, 2 + 3 * 0 + 9 * 1 + 27 * 1 + 81 * 2, 0 + 3 + 9 + 27 + 81};
+	static const uint8_t pt5[] = {1 + 3 * 2 + 9 * 0 + 27 * 1 + 81 * 1, 2 + 3 + 9 + 27 + 81,
+	    2 + 3 * 0 + 9 * 1 + 27 * 1 + 81 * 2, 0 + 3 + 9 + 27 + 81};
 	static const int weights[2][3] = {{0 + 3, 1 - 3, -1 + 0}, {0 + 0, 0 + 3, 1 - 3}};
 	static const uint16_t half[] = {0x3800, 0x3800};
 	float v[3] = {127, -64, 1}, r[2];
 	CHECK(tfmbs_upload_planes(7, pt5, 2, 2, 3, half, 32, TFMBS_TWO_BIT, &w) == 0 && tfmbs_run_gemv(w, 2, 3, v, r) == 0);
-	for (int i = 0; i < 2; i++) CHECK(r[i] == 0.5f * ((float)weights[i][0] * v[0] + (float)weights[i][1] * v[1] + (float)weights[i][2] * v[2]));
+	for (int i = 0; i < 2; i++)
+		CHECK(r[i] ==
+		    0.5f * ((float)weights[i][0] * v[0] + (float)weights[i][1] * v[1] + (float)weights[i][2] * v[2]));
 	free(frame), free(x), free(want), free(y);
 	tfmbs_shutdown();
 }
 
-/* Products of which each turns what the one before wrote by a place, checked once and run again and again. */
+/* A plan of products that is run several times. Each rotates the vector of the one before by one element. */
 static void plan(void) {
 	enum {
 		N = 32,
@@ -216,7 +238,15 @@ static void plan(void) {
 	CHECK(v != NULL);
 	tfmbs_gemv g[STEPS];
 	for (int i = 0; i < STEPS; i++)
-		g[i] = (tfmbs_gemv){.weight = w, .rows = N, .cols = N, .n = 1, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = 32, .x = v + N * (i % 2), .y = v + N * (1 - i % 2)};
+		g[i] = (tfmbs_gemv){.weight = w,
+		    .rows = N,
+		    .cols = N,
+		    .n = 1,
+		    .x_type = TFMBS_FLOAT32,
+		    .y_type = TFMBS_FLOAT32,
+		    .block = 32,
+		    .x = v + N * (i % 2),
+		    .y = v + N * (1 - i % 2)};
 	tfmbs_plan *p = NULL;
 	CHECK(tfmbs_plan_new(g, 0, &p) == -EINVAL && tfmbs_plan_run(NULL) == -EINVAL);
 	g[STEPS - 1].x = host;
@@ -279,7 +309,7 @@ static void latency(void) {
 	tfmbs_shutdown();
 }
 
-/* Until it is killed: uploads, pins and multiplies, waits for some jobs and leaves others under way. */
+/* Uploads, pins and multiplies until it is killed; it waits for some jobs and leaves others under way. */
 static void endless(unsigned seed) {
 	enum {
 		ROWS = 300,
@@ -292,7 +322,15 @@ static void endless(unsigned seed) {
 		for (int i = 0; i < 2 * ROWS * COLS / 5; i++) planes[i] = (uint8_t)(next(&seed) % 243);
 		CHECK(tfmbs_upload_planes(n, planes, 2, ROWS, COLS, NULL, 0, 0, &w) == 0);
 		if (next(&seed) % 2) CHECK(tfmbs_pin(w) == 0);
-		tfmbs_gemv g = {.weight = w, .rows = ROWS, .cols = COLS, .n = 64, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = 32, .x = x, .y = y};
+		tfmbs_gemv g = {.weight = w,
+		    .rows = ROWS,
+		    .cols = COLS,
+		    .n = 64,
+		    .x_type = TFMBS_FLOAT32,
+		    .y_type = TFMBS_FLOAT32,
+		    .block = 32,
+		    .x = x,
+		    .y = y};
 		tfmbs_job jobs[5];
 		for (int i = 0; i < 5; i++) CHECK(tfmbs_submit(&g, &jobs[i]) == 0);
 		if (n == 0) {
@@ -309,7 +347,7 @@ static void endless(unsigned seed) {
 	}
 }
 
-/* Products until the input ends; all of them are right. */
+/* Multiplies until standard input ends. */
 static void steady(void) {
 	unsigned seed = 1;
 	product(40, 77, &seed);
@@ -331,6 +369,6 @@ int main(int argc, char **argv) {
 	else if (!strcmp(test, "latency")) latency();
 	else if (!strcmp(test, "endless") && argc == 3) endless((unsigned)atoi(argv[2]));
 	else if (!strcmp(test, "steady")) steady();
-	else CHECK(!"a test that there is");
+	else CHECK(!"there is such a test");
 	return 0;
 }

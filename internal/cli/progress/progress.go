@@ -1,6 +1,9 @@
-// Package progress shows on a terminal how far a command is ([Bar]). It is the only package that imports the progress bar's library; it is
-// separate from package cli so that commands without progress do not link that library.
+// Package progress shows on a terminal how far a command is ([Bar]). It is the only package that
+// imports the progress bar's library. It is separate from package cli so that commands without
+// progress do not link that library.
 package progress
+
+// This file shows a progress bar.
 
 import (
 	"fmt"
@@ -14,11 +17,11 @@ import (
 	"tensorcast/internal/visible"
 )
 
-// Bar shows on one line of a terminal how much is done. If the output is no terminal, nothing is shown. Close removes the line. Its methods
-// may be called concurrently.
+// Bar shows on one line of a terminal how much is done. If the output is no terminal, nothing is
+// shown. Close removes the line. Its methods may be called concurrently.
 type Bar struct {
-	w     io.Writer // of messages
-	raw   io.Writer // the same without cli.Safe
+	w     io.Writer // for messages
+	raw   io.Writer // the same output without cli.Safe, for the line
 	o     Options
 	shown bool // w is a terminal, and Quiet is not set
 
@@ -33,12 +36,15 @@ type Bar struct {
 type Options struct {
 	Quiet   bool   // show nothing
 	Bytes   bool   // amounts are bytes
-	Predict bool   // show the estimated remaining time; for parts that take equally long
-	What    string // what is being done, until Update changes it
-	Width   int    // columns reserved for What, so that the bar does not move when it changes; 0: as many as needed
+	Predict bool   // show the estimated remaining time; useful if parts take equally long
+	What    string // describes what is being done, until Update changes it
+	// columns reserved for What, so that the bar stays where it is when What changes; 0: as many as
+	// needed
+	Width int
 }
 
-// New prepares a line on w if that is a terminal. The line is shown at the first Update, or at once if o.What is set.
+// New prepares a line on w if that is a terminal. The line is shown at the first Update, or at once
+// if o.What is set.
 func New(w io.Writer, o Options) *Bar {
 	p := &Bar{w: cli.Safe(w), raw: cli.Raw(w), o: o, shown: !o.Quiet && cli.IsTerminal(w), what: o.What}
 	if o.What != "" {
@@ -65,7 +71,7 @@ func (p *Bar) Update(done, total int64, what string) {
 		p.bar.Describe(p.description())
 	}
 	if total > 0 {
-		done = min(done, total-1) // a complete bar would disappear; that is for Close to do
+		done = min(done, total-1) // a complete bar would disappear before Close
 	}
 	_ = p.bar.Set64(done) // a failing terminal must not fail the command
 }
@@ -76,9 +82,15 @@ func (p *Bar) begin(total int64, count bool) {
 		_ = p.bar.Finish() // ignored for the same reason
 	}
 	options := []progressbar.Option{
-		progressbar.OptionSetWriter(p.raw), progressbar.OptionSetWidth(20), progressbar.OptionSetDescription(p.description()),
-		progressbar.OptionShowBytes(p.o.Bytes), progressbar.OptionClearOnFinish(), progressbar.OptionSetElapsedTime(true),
-		progressbar.OptionSetPredictTime(p.o.Predict && total > 0), progressbar.OptionSpinnerType(14), progressbar.OptionThrottle(turn / 2),
+		progressbar.OptionSetWriter(p.raw),
+		progressbar.OptionSetWidth(20),
+		progressbar.OptionSetDescription(p.description()),
+		progressbar.OptionShowBytes(p.o.Bytes),
+		progressbar.OptionClearOnFinish(),
+		progressbar.OptionSetElapsedTime(true),
+		progressbar.OptionSetPredictTime(p.o.Predict && total > 0),
+		progressbar.OptionSpinnerType(14),
+		progressbar.OptionThrottle(redrawInterval / 2),
 		progressbar.OptionSetSpinnerChangeInterval(0), // otherwise the library starts a goroutine that never ends
 	}
 	if total > 0 || count {
@@ -86,7 +98,7 @@ func (p *Bar) begin(total int64, count bool) {
 	}
 	p.bar, p.total = progressbar.NewOptions64(total, options...), total
 	if p.stop == nil {
-		p.stop = p.move()
+		p.stop = p.startRedrawing()
 	}
 }
 
@@ -98,15 +110,16 @@ func (p *Bar) description() string {
 	return what
 }
 
-// turn is how often the line is redrawn without changes, because it shows the elapsed time.
-const turn = 200 * time.Millisecond
+// redrawInterval is how often the line is redrawn even without changes, because it shows the
+// elapsed time.
+const redrawInterval = 200 * time.Millisecond
 
-// move starts the goroutine that redraws the line, and returns the function that ends it.
-func (p *Bar) move() (stop func()) {
+// startRedrawing starts the goroutine that redraws the line, and returns the function that ends it.
+func (p *Bar) startRedrawing() (stop func()) {
 	stopping, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		tick := time.NewTicker(turn)
+		tick := time.NewTicker(redrawInterval)
 		defer tick.Stop()
 		for {
 			select {
@@ -127,7 +140,7 @@ func (p *Bar) move() (stop func()) {
 	}
 }
 
-// Write removes the line and writes b to the output; the line comes back with its next change.
+// Write removes the line and writes b to the output. The line comes back with its next change.
 func (p *Bar) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +150,7 @@ func (p *Bar) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// Close removes the line. It may be called more than once; a later Update shows nothing.
+// Close removes the line. It may be called more than once. A later Update shows nothing.
 func (p *Bar) Close() {
 	p.mu.Lock()
 	stop := p.stop

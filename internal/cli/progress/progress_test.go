@@ -1,5 +1,7 @@
 package progress
 
+// This file tests the bar on a terminal and in a pipe.
+
 import (
 	"bytes"
 	"fmt"
@@ -21,18 +23,21 @@ func TestSilentInAPipe(t *testing.T) {
 	p.Close()
 	p.Close()
 	if b.String() != "warning\n" {
-		t.Errorf("wrote %q", b.String())
+		t.Errorf("wrote %q, want only the warning", b.String())
 	}
 }
 
 func TestBar(t *testing.T) {
-	for name, o := range map[string]Options{"quiet": {Quiet: true, What: "working"}, "shown": {What: "working", Width: 12}} {
+	for name, o := range map[string]Options{
+		"quiet": {Quiet: true, What: "working"},
+		"shown": {What: "working", Width: 12},
+	} {
 		term := testenv.NewTerminal(t)
 		p := New(term.Slave, o)
-		time.Sleep(2 * turn) // the line moves by itself
+		time.Sleep(2 * redrawInterval) // the line is redrawn by itself
 		for i := range int64(4) {
 			p.Update(i+1, 4, "adding up\x1b[2J")
-			time.Sleep(turn)
+			time.Sleep(redrawInterval)
 		}
 		fmt.Fprintln(p, "warning\x1b[2J")
 		p.Close()
@@ -40,7 +45,7 @@ func TestBar(t *testing.T) {
 		screen := term.End()
 		if name == "quiet" {
 			if screen != `warning\x1b[2J`+"\r\n" {
-				t.Errorf("quiet: %q", screen)
+				t.Errorf("quiet: the screen has %q, want only the warning", screen)
 			}
 			continue
 		}
@@ -50,8 +55,9 @@ func TestBar(t *testing.T) {
 			}
 		}
 		last := screen[strings.LastIndex(strings.TrimSuffix(screen, "\r"), "\r"):]
-		if strings.Contains(screen, "too late") || strings.Contains(screen, "\x1b[2J") || strings.TrimSpace(last) != "" {
-			t.Errorf("the line stays: %q", screen)
+		if strings.Contains(screen, "too late") || strings.Contains(screen, "\x1b[2J") ||
+			strings.TrimSpace(last) != "" {
+			t.Errorf("the line is left on the screen, or controls it: %q", screen)
 		}
 	}
 }

@@ -1,6 +1,8 @@
-// Package status shows the progress of a capture on one line of a terminal, updated every second: [Meter] computes rates, [Text] formats
-// the line, [Line] shows it. cmd/tracer uses it.
+// Package status shows the progress of a capture on one line of a terminal, updated every second:
+// [Meter] computes rates, [Text] formats the line, [Line] shows it. cmd/tracer uses it.
 package status
+
+// This file computes rates, and shows them on a line.
 
 import (
 	"fmt"
@@ -21,12 +23,13 @@ type Sample struct {
 	Tokens int // tokens generated
 }
 
-// window is the time over which rates are averaged: long enough for steady numbers, short enough to follow changes.
+// window is the time over which rates are averaged. It is long enough for steady numbers, and short
+// enough to follow changes.
 const window = 5 * time.Second
 
 // Meter computes rates. The zero value is ready to use; it is not safe for concurrent use.
 type Meter struct {
-	samples []Sample // in order of time: those of the last window, and the one before
+	samples []Sample // in order of time: the samples of the last window, and the one before
 }
 
 // Rates are averages per second over the last seconds.
@@ -48,14 +51,17 @@ func (m *Meter) Add(s Sample) Rates {
 	return Rates{float64(s.Tokens-from.Tokens) / seconds, float64(s.Events-from.Events) / seconds}
 }
 
-// Text formats the line for a sample: what the target is doing, how fast, and what was lost.
+// Text formats the line for a sample: what the target is doing, how fast, and how many events were
+// lost.
 func Text(phase string, s Sample, r Rates) string {
-	return fmt.Sprintf("%s  %.1f tok/s  %s tokens  %s events/s  %s lost", phase, r.Tokens, humanize.Comma(int64(s.Tokens)),
+	return fmt.Sprintf("%s  %.1f tok/s  %s tokens  %s events/s  %s lost",
+		phase, r.Tokens, humanize.Comma(int64(s.Tokens)),
 		humanize.Comma(int64(r.Events)), humanize.Comma(int64(s.Lost)))
 }
 
-// Line is a line on a terminal. A goroutine writes it, so that the caller never waits for the terminal, which may be stopped (Ctrl-S). Text
-// that has not been written yet is replaced by newer text.
+// Line is a line on a terminal. A goroutine writes it, so that the caller never waits for the
+// terminal, which may be stopped (Ctrl-S). Text that has not been written yet is replaced by newer
+// text.
 type Line struct {
 	width func() int
 	next  chan string
@@ -67,7 +73,8 @@ type Line struct {
 	shown bool
 }
 
-// NewLine returns a line on w, a terminal whose width in columns is width(). The caller must call Close.
+// NewLine returns a line on w, a terminal whose width in columns is width(). The caller must call
+// Close.
 func NewLine(w io.Writer, width func() int) *Line {
 	l := &Line{w: w, width: width, next: make(chan string, 1), done: make(chan struct{})}
 	go l.run()
@@ -80,10 +87,12 @@ const erase = "\r\x1b[K" // move to the start of the line, clear to its end
 func (l *Line) run() {
 	defer close(l.done)
 	for text := range l.next {
-		if n := l.width() - 1; n >= 0 && len(text) > n { // a full line would wrap and could not be erased
+		// A line as long as the terminal is wide would wrap, and could not be erased.
+		if n := l.width() - 1; n >= 0 && len(text) > n {
 			text = text[:n]
 		}
-		// The cursor is left at the start of the line, so that other output replaces the line instead of following it.
+		// The cursor is left at the start of the line, so that other output replaces the line
+		// instead of following it.
 		l.mu.Lock()
 		_, _ = fmt.Fprint(l.w, erase, text, "\r")
 		l.shown = true
@@ -92,7 +101,8 @@ func (l *Line) run() {
 	_, _ = l.Write(nil)
 }
 
-// Show replaces the text of the line, which must be ASCII. It must not be called concurrently, or after Close.
+// Show replaces the text of the line, which must be ASCII. It must not be called concurrently, or
+// after Close.
 func (l *Line) Show(text string) {
 	for {
 		select {
@@ -107,8 +117,9 @@ func (l *Line) Show(text string) {
 	}
 }
 
-// Write removes the line and writes p, whole messages, to the terminal, with what would act on it made visible; the line comes back with the
-// next Show. It may be called concurrently, and after Close.
+// Write removes the line and writes complete messages to the terminal. Characters that would
+// control the terminal are made visible. The line comes back with the next Show. Write may be
+// called concurrently, and after Close.
 func (l *Line) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,5 +1,7 @@
 package status
 
+// This file tests rates and the line.
+
 import (
 	"bytes"
 	"math"
@@ -18,12 +20,14 @@ func TestRates(t *testing.T) {
 		samples []Sample
 		want    Rates
 	}{
-		"one sample has no rate":     {[]Sample{at(0, 10, 100)}, Rates{}},
-		"two":                        {[]Sample{at(0, 10, 100), at(2, 30, 1100)}, Rates{10, 500}},
-		"the same moment":            {[]Sample{at(0, 10, 100), at(0, 30, 1100)}, Rates{}},
-		"the window moves on":        {[]Sample{at(0, 0, 0), at(1, 100, 1000), at(6, 110, 1050)}, Rates{2, 10}},
-		"a long gap is averaged":     {[]Sample{at(0, 0, 0), at(100, 50, 1000)}, Rates{0.5, 10}},
-		"idle":                       {[]Sample{at(0, 0, 0), at(1, 100, 1000), at(6, 100, 1000), at(11, 100, 1000)}, Rates{0, 0}},
+		"one sample has no rate": {[]Sample{at(0, 10, 100)}, Rates{}},
+		"two":                    {[]Sample{at(0, 10, 100), at(2, 30, 1100)}, Rates{10, 500}},
+		"the same moment":        {[]Sample{at(0, 10, 100), at(0, 30, 1100)}, Rates{}},
+		"the window moves on":    {[]Sample{at(0, 0, 0), at(1, 100, 1000), at(6, 110, 1050)}, Rates{2, 10}},
+		"a long gap is averaged": {[]Sample{at(0, 0, 0), at(100, 50, 1000)}, Rates{0.5, 10}},
+		"idle": {
+			[]Sample{at(0, 0, 0), at(1, 100, 1000), at(6, 100, 1000), at(11, 100, 1000)}, Rates{0, 0},
+		},
 		"between the window's edges": {[]Sample{at(0, 0, 0), at(4, 40, 0), at(7, 40, 0)}, Rates{40.0 / 7, 0}},
 	}
 	for name, tc := range cases {
@@ -40,14 +44,14 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// Hours of samples must not be kept.
+// A Meter does not keep the samples of hours.
 func TestMeterForgets(t *testing.T) {
 	var m Meter
 	for i := range 10000 {
 		m.Add(Sample{Time: time.Unix(int64(i), 0)})
 	}
 	if len(m.samples) > 10 {
-		t.Errorf("%d samples are kept", len(m.samples))
+		t.Errorf("%d samples are kept, want at most 10", len(m.samples))
 	}
 }
 
@@ -71,11 +75,11 @@ func TestLine(t *testing.T) {
 	b.Reset()
 	NewLine(&b, func() int { return 9 }).Close()
 	if b.Len() != 0 {
-		t.Errorf("a line that showed nothing wrote %q", b.String())
+		t.Errorf("a line that showed nothing wrote %q, want nothing", b.String())
 	}
 }
 
-// Other text takes the line's place; it is not written behind it.
+// Other output replaces the line instead of following it.
 func TestLineGivesWay(t *testing.T) {
 	var b bytes.Buffer
 	l := NewLine(&b, func() int { return 80 })
@@ -87,7 +91,7 @@ func TestLineGivesWay(t *testing.T) {
 	l.mu.Unlock()
 	for range 2 {
 		if n, err := l.Write([]byte("warning\n")); n != 8 || err != nil {
-			t.Errorf("wrote %d bytes (%v)", n, err)
+			t.Errorf("wrote %d bytes (%v), want 8", n, err)
 		}
 	}
 	if got, want := b.String(), "\r\x1b[Kwarning\nwarning\n"; got != want {
@@ -95,17 +99,17 @@ func TestLineGivesWay(t *testing.T) {
 	}
 }
 
-// Messages cannot act on the terminal.
+// Messages cannot control the terminal.
 func TestLineShowsMessages(t *testing.T) {
 	var b bytes.Buffer
 	l := NewLine(&b, func() int { return 80 })
 	defer l.Close()
 	if n, err := l.Write([]byte("read \x1b[2J: no\n")); n != 14 || err != nil || b.String() != "read \\x1b[2J: no\n" {
-		t.Errorf("%q, %d bytes, %v", &b, n, err)
+		t.Errorf("%q, %d bytes, %v; want the message visible, 14", &b, n, err)
 	}
 }
 
-// stopped is a terminal that takes nothing until it is let go.
+// stopped is a terminal that blocks writers until its mutex is unlocked.
 type stopped struct {
 	mu sync.Mutex
 	bytes.Buffer
@@ -124,10 +128,10 @@ func TestLineNeverWaits(t *testing.T) {
 	for range 1000 {
 		l.Show("old")
 	}
-	l.Show("new") // would hang here
+	l.Show("new") // would block here if Show waited for the terminal
 	s.mu.Unlock()
 	l.Close()
 	if got := s.String(); !strings.Contains(got, "new") || strings.Count(got, "old") > 1 {
-		t.Errorf("wrote %q", got)
+		t.Errorf("wrote %q, want new, and old at most once", got)
 	}
 }

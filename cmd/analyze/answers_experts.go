@@ -1,0 +1,76 @@
+package main
+
+// This file has the analysis experts: how a mixture of experts uses its experts.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"tensorcast/moe"
+	"tensorcast/report"
+	"tensorcast/report/gather"
+)
+
+const expertsLong = `analyze experts writes tables (CSV and Parquet) and figures:
+
+  experts            each expert of each layer: how often the prompt and generated tokens chose it, and after how many tokens again
+  experts_layers     each layer: how even its load is, its hottest and coldest expert, how many of its choices the token before made, too
+  experts_tokens     each token: how many of its experts the token before had chosen, and how many no token before had
+  experts_together   which share of all experts 1, 2, 4, ... consecutive tokens touch: a prompt of so many, or a batch
+
+The figures are the share of tokens that chooses each expert (experts), the choices of each token (experts_map), and the curves of
+first touches and of overlap (experts_tokens). analyze moe says what caches and prediction would gain.`
+
+// routes is which experts the tokens of the analysed context chose.
+func (s *study) routes() (*moe.Trace, error) {
+	empty := s.experts()
+	if empty == nil {
+		return nil, fmt.Errorf("%w: this is a dense model", moe.ErrNoRoutes)
+	}
+	steps, err := moe.Steps(s.in.capture.Steps(), s.pattern.Context)
+	if err != nil {
+		return nil, err
+	}
+	return moe.FromRoutes(empty, s.in.capture.Routes(), steps)
+}
+
+// expertsAnswer makes the tables and figures of experts.
+func expertsAnswer(_ context.Context, s *study) (*answer, error) {
+	t, err := s.routes()
+	if err != nil {
+		return nil, err
+	}
+	e := gather.NewExperts(t)
+	a := &answer{text: e.Document(), data: e.Data()}
+	for _, table := range e.Tables() {
+		a.files = append(a.files, tableFiles(table.Name, table.Columns, s.modelField())...)
+	}
+	shares := e.ShareFigure()
+	shares.Text.Title, shares.Text.Caption = s.title("how often experts are chosen"), s.caption()
+	a.files = append(a.files, figureFiles("experts", shares, s.format)...)
+	var choices drawing
+	if f, err := e.ChoiceFigure(); err != nil {
+		s.in.warn("left out: the figure experts_map: %v", err)
+	} else {
+		f.Text.Title, f.Text.Caption = s.title("which experts tokens choose"), s.caption()
+		choices = f
+	}
+	a.files = append(a.files, figureFiles("experts_map", choices, s.format)...)
+	curves := e.TokensFigure(s.title("experts, token by token"), s.caption())
+	a.files = append(a.files, figureFiles("experts_tokens", drawingOf(curves), s.format)...)
+	return a, nil
+}
+
+// expertsHeatmap shows on the page which experts each step's tokens chose. It is nil if the model is dense, its routers
+// were not observed, or there are too many steps.
+func (s *study) expertsHeatmap() (*report.Heatmap, error) {
+	t, err := s.routes()
+	if errors.Is(err, moe.ErrNoRoutes) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return gather.ExpertsHeatmap(t, s.sums.Steps()), nil
+}

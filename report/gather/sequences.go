@@ -1,0 +1,112 @@
+package gather
+
+// This file draws what package pattern finds: a step's sequence of reads, steps that depart from it, and two captures
+// beside each other.
+
+import (
+	"fmt"
+
+	"tensorcast/internal/chart"
+	"tensorcast/internal/visible"
+	"tensorcast/pattern"
+	"tensorcast/trace/tables"
+)
+
+// maxCurvePoints bounds a curve over tokens. Beyond it, a point stands for several tokens.
+const maxCurvePoints = 2000
+
+// PatternFigure has a dot for each read of each phase's sequence, and reads is how many these are. It is nil if there
+// is nothing to draw.
+func PatternFigure(p *pattern.Pattern, title, caption string) (f *chart.Figure, reads map[tables.Phase]int) {
+	f = &chart.Figure{
+		To: 1, XLabel: "time of a step", YLabel: "offset in the file (MiB)", Beside: true, Caption: caption,
+	}
+	reads = map[tables.Phase]int{}
+	curves := make([]chart.Curve, len(tables.PhaseNames()))
+	for i, name := range tables.PhaseNames() {
+		curves[i] = chart.Curve{Name: name, Dots: true}
+	}
+	for _, r := range p.Rows() {
+		reads[r.Phase]++
+		y := float64(r.Tensor.Offset) / mib
+		curves[r.Phase].Points = append(curves[r.Phase].Points, chart.Point{X: r.RelativeTime, Y: y})
+		f.High = max(f.High, 1.02*y)
+	}
+	f.Panels = []chart.Panel{{Title: title, Curves: curves}}
+	if f.High == 0 {
+		return nil, reads
+	}
+	return f, reads
+}
+
+// ComparisonFigure has the time of each token in two captures with these names and captions. Of many tokens, the mean
+// of each bin is drawn. It is nil if neither capture has times.
+func ComparisonFigure(c *pattern.Comparison, names, captions [2]string) *chart.Figure {
+	caption := captions[0]
+	if captions[1] != captions[0] {
+		caption = names[0] + ": " + captions[0] + "; " + names[1] + ": " + captions[1]
+	}
+	f := &chart.Figure{
+		Caption: visible.Line(caption), XLabel: "generated token", YLabel: "ms per token",
+		Panels: []chart.Panel{{Title: visible.Line(c.Sides[0].Model + ": time of each token")}},
+	}
+	for side, name := range names {
+		times := c.Times(side)
+		bin := len(times)/maxCurvePoints + 1
+		curve := chart.Curve{Name: visible.Line(name)}
+		for from := 0; from < len(times); from += bin {
+			part := times[from:min(from+bin, len(times))]
+			mean := 0.0
+			for _, t := range part {
+				mean += float64(t.Nanos) / 1e6 / float64(len(part))
+			}
+			curve.Points = append(curve.Points, chart.Point{X: float64(from), Y: mean})
+			f.To, f.High = max(f.To, float64(from)+1), max(f.High, 1.1*mean)
+		}
+		f.Panels[0].Curves = append(f.Panels[0].Curves, curve)
+	}
+	if f.High == 0 {
+		return nil
+	}
+	return f
+}
+
+// DeterminismFigure has a curve for each size of batch: the edits of each generated token's sequence. Of many tokens,
+// the worst of each bin is drawn. It is nil if every step that generates follows the canonical sequence.
+func DeterminismFigure(d *pattern.Determinism, model, caption string) *chart.Figure {
+	f := &chart.Figure{
+		Caption: caption, XLabel: "generated token", YLabel: "edits from the canonical sequence",
+		Panels: []chart.Panel{{Title: model + ": reads that differ"}},
+	}
+	curves := map[int32]*chart.Curve{}
+	var batches []int32
+	bin := len(d.Steps)/maxCurvePoints + 1
+	for _, s := range d.Steps {
+		if s.Phase != tables.PhaseGeneration {
+			continue
+		}
+		c := curves[s.Batch]
+		if c == nil {
+			c = &chart.Curve{Name: fmt.Sprintf("steps of %d", s.Batch)}
+			curves[s.Batch], batches = c, append(batches, s.Batch)
+		}
+		edits := 0.0
+		if s.Departure >= 0 {
+			edits = float64(len(d.Departures[s.Departure].Edits))
+		}
+		x := float64(int(s.Token) / bin * bin)
+		if n := len(c.Points); n > 0 && c.Points[n-1].X == x {
+			c.Points[n-1].Y = max(c.Points[n-1].Y, edits)
+		} else {
+			c.Points = append(c.Points, chart.Point{X: x, Y: edits})
+		}
+		f.To, f.High = max(f.To, float64(s.Token)+1), max(f.High, 1.1*edits)
+	}
+	if f.High == 0 {
+		return nil
+	}
+	for _, batch := range batches {
+		f.Panels[0].Curves = append(f.Panels[0].Curves, *curves[batch])
+	}
+	return f
+}
