@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 	"tensorcast/prefetch/pages"
@@ -20,7 +19,12 @@ const mib = 1 << 20
 
 // locate says where a file is.
 func locate(t *testing.T, path string) proc.Place {
-	return proc.Place{Path: path, ID: idOfFile(t, path)}
+	t.Helper()
+	id, err := proc.FileOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return proc.Place{Path: path, ID: id}
 }
 
 // The disk is measured past the page cache. Only regular files are read.
@@ -55,14 +59,4 @@ func TestBandwidth(t *testing.T) {
 	if _, err := Bandwidth(other, blocks); !errors.Is(err, proc.ErrOtherFile) {
 		t.Errorf("another file: %v, want %v", err, proc.ErrOtherFile)
 	}
-}
-
-// idOfFile is the id of the file at path, as a target's events have it.
-func idOfFile(t *testing.T, path string) event.FileID {
-	t.Helper()
-	id, err := proc.FileOf(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return id
 }

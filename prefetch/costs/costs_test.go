@@ -52,15 +52,6 @@ func newCostFile(t *testing.T, size int64) *costFile {
 	return &costFile{File: f, t: t, size: size}
 }
 
-func (f *costFile) location() proc.Place {
-	f.t.Helper()
-	id, err := proc.FileOf(f.Name())
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return proc.Place{Path: f.Name(), ID: id}
-}
-
 // readIn reads a part of the file into memory, and nothing else.
 func (f *costFile) readIn(offset, length int64) {
 	f.t.Helper()
@@ -131,7 +122,7 @@ func TestMeasure(t *testing.T) {
 	var c *Costs
 	f.checkUnchanged("measured", func() {
 		var err error
-		if c, err = measureWithin(t.Context(), f.location(), limits); err != nil {
+		if c, err = measureWithin(t.Context(), locate(t, f.Name()), limits); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -191,7 +182,7 @@ func TestMeasureRefuses(t *testing.T) {
 	small := newCostFile(t, 3*pages.PageSize)
 	empty := newCostFile(t, 0)
 	absent := newCostFile(t, 8*mib)
-	other := absent.location()
+	other := locate(t, absent.Name())
 	other.ID.Ino++
 	short := limits
 	short.spare, short.level = mib, "/a/b memory.max"
@@ -202,11 +193,11 @@ func TestMeasureRefuses(t *testing.T) {
 		limits costLimits
 		want   string
 	}{
-		{"all in memory", whole, whole.location(), limits, " in memory"},
-		{"some of each part in memory", scattered, scattered.location(), limits, "here and there"},
-		{"small", small, small.location(), limits, "too little to measure"},
-		{"empty", empty, empty.location(), limits, "too little to measure"},
-		{"no memory", absent, absent.location(), short, "/a/b memory.max has 1.0 MiB to spare"},
+		{"all in memory", whole, locate(t, whole.Name()), limits, " in memory"},
+		{"some of each part in memory", scattered, locate(t, scattered.Name()), limits, "here and there"},
+		{"small", small, locate(t, small.Name()), limits, "too little to measure"},
+		{"empty", empty, locate(t, empty.Name()), limits, "too little to measure"},
+		{"no memory", absent, locate(t, absent.Name()), short, "/a/b memory.max has 1.0 MiB to spare"},
 		{"another file", absent, other, limits, proc.ErrOtherFile.Error()},
 	} {
 		tc.file.checkUnchanged(tc.name, func() {
@@ -240,7 +231,7 @@ func TestMeasureInterrupted(t *testing.T) {
 		var err error
 		f.checkUnchanged(fmt.Sprintf("asked %d times", asked), func() {
 			limits := costLimits{part: 2 * mib, rounds: 1, spare: 1 << 40}
-			_, err = measureWithin(&countdown{t.Context(), asked}, f.location(), limits)
+			_, err = measureWithin(&countdown{t.Context(), asked}, locate(t, f.Name()), limits)
 		})
 		if err == nil {
 			break
@@ -258,7 +249,7 @@ func TestMeasureInterrupted(t *testing.T) {
 // newCosting prepares to measure on a file, and chooses no lanes.
 func newCosting(f *costFile) *costing {
 	f.t.Helper()
-	file, err := pages.OpenFile(f.location(), pagecache.FolioBytes())
+	file, err := pages.OpenFile(locate(f.t, f.Name()), pagecache.FolioBytes())
 	if err != nil {
 		f.t.Fatal(err)
 	}
