@@ -131,8 +131,10 @@ func Launch(cmd *exec.Cmd, signals []syscall.Signal) (*Capture, error) {
 func (c *Capture) Let() { c.target.run() }
 
 func startPreloaded(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
-	po := preload.Options{RingBytes: opts.RingBytes, Interval: opts.Interval, Tick: opts.Tick, Follow: opts.Follow,
-		Log: opts.Log}
+	po := preload.Options{
+		RingBytes: opts.RingBytes, Interval: opts.Interval, Tick: opts.Tick, Follow: opts.Follow,
+		Log: opts.Log,
+	}
 	if cmd.SysProcAttr != nil {
 		po.Credential = cmd.SysProcAttr.Credential
 	}

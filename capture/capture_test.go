@@ -33,16 +33,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var small = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0,
-	Seed: 5}
+var small = synth.Config{
+	Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0,
+	Seed: 5,
+}
 
 // generation returns the command of a real llama.cpp that generates 4 tokens. With the warm-up and
 // the prompt that is 6 decodes.
 func generation(t *testing.T) (*llama.Installation, llama.Options) {
 	t.Helper()
 	testenv.NeedRoot(t)
-	return llamatest.ForTest(t), llama.Options{Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1,
-		NoRepack: true}
+	return llamatest.ForTest(t), llama.Options{
+		Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1, NoRepack: true,
+	}
 }
 
 const decodes = 6
@@ -140,7 +143,7 @@ func TestStart(t *testing.T) {
 				cmd.Stdout = &stdout
 				c := start(t, cmd, opts)
 				if s, _ := stat(t, c.PID()); !opts.Preload && (s.State != "t" || s.UTime != 0) {
-					t.Errorf("before Run the command is in state %q, after %d ticks", s.State, s.UTime)
+					t.Errorf("before Run the command is in state %q after %d ticks, want t after 0", s.State, s.UTime)
 				}
 				var got seen
 				if err := c.Run(t.Context(), got.handle); err != nil {
@@ -165,10 +168,11 @@ func TestStart(t *testing.T) {
 						"counters.Received = %v", counters, err, got.ops, handedOver)
 				}
 				if err := c.Explain(); err != nil {
-					t.Errorf("something stood in the way: %v", err)
+					t.Errorf("Explain = %v, want nil", err)
 				}
 				if len(c.Libraries()) == 0 || c.Describe(c.PID()).LayoutOrigin == "" {
-					t.Errorf("libraries %q, target %+v", c.Libraries(), c.Describe(c.PID()))
+					t.Errorf("libraries %q, target %+v; want some library, and where the layout is from",
+						c.Libraries(), c.Describe(c.PID()))
 				}
 			})
 		}
@@ -180,8 +184,10 @@ func TestStart(t *testing.T) {
 func TestRunKeepsToItsGoroutine(t *testing.T) {
 	in, o := generation(t)
 	o.Tokens, o.Repeat = 100, 20
-	for name, opts := range map[string]Options{"probes": {Interval: time.Millisecond},
-		"preload": {Preload: true, Interval: time.Millisecond}} {
+	for name, opts := range map[string]Options{
+		"probes":  {Interval: time.Millisecond},
+		"preload": {Preload: true, Interval: time.Millisecond},
+	} {
 		t.Run(name, func(t *testing.T) {
 			ran := make(chan struct{})
 			go func() {
@@ -208,7 +214,7 @@ func TestRunKeepsToItsGoroutine(t *testing.T) {
 					t.Error(err)
 				}
 				if handled == 0 || ticks < 2 {
-					t.Errorf("%d events, %d ticks", handled, ticks)
+					t.Errorf("%d events and %d ticks, want some and at least 2", handled, ticks)
 				}
 			}()
 			<-ran
@@ -221,8 +227,9 @@ func TestRunKeepsToItsGoroutine(t *testing.T) {
 func TestStatus(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, preloaded := range []bool{false, true} {
-		for script, want := range map[string]int{"exit 0": 0, "exit 42": 42,
-			"kill -KILL $$": 128 + int(syscall.SIGKILL)} {
+		for script, want := range map[string]int{
+			"exit 0": 0, "exit 42": 42, "kill -KILL $$": 128 + int(syscall.SIGKILL),
+		} {
 			c := start(t, exec.Command("sh", "-c", script), Options{Preload: preloaded})
 			if err := c.Run(t.Context(), func(event.Event) error { return nil }); err != nil {
 				t.Error(err)
@@ -529,7 +536,7 @@ func TestUnload(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after := descriptors(t); after >= before {
-		t.Errorf("%d descriptors before, %d after", before, after)
+		t.Errorf("%d descriptors are open after Unload, want fewer than the %d before", after, before)
 	}
 	goesOn(t, c.PID())
 	again, err := Attach(c.PID(), Options{Late: true})
@@ -624,12 +631,12 @@ func TestErrors(t *testing.T) {
 		for name, tc := range cases {
 			c, err := tc.begin()
 			if err == nil {
-				t.Errorf("%s: it was begun", name)
+				t.Errorf("%s: the capture began, want %v", name, tc.want)
 				_ = c.Close()
 				continue
 			}
 			if tc.want != nil && !errors.Is(err, tc.want) || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: error %v, want %v with %q", name, err, tc.want, tc.says)
 			}
 		}
 	}
@@ -637,13 +644,13 @@ func TestErrors(t *testing.T) {
 	before := descriptors(t)
 	once(t)
 	if after := descriptors(t); after != before {
-		t.Errorf("%d descriptors before, %d after", before, after)
+		t.Errorf("%d descriptors are open afterwards, want %d", after, before)
 	}
 	if left := children(t); len(left) != 1 || left[0] != sleeper.Process.Pid {
 		t.Errorf("children %v are left, want %d alone", left, sleeper.Process.Pid)
 	}
 	if s, ok := stat(t, sleeper.Process.Pid); !ok || s.State != "S" {
-		t.Errorf("the process that was attached to is in state %q", s.State)
+		t.Errorf("the process that was attached to is in state %q, want S", s.State)
 	}
 }
 

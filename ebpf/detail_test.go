@@ -606,7 +606,7 @@ func TestResolvedAfterTheEnd(t *testing.T) {
 	e.Src[0].Flags, e.Src[0].Data = uint32(traceSourceFlagSOURCE_UNRESOLVED), program.Start
 	of, unresolved, err := p.learnTemplate(&e)
 	if err != nil || unresolved != 0 || len(of.op.Sources) != 1 ||
-		of.op.Sources[0].File != event.FileID(program.File) || of.op.Sources[0].Offset != int64(program.Offset) {
+		of.op.Sources[0].File != program.File || of.op.Sources[0].Offset != int64(program.Offset) {
 		t.Errorf("%+v, %d unresolved, %v; want a source in %+v", of, unresolved, err, program)
 	}
 }

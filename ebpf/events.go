@@ -283,5 +283,5 @@ func (t *Tracer) announceFile(p *target, s *event.Source, handle func(event.Even
 	if err := t.system.watch(s.File); err != nil {
 		return false, err
 	}
-	return true, handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: at.Path, ID: event.FileID(at.ID)})
+	return true, handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: at.Path, ID: at.ID})
 }

@@ -318,7 +318,7 @@ func (p *target) resolveSource(s *event.Source) bool {
 		if s.Data >= m.Start && s.Data < m.End {
 			id, known := p.files[m.Path]
 			if !known {
-				id = event.FileID(m.File)
+				id = m.File
 			}
 			s.InFile, s.File, s.Offset = true, id, int64(s.Data-m.Start+m.Offset)
 			return true

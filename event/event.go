@@ -18,6 +18,7 @@ import (
 	"slices"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/proc"
 )
 
 // Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, Selected, RouterInput, PageIn,
@@ -233,10 +234,7 @@ type ProcessEnd struct {
 }
 
 // FileID identifies a mapped file by the kernel's device and inode numbers.
-type FileID struct {
-	Dev uint64 // kernel dev_t of the superblock (major<<20 | minor)
-	Ino uint64
-}
+type FileID = proc.FileID
 
 func (FileSeen) event()     {}
 func (DecodeBegin) event()  {}

@@ -67,28 +67,30 @@ func (f *layout) paintCells(i int) {
 
 // paintPixels calls paint, which paints rectangles within at as pixels. A canvas that has no pixels gets
 // the rectangles as one image.
-func (f *layout) paintPixels(at image.Rectangle, paint func()) {
+func (f *layout) paintPixels(rect image.Rectangle, paint func()) {
 	if f.pixels != nil {
 		paint()
 		return
 	}
-	img := image.NewRGBA(at)
+	img := image.NewRGBA(rect)
 	f.pixels = img
 	paint()
 	f.pixels = nil
-	f.canvas.DrawImage(vg.Rectangle{Min: f.canvasPoint(at.Min.X, at.Max.Y), Max: f.canvasPoint(at.Max.X, at.Min.Y)},
+	f.canvas.DrawImage(vg.Rectangle{
+		Min: f.canvasPoint(rect.Min.X, rect.Max.Y), Max: f.canvasPoint(rect.Max.X, rect.Min.Y),
+	},
 		img)
 }
 
 // paintCell paints a cell. It needs pixels: see paintPixels.
-func (f *layout) paintCell(at image.Rectangle, v float32) {
+func (f *layout) paintCell(rect image.Rectangle, v float32) {
 	if !isNaN(v) {
-		f.fillRect(at, cellColor(v))
+		f.fillRect(rect, cellColor(v))
 		return
 	}
-	f.fillRect(at, notObserved)
-	for y := at.Min.Y; y < at.Max.Y; y++ {
-		for x := at.Min.X; x < at.Max.X; x++ {
+	f.fillRect(rect, notObserved)
+	for y := rect.Min.Y; y < rect.Max.Y; y++ {
+		for x := rect.Min.X; x < rect.Max.X; x++ {
 			if (x+y)%6 == 0 {
 				f.pixels.Set(x, y, frame)
 			}
@@ -111,9 +113,9 @@ func (f *layout) paintTicks(i int) {
 		if tick := ceilDiv(n, step) * step; n != tick && (tick >= n+p.merged || p.merged == 1) {
 			continue
 		}
-		at := x + c*cell + cell/2
-		f.fillBox(at, f.bottom+2, at+1, f.bottom+2+tickLength, faint)
-		f.drawText(at, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step),
+		middle := x + c*cell + cell/2
+		f.fillBox(middle, f.bottom+2, middle+1, f.bottom+2+tickLength, faint)
+		f.drawText(middle, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step),
 			smallStyle,
 			text.XCenter, ink)
 	}
@@ -192,9 +194,9 @@ func (f *layout) paintLegend() {
 		x += f.textWidth(name, bodyStyle) + 30
 	}
 	framed := func(v float32) func(image.Rectangle) {
-		return func(at image.Rectangle) {
-			f.fillRect(at.Inset(-1), frame)
-			f.paintPixels(at, func() { f.paintCell(at, v) })
+		return func(rect image.Rectangle) {
+			f.fillRect(rect.Inset(-1), frame)
+			f.paintPixels(rect, func() { f.paintCell(rect, v) })
 		}
 	}
 	nothing := f.text.Nothing
@@ -206,7 +208,7 @@ func (f *layout) paintLegend() {
 		entry("not observed", framed(float32(math.NaN())))
 	}
 	if f.hasMarks() {
-		entry(f.text.Mark, func(at image.Rectangle) { f.paintMark(at.Min.X+swatch/2, at.Max.Y-3) })
+		entry(f.text.Mark, func(rect image.Rectangle) { f.paintMark(rect.Min.X+swatch/2, rect.Max.Y-3) })
 	}
 }
 

@@ -70,8 +70,8 @@ func (u *ExpectedUse) Worth(layer int, expert int32) float32 {
 
 // tokensUntil is how long it takes after one layer was observed until another comes, in tokens: more than
 // 0, at most 1.
-func (s *Shape) tokensUntil(at, layer int) float32 {
-	ahead := layer - at
+func (s *Shape) tokensUntil(observed, layer int) float32 {
+	ahead := layer - observed
 	if ahead <= 0 {
 		ahead += s.Layers
 	}
@@ -79,9 +79,9 @@ func (s *Shape) tokensUntil(at, layer int) float32 {
 }
 
 // Chance keeps what is most likely to be chosen when its layer comes next, per time that it has to be
-// kept. Who has a predictor tells it these probabilities; otherwise they are the frequencies. It keeps
-// more of what is needed than ExpectedUse does: an expert that is seldom chosen has a long time until its
-// next use, and that time is the least certain.
+// kept. A caller that has a predictor sets these probabilities with Expect; otherwise they are the
+// frequencies. Chance keeps more of what is needed than ExpectedUse does: an expert that is seldom chosen
+// has a long time until its next use, and that time is the least certain.
 type Chance struct {
 	frequency   *Frequency
 	probability []float32 // by layer and expert
@@ -112,5 +112,6 @@ func (c *Chance) Expect(layer int, p []float32) {
 // Worth implements Policy. It is the probability divided by a time: that until the layer comes, and one
 // token more, for which an expert is kept on average in any case.
 func (c *Chance) Worth(layer int, expert int32) float32 {
-	return c.probability[layer*c.frequency.shape.Experts+int(expert)] / (1 + c.frequency.shape.tokensUntil(c.lastLayer, layer))
+	shape := &c.frequency.shape
+	return c.probability[layer*shape.Experts+int(expert)] / (1 + shape.tokensUntil(c.lastLayer, layer))
 }

@@ -31,7 +31,7 @@ type lead struct {
 
 type weight struct{ value, squares float32 }
 
-// pending is a prediction of which it is not known yet whether it is right.
+// pending is a prediction whose layer has not chosen yet.
 type pending struct {
 	layer  int // -1: none
 	inputs []float32
@@ -179,9 +179,9 @@ func (w *weight) descend(g, size float32) {
 	}
 }
 
-// NewIDs mixes everything that can be told from the chosen experts alone, and from the tokens' ids where
-// they are known. Its tables take roughly bytes of memory. What does not fit is left out; the nearest
-// routers come first.
+// NewIDs mixes all predictors that need only the chosen experts, and the tokens' ids where they are
+// known. Their tables take roughly bytes of memory. What does not fit is left out; the nearest routers
+// come first.
 func NewIDs(s Shape, leads []int, bytes int64) *Mixture {
 	members := []Predictor{NewFrequency(s, 0.9), NewFrequency(s, 0.98), NewPrevious(s), NewSameToken(s, bytes/16)}
 	bytes -= bytes / 16

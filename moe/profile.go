@@ -11,8 +11,8 @@ import (
 // generated tokens, or of all tokens if none was generated. A choice is one expert of a token in a layer.
 type Profile struct {
 	Tokens int `json:"tokens"`
-	// Entropy is that of the experts' load, as a share of the greatest possible, and a mean over layers.
-	// 1 is even use.
+	// Entropy is the entropy of the experts' load as a share of the greatest possible, on average over
+	// layers. 1 is even use.
 	Entropy float64 `json:"entropy"`
 	Least   float64 `json:"least"` // the entropy of the least even layer
 	Hot     int     `json:"hot"`   // a quarter of a layer's experts
@@ -100,8 +100,8 @@ func NewProfile(t *Trace) Profile {
 	return p
 }
 
-// entropy is that of a distribution, divided by the greatest possible: that of an even distribution over
-// as many experts as could have been chosen.
+// entropy is the entropy of a distribution, divided by the greatest possible: that of an even
+// distribution over as many experts as could have been chosen.
 func entropy(load []int, total int) float64 {
 	most := min(len(load), total)
 	if most < 2 {

@@ -61,7 +61,7 @@ type Token struct {
 // Trace is what a model's routers chose for a sequence of tokens. It does not change once it was read,
 // and may be used concurrently.
 type Trace struct {
-	Model   string // its name, as whoever made the trace calls it
+	Model   string // its name, as the trace's maker calls it
 	Experts int    // per layer
 	K       int    // the most that a token chooses in a layer
 	Layers  []Layer
@@ -82,7 +82,7 @@ func (t *Trace) Chosen(token, layer int) []int32 {
 	return t.chosen[c.first : c.first+c.n : c.first+c.n]
 }
 
-// Shape is that of the model.
+// Shape is the shape of the model's routing.
 func (t *Trace) Shape() Shape { return Shape{Layers: len(t.Layers), Experts: t.Experts, K: t.K} }
 
 // FirstDecode is the index of the first generated token; len(Tokens) if there is none.

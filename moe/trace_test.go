@@ -292,3 +292,32 @@ func TestFromRoutes(t *testing.T) {
 		t.Error("OfStructure of a dense model is not nil")
 	}
 }
+
+// The context that chose most often is taken, or the one that is asked for.
+func TestChoosingContext(t *testing.T) {
+	structure := []tables.StructureRow{{Model: 4}, {Model: 7}}
+	rows := []*tables.Access{
+		{Context: 2, Tensor: 1, Experts: []int32{1}},
+		{Context: 0, Tensor: 0},
+		{Context: 1, Tensor: 0, Experts: []int32{0, 3}},
+		{Context: 1, Tensor: 0, Experts: []int32{2, 3}},
+		{Context: 2, Tensor: 1, Experts: []int32{0}},
+	}
+	for _, tc := range []struct {
+		rows                     []*tables.Access
+		context, chosen, ofModel int32
+		err                      error
+	}{
+		{rows, -1, 1, 4, nil}, // as often as context 2
+		{append(rows, rows[0]), -1, 2, 7, nil},
+		{rows, 2, 2, 7, nil},
+		{rows, 0, 0, 0, ErrNoRoutes},
+		{rows[1:2], -1, 0, 0, ErrNoRoutes},
+	} {
+		chosen, model, err := ChoosingContext(rowsOf(tc.rows, nil), structure, tc.context)
+		if chosen != tc.chosen || model != tc.ofModel || !errors.Is(err, tc.err) {
+			t.Errorf("context %d of %d rows: context %d, model %d, error %v, want %d, %d, %v",
+				tc.context, len(tc.rows), chosen, model, err, tc.chosen, tc.ofModel, tc.err)
+		}
+	}
+}

@@ -80,8 +80,9 @@ int main(void) {
 
 // No header is written for an invalid cycle.
 func TestHeaderRefuses(t *testing.T) {
-	for name, c := range map[string]*pattern.Cycle{"empty": {},
-		"no file": {Reads: []pattern.CycleRead{{Tensor: "a", Length: 1}}}} {
+	for name, c := range map[string]*pattern.Cycle{
+		"empty": {}, "no file": {Reads: []pattern.CycleRead{{Tensor: "a", Length: 1}}},
+	} {
 		var b strings.Builder
 		if err := c.WriteHeader(&b); !errors.Is(err, pattern.ErrInvalid) || b.Len() > 0 {
 			t.Errorf("%s: %v, %d bytes; want %v, b.Len() at most 0", name, err, b.Len(), pattern.ErrInvalid)

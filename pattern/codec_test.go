@@ -254,8 +254,10 @@ func TestSize(t *testing.T) {
 	c := &Cycle{Files: small().Files[:1]}
 	for layer := range 80 {
 		for i := range 14 {
-			c.Reads = append(c.Reads, CycleRead{Tensor: fmt.Sprintf("blk.%d.attn_output_%d.weight", layer, i),
-				Op: "MUL_MAT", Offset: 9000, Length: 8000, Nanos: 123456})
+			c.Reads = append(c.Reads, CycleRead{
+				Tensor: fmt.Sprintf("blk.%d.attn_output_%d.weight", layer, i), Op: "MUL_MAT",
+				Offset: 9000, Length: 8000, Nanos: 123456,
+			})
 		}
 	}
 	var b bytes.Buffer

@@ -44,8 +44,10 @@ type TokenTime struct {
 // NewTally returns an empty Tally. pageIns tells whether page-ins were observed, even if none
 // happened.
 func NewTally(p *Pattern, meta *tables.Meta, pageIns bool) *Tally {
-	t := &Tally{pattern: p, meta: meta, steps: map[int32]bool{}, tensors: make([]costs, len(p.Structure)),
-		pageIns: pageIns}
+	t := &Tally{
+		pattern: p, meta: meta, steps: map[int32]bool{}, tensors: make([]costs, len(p.Structure)),
+		pageIns: pageIns,
+	}
 	for i := range p.tokens() {
 		t.steps[p.Steps[i].Number] = true
 		t.tokens += int(p.Steps[i].Batch)

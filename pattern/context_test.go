@@ -103,8 +103,9 @@ func TestParallelGeneration(t *testing.T) {
 			reads := moeStep(0, experts, []int32{3, 4})
 			reads[0].bytes = int64(64 * (i + 1))
 			if parallel {
-				if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration,
-					Tokens: 4}); err != nil {
+				if err := c.w.Step(&tables.StepRow{
+					Step: c.step, Phase: tables.PhaseGeneration, Tokens: 4,
+				}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -118,8 +119,9 @@ func TestParallelGeneration(t *testing.T) {
 		if v := p.Sequences(5); v.Identical != parallel || v.Steps != 3 || v.Tokens != tokens {
 			t.Errorf("parallel %v: identical %v of %d tokens: %v", parallel, v.Identical, v.Tokens, v.Differences)
 		}
-		if s := p.Summarize(meta, 1); s.BytesPerToken != (Spread{Median: 3*64 + 5000, Min: 64 + 4000,
-			Max: 128 + 6000}) {
+		if s := p.Summarize(meta, 1); s.BytesPerToken != (Spread{
+			Median: 3*64 + 5000, Min: 64 + 4000, Max: 128 + 6000,
+		}) {
 			t.Errorf("bytes %+v", s.BytesPerToken)
 		}
 	}
@@ -159,8 +161,9 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 			if i == odd {
 				reads[2].op = "MUL_MAT"
 			}
-			if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration,
-				Tokens: tokens}); err != nil {
+			if err := c.w.Step(&tables.StepRow{
+				Step: c.step, Phase: tables.PhaseGeneration, Tokens: tokens,
+			}); err != nil {
 				t.Fatal(err)
 			}
 			c.add(tables.PhaseGeneration, 1, reads)
@@ -179,9 +182,11 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 	if err := s.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, say := range []string{"8 that generate 11 tokens", "per step",
+	for _, say := range []string{
+		"8 that generate 11 tokens", "per step",
 		"identical in all 11 generated tokens (each step compared with those of its size: 5 of 1 token, 3 of 2 " +
-			"tokens)"} {
+			"tokens)",
+	} {
 		if !strings.Contains(text.String(), say) {
 			t.Errorf("%q is not said:\n%s", say, text.String())
 		}

@@ -138,8 +138,10 @@ func ReadsOf(o *event.Op, yield func(source int, r CycleRead) bool) {
 	}
 	for i := range o.Sources {
 		s := &o.Sources[i]
-		r := CycleRead{File: -1, Tensor: weightName(s.Name), Op: o.Name, Offset: s.Offset, Length: s.Bytes(),
-			Nanos: max(nanos, -1)}
+		r := CycleRead{
+			File: -1, Tensor: weightName(s.Name), Op: o.Name, Offset: s.Offset, Length: s.Bytes(),
+			Nanos: max(nanos, -1),
+		}
 		if !s.InFile || r.Length <= 0 {
 			continue
 		}

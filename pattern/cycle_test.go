@@ -195,8 +195,10 @@ func TestBuilderOutside(t *testing.T) {
 	copied, foreign := f32("blk.0.attn_q.weight", 0, 10, 10), f32("x", 64, 10)
 	copied.InFile = false
 	foreign.File = another
-	ops := []*event.Op{{Name: "MUL_MAT", Duration: 9, Sources: []event.Source{copied}},
-		{Name: "MUL", Duration: 9, Sources: []event.Source{foreign}}}
+	ops := []*event.Op{
+		{Name: "MUL_MAT", Duration: 9, Sources: []event.Source{copied}},
+		{Name: "MUL", Duration: 9, Sources: []event.Source{foreign}},
+	}
 	step(b, ops)
 	if b.Cycle() != nil || b.Outside() != (Outside{Reads: 1, Bytes: 400}) {
 		t.Errorf("cycle %+v, outside %+v; want %v", b.Cycle(), b.Outside(), (Outside{Reads: 1, Bytes: 400}))
@@ -221,21 +223,30 @@ func TestBuilderOfOddOps(t *testing.T) {
 	}{
 		"rows whose ids were lost": {event.Op{GatherDim: 1, Sources: []event.Source{f32("w", 0, 10, 100)}},
 			CycleRead{Length: 4000, Slice: 40, Slices: 1}},
-		"experts whose ids were lost": {event.Op{GatherDim: 2, ByExpert: true,
-			Sources: []event.Source{f32("w", 0, 10, 5, 8)}},
+		"experts whose ids were lost": {event.Op{
+			GatherDim: 2, ByExpert: true, Sources: []event.Source{f32("w", 0, 10, 5, 8)},
+		},
 			CycleRead{Length: 1600, Slice: 200, Slices: 8, Experts: true}},
-		"only the number of experts": {event.Op{GatherDim: 2, ByExpert: true, Selects: 3,
-			Sources: []event.Source{f32("w", 0, 10, 5, 8)}},
+		"only the number of experts": {event.Op{
+			GatherDim: 2, ByExpert: true, Selects: 3, Sources: []event.Source{f32("w", 0, 10, 5, 8)},
+		},
 			CycleRead{Length: 1600, Slice: 200, Slices: 3, Experts: true}},
-		"more ids than rows": {event.Op{GatherDim: 1, IDs: []int32{1, -5, 1 << 30, 7},
-			Sources: []event.Source{f32("w", 0, 10, 3)}}, CycleRead{Length: 120, Slice: 40, Slices: 3}},
-		"many ids": {event.Op{GatherDim: 1, IDs: slices.Repeat([]int32{1, 2, 3}, 20),
-			Sources: []event.Source{f32("w", 0, 10, 30)}}, CycleRead{Length: 1200, Slice: 40, Slices: 3}},
-		"no such dimension": {event.Op{GatherDim: 4, IDs: []int32{1},
-			Sources: []event.Source{f32("w", 0, 10, 3)}}, CycleRead{Length: 120}},
-		"a stride beyond the tensor": {event.Op{GatherDim: 1, IDs: []int32{1},
+		"more ids than rows": {event.Op{
+			GatherDim: 1, IDs: []int32{1, -5, 1 << 30, 7},
+			Sources: []event.Source{f32("w", 0, 10, 3)},
+		}, CycleRead{Length: 120, Slice: 40, Slices: 3}},
+		"many ids": {event.Op{
+			GatherDim: 1, IDs: slices.Repeat([]int32{1, 2, 3}, 20),
+			Sources: []event.Source{f32("w", 0, 10, 30)},
+		}, CycleRead{Length: 1200, Slice: 40, Slices: 3}},
+		"no such dimension": {event.Op{
+			GatherDim: 4, IDs: []int32{1}, Sources: []event.Source{f32("w", 0, 10, 3)},
+		}, CycleRead{Length: 120}},
+		"a stride beyond the tensor": {event.Op{
+			GatherDim: 1, IDs: []int32{1},
 			Sources: []event.Source{{Name: "w", InFile: true, File: theFile, NE: [4]int64{10, 1, 1, 1},
-				NB: [4]int64{4, 1 << 60, 40, 40}}}}, CycleRead{Length: 40}},
+				NB: [4]int64{4, 1 << 60, 40, 40}}},
+		}, CycleRead{Length: 40}},
 		"a negative time": {event.Op{Duration: -7, Sources: []event.Source{f32("w", 0, 10)}},
 			CycleRead{Length: 40, Nanos: -1}},
 		"more stall than time": {event.Op{Duration: 7, Stall: 8, Sources: []event.Source{f32("w", 0, 10)}},
@@ -314,10 +325,11 @@ func TestCycleOfCapture(t *testing.T) {
 		{Name: "unread", Offset: 80000, Size: 8000, File: "m-2.gguf", Model: 1},
 	}
 	c := newCapture(t, model)
-	c.meta.Models = []tables.ModelInfo{{Fingerprint: someFingerprint, Files: []tables.ModelFile{
-		{Name: "m-1.gguf", Bytes: 1e5, Fingerprint: someFingerprint},
-		{Name: "m-2.gguf", Bytes: 1e6, Fingerprint: someFingerprint},
-	}}, {}}
+	c.meta.Models = []tables.ModelInfo{
+		{Fingerprint: someFingerprint, Files: []tables.ModelFile{{Name: "m-1.gguf", Bytes: 1e5,
+			Fingerprint: someFingerprint}, {Name: "m-2.gguf", Bytes: 1e6, Fingerprint: someFingerprint}}},
+		{},
+	}
 	write := func(step int32, phase tables.Phase, experts []int32, nanos ...int64) {
 		token := step - 1
 		rows := []tables.Access{

@@ -342,8 +342,10 @@ func (p *Pattern) skeleton(reads []Read) []Read {
 func (d *Determinism) Document(top int) tabular.Document {
 	var steps, following, skeleton int
 	routed := false
-	groups := &tabular.Table{Columns: slices.Concat(tabular.Left("phase"),
-		tabular.Right("batch", "steps", "follow", "share", "sequences", "reads", "skeleton reads", "follow it"))}
+	groups := &tabular.Table{
+		Columns: slices.Concat(tabular.Left("phase"),
+			tabular.Right("batch", "steps", "follow", "share", "sequences", "reads", "skeleton reads", "follow it")),
+	}
 	for _, g := range d.Groups {
 		if g.Phase == tables.PhaseGeneration.String() {
 			steps, following, skeleton = steps+g.Steps, following+g.Following, skeleton+g.SkeletonFollowing
@@ -368,12 +370,16 @@ func (d *Determinism) Document(top int) tabular.Document {
 	if len(d.Departures) == 0 {
 		return doc
 	}
-	t := &tabular.Table{Title: "sequences that depart",
+	t := &tabular.Table{
+		Title: "sequences that depart",
 		Columns: slices.Concat(tabular.Left("phase"), tabular.Right("batch", "steps", "first step", "edits", "at"),
-			tabular.Left("cause", "first edit"))}
+			tabular.Left("cause", "first edit")),
+	}
 	for _, dep := range d.Departures[:min(top, len(d.Departures))] {
-		row := []string{dep.Phase, fmt.Sprint(dep.Batch), fmt.Sprint(len(dep.Steps)), fmt.Sprint(dep.Steps[0]),
-			fmt.Sprint(len(dep.Edits)), "-", string(dep.Cause), "-"}
+		row := []string{
+			dep.Phase, fmt.Sprint(dep.Batch), fmt.Sprint(len(dep.Steps)), fmt.Sprint(dep.Steps[0]),
+			fmt.Sprint(len(dep.Edits)), "-", string(dep.Cause), "-",
+		}
 		if len(dep.Edits) > 0 {
 			row[5], row[7] = fmt.Sprint(dep.Edits[0].Position), dep.Edits[0].String()
 		}

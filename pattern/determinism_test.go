@@ -36,18 +36,23 @@ func TestDepartures(t *testing.T) {
 	}{
 		"none": {},
 		"swapped": {at(7, swap), []int32{7}, CauseUnknown,
-			[]Edit{{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
-				Got: 2000}}},
+			[]Edit{
+				{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
+					Got: 2000},
+			}},
 		"first": {at(0, swap), []int32{0}, CauseWarmup,
-			[]Edit{{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
-				Got: 2000}}},
+			[]Edit{
+				{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
+					Got: 2000},
+			}},
 		"from 17 on": {func(i int, s []planted) []planted {
 			if i >= 17 {
 				s[2].op = "OTHER"
 			}
 			return s
-		}, []int32{17, 18, 19}, CauseContext, []Edit{{Kind: KindOp, Position: 2, To: 2, Name: "blk.0.attn_k.weight",
-			Op: "OTHER", Expected: 1000, Got: 1000}}},
+		}, []int32{17, 18, 19}, CauseContext, []Edit{
+			{Kind: KindOp, Position: 2, To: 2, Name: "blk.0.attn_k.weight", Op: "OTHER", Expected: 1000, Got: 1000},
+		}},
 		"two places": {at(5, func(s []planted) []planted {
 			s[6].bytes = 10
 			return append(slices.Delete(s, 1, 2), planted{tensor: 9, op: "ADD", bytes: 500})
@@ -57,8 +62,9 @@ func TestDepartures(t *testing.T) {
 			{Kind: KindExtra, Position: last + 1, To: last + 1, Name: "unused.weight", Op: "ADD", Got: 500},
 		}},
 		"no logits": {at(9, func(s []planted) []planted { return s[:last] }), []int32{9}, CauseSampling,
-			[]Edit{{Kind: KindMissing, Position: last, To: last, Name: "output.weight", Op: "MUL_MAT",
-				Expected: 9000}}},
+			[]Edit{
+				{Kind: KindMissing, Position: last, To: last, Name: "output.weight", Op: "MUL_MAT", Expected: 9000},
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, _ := mustBuild(t, run(t, 20, tc.change).build)
@@ -87,11 +93,12 @@ func TestDepartures(t *testing.T) {
 			if g.Phase != "generation" || g.Batch != 1 || g.Steps != 20 || g.Tokens != 20 ||
 				g.Following != 20-len(tc.tokens) || g.Reads != 10 || g.SkeletonReads != 10 ||
 				g.SkeletonFollowing != g.Following {
-				t.Errorf("%+v", g)
+				t.Errorf("group %+v, want 20 generation steps of 1 token and 10 reads, %d of them following", g,
+					20-len(tc.tokens))
 			}
 			for _, s := range d.Steps {
 				if (s.Departure >= 0) != (s.Phase == tables.PhaseGeneration && slices.Contains(tc.tokens, s.Token)) {
-					t.Errorf("%+v", s)
+					t.Errorf("step %+v, want departures of the tokens %v only", s, tc.tokens)
 				}
 			}
 		})
@@ -113,7 +120,7 @@ func TestPromptSizes(t *testing.T) {
 	d := determined(t, p, map[int32]int32{0: 8, 1: 512, 2: 8, 3: 512, 4: 8, 5: 512})
 	if len(d.Departures) != 0 || len(d.Groups) != 3 || d.Groups[0].Tokens != 24 || d.Groups[1].Batch != 512 ||
 		d.Groups[1].Following != 3 {
-		t.Errorf("%+v", d)
+		t.Errorf("verdict %+v, want 3 groups without departures", d)
 	}
 	if d = determined(t, p, nil); len(d.Groups) != 2 || len(d.Departures) != 1 || d.Groups[0].Following != 3 {
 		t.Errorf("without sizes: %+v; want len(d.Groups) = 2, len(d.Departures) = 1, d.Groups[0].Following = 3", d)
@@ -135,11 +142,11 @@ func TestSkeleton(t *testing.T) {
 	g := d.Groups[0]
 	if g.Following != 8 || g.SkeletonFollowing != 9 || g.SkeletonReads != 1 || g.SkeletonBytes != 64 ||
 		g.Bytes != 4064 || g.Reads != 3 {
-		t.Errorf("%+v", g)
+		t.Errorf("group %+v, want 8 steps that follow with 3 reads of 4064 bytes, and 9 whose skeleton follows", g)
 	}
 	if len(d.Departures) != 1 || d.Departures[0].Cause != CauseRouting ||
 		!slices.Equal(d.Departures[0].Tokens, []int32{4}) || !d.Departures[0].Skeleton {
-		t.Errorf("%+v", d.Departures)
+		t.Errorf("departures %+v, want one of token 4 by routing, with the same skeleton", d.Departures)
 	}
 }
 

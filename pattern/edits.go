@@ -144,8 +144,10 @@ func buildScript(want, got []Read, removed []int, added map[int]int, from int) [
 		i := moved[0]
 		gone[read] = moved[1:]
 		used[i] = true
-		script = append(script, Edit{Kind: KindOrder, Position: from + i, To: from + added[j], Tensor: got[j].Tensor,
-			Op: got[j].Op, Expected: want[i].Bytes, Got: got[j].Bytes})
+		script = append(script, Edit{
+			Kind: KindOrder, Position: from + i, To: from + added[j], Tensor: got[j].Tensor,
+			Op: got[j].Op, Expected: want[i].Bytes, Got: got[j].Bytes,
+		})
 	}
 	left := removed[:0:0]
 	for _, i := range removed {
@@ -160,8 +162,10 @@ func buildScript(want, got []Read, removed []int, added map[int]int, from int) [
 		byTensor[want[i].Tensor] = append(byTensor[want[i].Tensor], i)
 	}
 	for _, j := range rest {
-		e := Edit{Kind: KindExtra, Position: from + added[j], To: from + added[j], Tensor: got[j].Tensor,
-			Op: got[j].Op, Got: got[j].Bytes}
+		e := Edit{
+			Kind: KindExtra, Position: from + added[j], To: from + added[j], Tensor: got[j].Tensor,
+			Op: got[j].Op, Got: got[j].Bytes,
+		}
 		if replaced := byTensor[got[j].Tensor]; len(replaced) > 0 {
 			i := replaced[0]
 			byTensor[got[j].Tensor] = replaced[1:]
@@ -175,8 +179,10 @@ func buildScript(want, got []Read, removed []int, added map[int]int, from int) [
 	}
 	for _, i := range left {
 		if !used[i] {
-			script = append(script, Edit{Kind: KindMissing, Position: from + i, To: from + i, Tensor: want[i].Tensor,
-				Op: want[i].Op, Expected: want[i].Bytes})
+			script = append(script, Edit{
+				Kind: KindMissing, Position: from + i, To: from + i, Tensor: want[i].Tensor,
+				Op: want[i].Op, Expected: want[i].Bytes,
+			})
 		}
 	}
 	slices.SortStableFunc(script, func(a, b Edit) int {

@@ -51,8 +51,10 @@ func FuzzBuild(f *testing.F) {
 			run = append(run, read, read, step, step, min(2, step+1), 0, 0, 255, 255, 10, 2, 10+3*read)
 		}
 	}
-	for _, seed := range [][]byte{run, run[:len(run)-12],
-		append(run, bytes.Repeat([]byte{4, 1, 9, 3, 2, 0, 0, 255, 255, 1, 50, 200}, 20)...)} {
+	for _, seed := range [][]byte{
+		run, run[:len(run)-12],
+		append(run, bytes.Repeat([]byte{4, 1, 9, 3, 2, 0, 0, 255, 255, 1, 50, 200}, 20)...),
+	} {
 		f.Add(seed, true, false, int8(-1))
 	}
 	structure := []tables.StructureRow{
@@ -65,8 +67,10 @@ func FuzzBuild(f *testing.F) {
 		{Name: "huge.weight", Offset: 1 << 50, Size: 1 << 50, File: "m.gguf", Shape: []int64{1 << 62, 1 << 62, 4}},
 		{Name: "empty.weight", File: "m.gguf"},
 	}
-	meta := &tables.Meta{Models: []tables.ModelInfo{{Path: "/m.gguf",
-		Files: []tables.ModelFile{{Name: "m.gguf", Bytes: 1 << 40, Fingerprint: someFingerprint}}}, {}}}
+	meta := &tables.Meta{
+		Models: []tables.ModelInfo{{Path: "/m.gguf",
+			Files: []tables.ModelFile{{Name: "m.gguf", Bytes: 1 << 40, Fingerprint: someFingerprint}}}, {}},
+	}
 	f.Fuzz(func(t *testing.T, data []byte, complete, headless bool, llama int8) {
 		batches := map[int32]int32{1: 1 + int32(len(data)%3), 2: 2}
 		p, err := Build(structure, rowsIn(data, structure),

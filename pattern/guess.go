@@ -192,6 +192,7 @@ func (g *guesser) readWhole(t rankedTensor) {
 	case len(t.Shape) == 1:
 		op = "MUL"
 	}
-	g.reads = append(g.reads, CycleRead{File: t.file, Tensor: t.Name, Op: op, Offset: t.Offset, Length: t.Size,
-		Nanos: -1})
+	g.reads = append(g.reads, CycleRead{
+		File: t.file, Tensor: t.Name, Op: op, Offset: t.Offset, Length: t.Size, Nanos: -1,
+	})
 }

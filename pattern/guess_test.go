@@ -48,8 +48,10 @@ func TestGuess(t *testing.T) {
 		"tied":  {Layers: 12, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1, Tied: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "x", Tokens: 2, Threads: 2, NoRepack: true,
-				Ops: filepath.Join(t.TempDir(), "ops")}
+			o := llama.Options{
+				Model: llamatest.Model(t, config), Prompt: "x", Tokens: 2, Threads: 2,
+				NoRepack: true, Ops: filepath.Join(t.TempDir(), "ops"),
+			}
 			if _, err := in.Run(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}

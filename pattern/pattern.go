@@ -143,8 +143,10 @@ type Options struct {
 // OptionsOf returns the options for a capture from its description and its steps table. The context
 // is MostRead.
 func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Options, error) {
-	o := Options{Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0,
-		Batches: map[int32]int32{}}
+	o := Options{
+		Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0,
+		Batches: map[int32]int32{},
+	}
 	for s, err := range steps {
 		if err != nil {
 			return o, err
@@ -175,8 +177,10 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 // them. What that package checks is not checked again.
 func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error], o Options) (*Pattern, error) {
 	p := &Pattern{Structure: structure, compute: map[computeKey][]int64{}}
-	b := collector{pattern: p, batches: o.Batches, open: map[int32]*openStep{}, ops: map[string]string{},
-		known: map[string]int{}}
+	b := collector{
+		pattern: p, batches: o.Batches, open: map[int32]*openStep{}, ops: map[string]string{},
+		known: map[string]int{},
+	}
 	for a, err := range accesses {
 		if err != nil {
 			return nil, err
@@ -496,8 +500,10 @@ func (b *collector) addRow(a *tables.Access) error {
 		o = &openStep{index: len(b.pattern.Steps)}
 		b.open[a.Thread] = o
 		b.pattern.Steps = append(b.pattern.Steps,
-			Step{Number: a.Step, Token: a.Token, Phase: a.Phase, Batch: b.batchSize(a), thread: a.Thread,
-				context: a.Context})
+			Step{
+				Number: a.Step, Token: a.Token, Phase: a.Phase, Batch: b.batchSize(a),
+				thread: a.Thread, context: a.Context,
+			})
 	}
 	if len(o.reads) == maxStepReads || a.Bytes > maxStepBytes-o.bytes || a.Bytes > maxCaptureBytes-b.bytes {
 		return fmt.Errorf("%w: step %d has %d reads of %d bytes, and one of %d, after %d bytes in all", ErrTooMuch,

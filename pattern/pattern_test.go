@@ -82,9 +82,11 @@ type capture struct {
 
 func newCapture(t *testing.T, model []tables.StructureRow) *capture {
 	t.Helper()
-	c := &capture{t: t, dir: t.TempDir(), model: model,
+	c := &capture{
+		t: t, dir: t.TempDir(), model: model,
 		meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: someFingerprint,
-			Tensors: len(model)}}}}
+			Tensors: len(model)}}},
+	}
 	w, err := trace.Create(c.dir, c.meta, model)
 	if err != nil {
 		t.Fatal(err)
@@ -201,8 +203,10 @@ func TestSequenceVerdict(t *testing.T) {
 			name:      "swapped pair in token 7",
 			change:    at(7, func(s []planted) []planted { s[3], s[4] = s[4], s[3]; return s }),
 			following: 30, distinct: 2, kind: KindOrder,
-			want: []string{"token 7 differs at position 3: reads blk.0.ffn_down.weight instead of " +
-				"blk.0.ffn_up.weight (the same 2 reads in another order)"},
+			want: []string{
+				"token 7 differs at position 3: reads blk.0.ffn_down.weight instead of " +
+					"blk.0.ffn_up.weight (the same 2 reads in another order)",
+			},
 		},
 		{
 			name:      "missing read in token 4",
@@ -240,13 +244,16 @@ func TestSequenceVerdict(t *testing.T) {
 		{
 			name: "another tensor",
 			change: at(2, func(s []planted) []planted {
-				s[9] = planted{tensor: 9, op: "MUL_MAT",
-					bytes: 500}
+				s[9] = planted{
+					tensor: 9, op: "MUL_MAT", bytes: 500,
+				}
 				return s
 			}),
 			following: 30, distinct: 2, kind: KindOther,
-			want: []string{"token 2 differs at position 9: reads unused.weight instead of output.weight (1 read " +
-				"where the others have 1)"},
+			want: []string{
+				"token 2 differs at position 9: reads unused.weight instead of output.weight (1 read " +
+					"where the others have 1)",
+			},
 		},
 		{
 			name: "two tokens with the same difference, one with another",
@@ -459,8 +466,10 @@ func TestExperts(t *testing.T) {
 		{
 			"vary from token 3 on, in layer 1", moe(same, same, same, [2][]int32{{1, 5}, {3, 0}},
 				[2][]int32{{2, 3}, {3, 0}}),
-			Experts{Tokens: 5, FirstToken: 3, FirstTensor: "blk.1.ffn_gate_exps.weight", Distinct: 3,
-				Kept: (4 + 4 + 3 + 2) / 16.0},
+			Experts{
+				Tokens: 5, FirstToken: 3, FirstTensor: "blk.1.ffn_gate_exps.weight", Distinct: 3,
+				Kept: (4 + 4 + 3 + 2) / 16.0,
+			},
 			"the experts chosen differ from token 3 on, first in blk.1.ffn_gate_exps.weight; 3 different choices, " +
 				"81 % of a token's experts were the previous token's too",
 		},
@@ -505,8 +514,10 @@ func TestTiedEmbedding(t *testing.T) {
 	}
 	p, meta := mustBuild(t, run(t, 4, tied).build)
 	s := p.Summarize(meta, 3)
-	want := TensorReads{Name: "token_embd.weight", Size: 64000, ReadsPerToken: 2, BytesPerToken: 64064,
-		RunReads: 1 + 1 + 4*2, RunBytes: 64 + 5*64 + 4*64064}
+	want := TensorReads{
+		Name: "token_embd.weight", Size: 64000, ReadsPerToken: 2, BytesPerToken: 64064,
+		RunReads: 1 + 1 + 4*2, RunBytes: 64 + 5*64 + 4*64064,
+	}
 	if len(s.Top) != 3 || s.Top[0] != want {
 		t.Errorf("top tensor %+v, want %+v", s.Top, want)
 	}
@@ -532,8 +543,9 @@ func TestSummary(t *testing.T) {
 		len(s.Top) != 2 {
 		t.Errorf("top %+v", s.Top)
 	}
-	for _, want := range []string{"3 events lost", "2 tensors (5.0 kB, for example blk.0.attn_q.weight)",
-		"--no-repack"} {
+	for _, want := range []string{
+		"3 events lost", "2 tensors (5.0 kB, for example blk.0.attn_q.weight)", "--no-repack",
+	} {
 		if !strings.Contains(strings.Join(s.Warnings, "\n"), want) {
 			t.Errorf("warnings %q lack %q", s.Warnings, want)
 		}
@@ -595,8 +607,10 @@ func TestColumns(t *testing.T) {
 	if got := table[0][:6]; !reflect.DeepEqual(got, wantHead) {
 		t.Errorf("columns %v, want %v first", got, wantHead)
 	}
-	want := []string{"3", "blk.0.ffn_up.weight", "73144", "2000", "0.3", "generation", "MUL_MAT", "2000", "0", "0",
-		"m.gguf"}
+	want := []string{
+		"3", "blk.0.ffn_up.weight", "73144", "2000", "0.3", "generation", "MUL_MAT", "2000", "0",
+		"0", "m.gguf",
+	}
 	if got := table[1+20+3]; !reflect.DeepEqual(got, want) {
 		t.Errorf("row %v, want %v", got, want)
 	}
@@ -641,8 +655,10 @@ func TestInterleavedThreads(t *testing.T) {
 func TestAccessOrder(t *testing.T) {
 	c := newCapture(t, denseModel)
 	c.add(tables.PhasePrompt, 1, []planted{{tensor: 9, op: "ADD", bytes: 500}, {tensor: 0, op: "GET_ROWS", bytes: 64}})
-	c.add(tables.PhaseGeneration, 1, []planted{{tensor: 10, op: "MUL_MAT", bytes: 9000},
-		{tensor: 2, op: "MUL_MAT", bytes: 1000}, {tensor: 10, op: "MUL_MAT", bytes: 9000}})
+	c.add(tables.PhaseGeneration, 1, []planted{
+		{tensor: 10, op: "MUL_MAT", bytes: 9000}, {tensor: 2, op: "MUL_MAT", bytes: 1000},
+		{tensor: 10, op: "MUL_MAT", bytes: 9000},
+	})
 	p, _ := mustBuild(t, c.build)
 	if got, want := p.AccessOrder(), []int{10, 2, 9, 0, 1, 3, 4, 5, 6, 7, 8}; !reflect.DeepEqual(got, want) {
 		t.Errorf("order %v, want %v", got, want)
@@ -671,10 +687,13 @@ func ExampleSummary_WriteText() {
 	s := Summary{
 		Model: "m.gguf", Tensors: 3, TensorsRead: 2, Reads: 2, BytesPerToken: Spread{3000, 3000, 3000},
 		Steps: StepCount{1, 1, 2, 2},
-		Sequence: Sequences{Identical: true, Tokens: 2, Following: 2, Steps: 2, Distinct: 1,
-			Batches: []Batch{{Tokens: 1, Steps: 2, Following: 2, Reads: 2}}},
-		Top: []TensorReads{{Name: "output.weight", Size: 2000, ReadsPerToken: 1, BytesPerToken: 2000,
-			RunReads: 4, RunBytes: 8000}},
+		Sequence: Sequences{
+			Identical: true, Tokens: 2, Following: 2, Steps: 2, Distinct: 1,
+			Batches: []Batch{{Tokens: 1, Steps: 2, Following: 2, Reads: 2}},
+		},
+		Top: []TensorReads{
+			{Name: "output.weight", Size: 2000, ReadsPerToken: 1, BytesPerToken: 2000, RunReads: 4, RunBytes: 8000},
+		},
 	}
 	var buf bytes.Buffer
 	if err := s.WriteText(&buf); err != nil {
@@ -707,8 +726,9 @@ func TestTooMuch(t *testing.T) {
 		"bytes of a read": {1, func(int) tables.Access { return tables.Access{Bytes: math.MaxInt64} },
 			"and one of 9223372036854775807"},
 		"bytes of a capture": {513, func(i int) tables.Access {
-			return tables.Access{Step: int32(i),
-				Bytes: maxStepBytes}
+			return tables.Access{
+				Step: int32(i), Bytes: maxStepBytes,
+			}
 		}, "after 4611686018427387904 bytes in all"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -732,8 +752,10 @@ func TestLongSequenceAndManyContexts(t *testing.T) {
 	rows := func(n int, context func(i int) int32) func(yield func(*tables.Access, error) bool) {
 		return func(yield func(*tables.Access, error) bool) {
 			for i := range n {
-				a := tables.Access{Op: "MUL_MAT", Bytes: 1, Phase: tables.PhaseGeneration, Context: context(i),
-					Step: context(i)}
+				a := tables.Access{
+					Op: "MUL_MAT", Bytes: 1, Phase: tables.PhaseGeneration, Context: context(i),
+					Step: context(i),
+				}
 				if !yield(&a, nil) {
 					return
 				}

@@ -42,8 +42,9 @@ type both struct {
 func newBoth(t *testing.T, detail string) *both {
 	b := &both{t: t, dir: filepath.Join(t.TempDir(), "capture"), byID: map[event.FileID]int{}}
 	var err error
-	if b.session, err = trace.NewSession(trace.RecorderOptions{Dir: b.dir, PID: os.Getpid(),
-		Detail: detail}); err != nil {
+	if b.session, err = trace.NewSession(trace.RecorderOptions{
+		Dir: b.dir, PID: os.Getpid(), Detail: detail,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	b.builder = pattern.NewBuilder(func(id event.FileID) (int, bool) { i, ok := b.byID[id]; return i, ok })
@@ -55,7 +56,7 @@ func newBoth(t *testing.T, detail string) *both {
 func (b *both) handle(e event.Event) error {
 	switch e := e.(type) {
 	case event.FileSeen:
-		if err := b.seen(e); err != nil {
+		if err := b.registerFile(e); err != nil {
 			return err
 		}
 	case event.DecodeBegin:
@@ -72,8 +73,8 @@ func (b *both) handle(e event.Event) error {
 	return b.session.Handle(e)
 }
 
-// seen registers a file if it belongs to the model.
-func (b *both) seen(e event.FileSeen) error {
+// registerFile registers a file if it belongs to the model.
+func (b *both) registerFile(e event.FileSeen) error {
 	m, err := gguf.OpenModel(e.Path)
 	if errors.Is(err, gguf.ErrNotGGUF) {
 		return nil
@@ -98,8 +99,8 @@ func (b *both) seen(e event.FileSeen) error {
 	return nil
 }
 
-// same ends the capture, checks that the two cycles are equal, and returns the cycle.
-func (b *both) same() *pattern.Cycle {
+// compareCycles ends the capture, checks that the two cycles are equal, and returns the cycle.
+func (b *both) compareCycles() *pattern.Cycle {
 	t := b.t
 	t.Helper()
 	if _, err := b.session.Finish(nil); err != nil {
@@ -223,8 +224,10 @@ func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 		"experts": {Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 8, Threads: 2,
-				NoRepack: true, Warmup: "none"}
+			o := llama.Options{
+				Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 8, Threads: 2,
+				NoRepack: true, Warmup: "none",
+			}
 			cmd := in.Command(t.Context(), o)
 			truth := tokenBytes(t, in, o)
 			check := func(c *pattern.Cycle, timed bool) {
@@ -254,12 +257,12 @@ func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 				testenv.NeedRoot(t)
 				b := newBoth(t, "")
 				probed(t, in.Command(t.Context(), o), b.handle)
-				check(b.same(), true)
+				check(b.compareCycles(), true)
 			})
 			t.Run("preload", func(t *testing.T) {
 				b := newBoth(t, "preload")
 				preloaded(t, cmd, b.handle)
-				check(b.same(), false)
+				check(b.compareCycles(), false)
 			})
 		})
 	}
@@ -291,8 +294,11 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 	dir := t.TempDir()
 	split := func(no uint16, name string, tensors ...gguftest.Tensor) string {
 		path := filepath.Join(dir, name)
-		m := gguftest.Model{KVs: []gguftest.KV{{Key: "split.no", Value: no}, {Key: "split.count", Value: uint16(2)},
-			{Key: "split.tensors.count", Value: int32(3)}}, Tensors: tensors}
+		m := gguftest.Model{
+			KVs: []gguftest.KV{{Key: "split.no", Value: no}, {Key: "split.count", Value: uint16(2)},
+				{Key: "split.tensors.count", Value: int32(3)}},
+			Tensors: tensors,
+		}
 		if no == 0 {
 			m.KVs = append(m.KVs, gguftest.KV{Key: "general.architecture", Value: "llama"})
 		}
@@ -300,8 +306,9 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		return path
 	}
 	paths := []string{
-		split(0, "m-00001-of-00002.gguf", gguftest.Tensor{Name: "token_embd.weight", Type: gguf.F32,
-			Shape: []int64{8, 100}}),
+		split(0, "m-00001-of-00002.gguf", gguftest.Tensor{
+			Name: "token_embd.weight", Type: gguf.F32, Shape: []int64{8, 100},
+		}),
 		split(1, "m-00002-of-00002.gguf",
 			gguftest.Tensor{Name: "blk.0.ffn_up_exps.weight", Type: gguf.Q8_0, Shape: []int64{64, 5, 8}},
 			gguftest.Tensor{Name: "output.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
@@ -316,8 +323,10 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		if !ok {
 			t.Fatalf("no tensor %s", name)
 		}
-		s := event.Source{Name: name, InFile: true, File: ids[at.File], Offset: at.Tensor.Offset,
-			Type: at.Tensor.Type, NE: [4]int64{1, 1, 1, 1}}
+		s := event.Source{
+			Name: name, InFile: true, File: ids[at.File], Offset: at.Tensor.Offset,
+			Type: at.Tensor.Type, NE: [4]int64{1, 1, 1, 1},
+		}
 		copy(s.NE[:], at.Tensor.Shape)
 		s.NB[0] = at.Tensor.Type.BlockBytes()
 		s.NB[1] = s.NB[0] * (s.NE[0] / at.Tensor.Type.BlockElems())
@@ -338,7 +347,7 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		hand(event.FileSeen{File: ids[1-i], Path: paths[1-i], ID: event.FileID(here)})
+		hand(event.FileSeen{File: ids[1-i], Path: paths[1-i], ID: here})
 	}
 	time := int64(0)
 	for decode := range uint32(6) {
@@ -361,7 +370,7 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		}
 		hand(event.DecodeEnd{Time: time + 1000, TID: 7, Decode: decode + 1})
 	}
-	c := b.same()
+	c := b.compareCycles()
 	want := []pattern.CycleRead{
 		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: model.Files[0].Tensors[0].Offset, Length: 3200,
 			Slice: 32, Slices: 1, Nanos: 890},

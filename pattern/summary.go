@@ -228,8 +228,10 @@ func (s *Summary) writeTop(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprint(w, "\ntop re-read tensors, by bytes over the whole run\n")
-	table := &tabular.Table{Columns: append(tabular.Right("size", "reads/token", "bytes/token", "share", "run total",
-		"times its size"), tabular.Left("tensor")...)}
+	table := &tabular.Table{
+		Columns: append(tabular.Right("size", "reads/token", "bytes/token", "share", "run total", "times its size"),
+			tabular.Left("tensor")...),
+	}
 	for _, t := range s.Top {
 		table.Rows = append(table.Rows, []string{
 			humanize.Bytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken),

@@ -1,7 +1,7 @@
 package prefetch
 
-// This file holds blocks in memory, as many as the room allows, gives them back when it shrinks, and notices when the
-// kernel takes them.
+// This file holds blocks in memory, as many as the room allows, gives them back when it shrinks, and notices
+// when the kernel takes them.
 
 import (
 	"errors"
@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// slack is how many bytes what is wanted may be above its budget before it is given back: half of the least that is left
-	// free.
+	// slack is how many bytes what is wanted may be above its budget before it is given back: half of the
+	// least that is left free.
 	slack = 6 << 20
-	// spareChecks is how many looks in a row must find room before more is held. The kernel's counters are blurred: what was
-	// free for a while is free.
+	// spareChecks is how many looks in a row must find room before more is held. The kernel's counters are
+	// blurred: what was free for a while is free.
 	spareChecks = 10
 	// leastSpare is how many bytes must be free before more is held.
 	leastSpare = 4 * pages.MinBlock
@@ -39,8 +39,8 @@ func newBlocks(n int) blocks {
 	return blocks{want: make([]bool, n), bad: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n)}
 }
 
-// wantMore adds blocks to those that are to be held. They are held when the target has passed them: then they are in
-// memory anyway.
+// wantMore adds blocks to those that are to be held. They are held when the target has passed them: then they
+// are in memory anyway.
 func (f *followed) wantMore(blocks []int) {
 	for _, b := range blocks {
 		if !f.want[b] && !f.bad[b] {
@@ -74,8 +74,8 @@ func (f *followed) lose(block int) {
 	}
 }
 
-// holdPassed holds a block that the target has passed, so that it is in memory. If some of it is not any more, that is left
-// for the next visit, unless it is to be locked.
+// holdPassed holds a block that the target has passed, so that it is in memory. If some of it is not any
+// more, that is left for the next visit, unless it is to be locked.
 func (f *followed) holdPassed(block int) error {
 	r := f.schedule.Blocks[block]
 	if f.opts.Lock {
@@ -89,8 +89,8 @@ func (f *followed) holdPassed(block int) error {
 	return nil
 }
 
-// readInto applies a lever that reads a block. A block that cannot be read is not wanted any more, which is told once: the
-// target may never read that page of it.
+// readInto applies a lever that reads a block. A block that cannot be read is not wanted any more, which is
+// told once: the target may never read that page of it.
 func (f *followed) readInto(block int, lever func(pages.Range) error) (ok bool, err error) {
 	err = lever(f.schedule.Blocks[block])
 	if !errors.Is(err, pages.ErrUnreadable) {
@@ -105,8 +105,9 @@ func (f *followed) readInto(block int, lever func(pages.Range) error) (ok bool, 
 	return false, nil
 }
 
-// takeHold makes of what the target alone left in memory what the plan wants. Wanted blocks that are there are held from
-// now on. What is neither wanted nor about to be used is paged out: it would take the room of what is.
+// takeHold makes of what the target alone left in memory what the plan wants. Wanted blocks that are there
+// are held from now on. What is neither wanted nor about to be used is paged out: it would take the room of
+// what is.
 func (f *followed) takeHold() error {
 	f.shareRoom()
 	if f.mixture != nil {
@@ -135,7 +136,8 @@ func (f *followed) takeHold() error {
 	return nil
 }
 
-// beginOfToken are, by block, those of at most so many bytes that a token reads first and that are not wanted.
+// beginOfToken are, by block, those of at most so many bytes that a token reads first and that are not
+// wanted.
 func (f *followed) beginOfToken(most int64) []bool {
 	soon := make([]bool, len(f.schedule.Blocks))
 	for _, v := range f.schedule.Visits {
@@ -176,8 +178,8 @@ func (f *followed) releaseAll() error {
 	return nil
 }
 
-// isThere says whether a block is held, and still in memory as far as that is known. If it is needed, it is looked at,
-// unless that was done a moment ago.
+// isThere says whether a block is held, and still in memory as far as that is known. If it is needed, it is
+// looked at, unless that was done a moment ago.
 func (f *followed) isThere(block int, needed bool) (bool, error) {
 	if !f.held[block] || f.opts.Lock || !needed || f.now().Sub(f.seen[block]) < seenFor {
 		return f.held[block], nil
@@ -196,8 +198,8 @@ func (f *followed) isThere(block int, needed bool) (bool, error) {
 	return false, nil
 }
 
-// adjust follows limits that change and a target that grows. What is wanted beyond the budget is given back at once, room
-// that has come free is used.
+// adjust follows limits that change and a target that grows. What is wanted beyond the budget is given back
+// at once, room that has come free is used.
 func (f *followed) adjust() error {
 	if err := f.memory.check(); err != nil {
 		return err

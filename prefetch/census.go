@@ -1,8 +1,8 @@
 package prefetch
 
-// This file counts how much of the model is in memory, some of it at a time. The kernel walks a file's folios for that. For
-// 4 GB, most of them small folios, it takes 12 to 25 ms of a processor, and twice as long beside the target's threads.
-// Nothing would be read ahead of the target meanwhile.
+// This file counts how much of the model is in memory, some of it at a time. The kernel walks a file's folios
+// for that. For 4 GB, most of them small folios, it takes 12 to 25 ms of a processor, and twice as long
+// beside the target's threads. Nothing would be read ahead of the target meanwhile.
 
 import (
 	"slices"
@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// censusPiece is the least that is counted at once, in bytes. Of a large model it is more: there are at most
-	// censusPieces of each file.
+	// censusPiece is the least that is counted at once, in bytes. Of a large model it is more: there are at
+	// most censusPieces of each file.
 	censusPiece  = 8 << 20
 	censusPieces = 8192
-	// countSlice bounds how long it is counted at once, by one piece. Counting takes no more than one part of countShare of
-	// the time.
+	// countSlice bounds how long it is counted at once, by one piece. Counting takes no more than one part of
+	// countShare of the time.
 	countSlice = 200 * time.Microsecond
 	countShare = 50
 )
@@ -41,12 +41,13 @@ func (c *census) addFile(file int, size int64) {
 	}
 	c.files = file + 1
 	c.bytes = append(c.bytes, make([]int64, len(c.pieces)-len(c.bytes))...)
-	// What is read ahead moves through the file in its order. If it were counted in that order, and as fast, all of the
-	// file would seem to be in memory at once.
+	// What is read ahead moves through the file in its order. If it were counted in that order, and as fast,
+	// all of the file would seem to be in memory at once.
 	c.order = scatter(len(c.pieces))
 }
 
-// scatter has the numbers below n in an order in which neighbours are far from each other: the bits of each are reversed.
+// scatter has the numbers below n in an order in which neighbours are far from each other: the bits of each
+// are reversed.
 func scatter(n int) []int {
 	bits := 0
 	for 1<<bits < n {

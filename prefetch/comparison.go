@@ -10,14 +10,15 @@ import (
 )
 
 const (
-	// Before anything is held one token is measured: the one that was learned from where that can be. Each costs what the
-	// help would have saved. One token shows little: where help seems to win by less than clearGain, there is another
-	// comparison after doubtTokens.
+	// Before anything is held one token is measured: the one that was learned from where that can be. Each
+	// costs what the help would have saved. One token shows little: where help seems to win by less than
+	// clearGain, there is another comparison after doubtTokens.
 	clearGain   = 1.3
 	doubtTokens = 32
-	// After a mixture's warm-up, which reads all experts, it takes tokens until the kernel keeps what each of them reads. The
-	// first one is slower than those after it, so there is always another comparison. If help seems to win by
-	// clearExpertGain, it comes after clearExpertTokens, because tokens without help take long then.
+	// After a mixture's warm-up, which reads all experts, it takes tokens until the kernel keeps what each of
+	// them reads. The first one is slower than those after it, so there is always another comparison. If help
+	// seems to win by clearExpertGain, it comes after clearExpertTokens, because tokens without help take
+	// long then.
 	clearExpertGain   = 3
 	clearExpertTokens = 80
 	// settleTokens pass until what is held and what streams have settled.
@@ -26,10 +27,11 @@ const (
 	lastTokens = 16
 	// leastGain is how much faster tokens with help have to be.
 	//
-	// A comparison does harm that lasts. A target whose model was read for it maps each large folio by one entry. Where its
-	// own faults have made page tables, it maps them by 512 entries from then on: MADV_PAGEOUT does not free page tables. On
-	// a virtual machine with shadow page tables tokens took 1.5 to 1.8 times as long ever after. So what a dense model's
-	// tokens without help take is looked at in a part of them first (see glance.go).
+	// A comparison does harm that lasts. A target whose model was read for it maps each large folio by one
+	// entry. Where its own faults have made page tables, it maps them by 512 entries from then on:
+	// MADV_PAGEOUT does not free page tables. On a virtual machine with shadow page tables tokens took 1.5 to
+	// 1.8 times as long ever after. So what a dense model's tokens without help take is looked at in a part
+	// of them first (see glance.go).
 	leastGain = 1.02
 	// maxNext bounds how rarely help that won is compared again, in tokens.
 	maxNext = 4096
@@ -51,7 +53,8 @@ func newComparison() comparison { return comparison{next: settleTokens + lastTok
 // begin starts to gather tokens with help anew.
 func (w *comparison) begin() { w.tokens, w.with, w.marks = 0, nil, nil }
 
-// add notes a token with help, after which so many bytes had been read ahead. counts is false if it was partly without.
+// add notes a token with help, after which so many bytes had been read ahead. counts is false if it was
+// partly without.
 func (w *comparison) add(nanos, streamed int64, counts bool) {
 	if w.tokens++; w.tokens <= settleTokens {
 		w.streamed = streamed
@@ -66,8 +69,8 @@ func (w *comparison) add(nanos, streamed int64, counts bool) {
 	}
 }
 
-// isDue says whether tokens with help take so long that it is to be seen what they take without. experts says that the
-// model is a mixture.
+// isDue says whether tokens with help take so long that it is to be seen what they take without. experts says
+// that the model is a mixture.
 func (w *comparison) isDue(experts bool) bool {
 	if w.tokens <= settleTokens || w.tokens < w.next || w.plain == 0 && experts && w.tokens < doubtTokens {
 		return false
@@ -94,8 +97,9 @@ func middle(all []int64) int64 {
 	return sorted[len(sorted)/2]
 }
 
-// mayFitAlone says whether the target may have room for all that it reads, if it were not for what this process leaves
-// free, streams through and takes for itself. Then its tokens without help do not wait for the disk.
+// mayFitAlone says whether the target may have room for all that it reads, if it were not for what this
+// process leaves free, streams through and takes for itself. Then its tokens without help do not wait for the
+// disk.
 func (f *followed) mayFitAlone() bool {
 	free := f.memory.room.Bytes + f.memory.room.Margin() + f.memory.margin
 	if f.opts.Host.Memory != nil {

@@ -1,6 +1,7 @@
 package prefetch
 
-// This file dispatches events and ticks to the phase that the loop is in, and changes phases. It does nothing else.
+// This file dispatches events and ticks to the phase that the loop is in, and changes phases. It does nothing
+// else.
 
 import (
 	"errors"
@@ -11,8 +12,8 @@ import (
 	"tensorcast/prefetch/room"
 )
 
-// Controller keeps the model of one target in memory as far as it fits. Feed it with the target's events, and call Tick as
-// often as Pause says.
+// Controller keeps the model of one target in memory as far as it fits. Feed it with the target's events, and
+// call Tick as often as Pause says.
 type Controller struct {
 	s     *session
 	phase phase
@@ -26,24 +27,25 @@ func New(levers pages.Levers, opts Options) *Controller {
 	return &Controller{s: s, phase: &learnPhase{s}, since: opts.Now()}
 }
 
-// Handle takes the target's next event. Its error is a *StandBack when there is nothing to win, ErrPlanned at the end of a
-// dry run, and otherwise one of the levers.
+// Handle takes the target's next event. Its error is a *StandBack when there is nothing to win, ErrPlanned at
+// the end of a dry run, and otherwise one of the levers.
 func (c *Controller) Handle(e event.Event) error {
 	c.s.heard = c.s.now()
 	return c.settle(c.phase.handle(e))
 }
 
-// Tick does what is due. Its errors are those of Handle. It does not wait for the disk, save for blocks that are to be
-// held.
+// Tick does what is due. Its errors are those of Handle. It does not wait for the disk, save for blocks that
+// are to be held.
 func (c *Controller) Tick() error { return c.settle(c.phase.tick()) }
 
-// Pause is how long Tick need not be called, unless events come. As long as there is nothing to follow, it is long: each
-// call takes a core from the target. Ask after each Tick.
+// Pause is how long Tick need not be called, unless events come. As long as there is nothing to follow, it is
+// long: each call takes a core from the target. Ask after each Tick.
 func (c *Controller) Pause() time.Duration { return c.phase.pause() }
 
-// Covers says whether the target's own faults had better read little now, because what it reads next is read for it. Of a
-// mixture of experts they had: most of what they read besides was asked for by nobody, with help or without. What they
-// read of a dense model is needed next, so tokens without help would be slower, and a comparison with them unfair.
+// Covers says whether the target's own faults had better read little now, because what it reads next is read
+// for it. Of a mixture of experts they had: most of what they read besides was asked for by nobody, with help
+// or without. What they read of a dense model is needed next, so tokens without help would be slower, and a
+// comparison with them unfair.
 func (c *Controller) Covers() bool { return c.phase.covers() }
 
 // WantsInputs says whether an event.RouterInput is of use now.
@@ -72,8 +74,8 @@ func (c *Controller) enter(to *change) error {
 	return c.phase.enter()
 }
 
-// Early stands back before any event, because Options.IsAmple said so of so many bytes and this room, until Look says that
-// they have no room any more, or that the target maps more.
+// Early stands back before any event, because Options.IsAmple said so of so many bytes and this room, until
+// Look says that they have no room any more, or that the target maps more.
 func (c *Controller) Early(bytes int64, free room.Room) *StandBack {
 	free.Bytes -= free.Margin()
 	c.s.memory.room = free
@@ -82,8 +84,8 @@ func (c *Controller) Early(bytes int64, free room.Room) *StandBack {
 	return stood
 }
 
-// Look says, after a StandBack, whether there is something to win by now. Then the target's events are needed again. It
-// costs little, and should be asked once a second.
+// Look says, after a StandBack, whether there is something to win by now. Then the target's events are needed
+// again. It costs little, and should be asked once a second.
 func (c *Controller) Look() (again bool, err error) {
 	p, is := c.phase.(*standBackPhase)
 	if !is {
@@ -96,8 +98,8 @@ func (c *Controller) Look() (again bool, err error) {
 	return true, c.settle(&change{&learnPhase{c.s}, why})
 }
 
-// Cold says, after a StandBack because everything fits, whether some of that is to be read back with Warm if the target
-// computes nothing. Ask it after Look. It is never so without Options.KeepWarm.
+// Cold says, after a StandBack because everything fits, whether some of that is to be read back with Warm if
+// the target computes nothing. Ask it after Look. It is never so without Options.KeepWarm.
 func (c *Controller) Cold() (bool, error) {
 	if p, is := c.phase.(*standBackPhase); is && p.warm != nil {
 		return p.warm.isCold()
@@ -105,8 +107,8 @@ func (c *Controller) Cold() (bool, error) {
 	return false, nil
 }
 
-// Warm reads back what Cold found to be missing, as long as idle says that the target computes nothing and memory is not
-// short.
+// Warm reads back what Cold found to be missing, as long as idle says that the target computes nothing and
+// memory is not short.
 func (c *Controller) Warm(idle func() bool) error {
 	if p, is := c.phase.(*standBackPhase); is && p.warm != nil {
 		return p.warm.readBack(idle)
@@ -124,8 +126,8 @@ func (c *Controller) Status() Status {
 // Summary describes the work so far.
 func (c *Controller) Summary() Summary { return c.s.summary(c.phase) }
 
-// Parts says what is held of that which each token reads, and what is streamed, in the order of the files. It is empty
-// while nothing is followed.
+// Parts says what is held of that which each token reads, and what is streamed, in the order of the files. It
+// is empty while nothing is followed.
 func (c *Controller) Parts() []Part {
 	if c.s.f == nil {
 		return nil

@@ -8,13 +8,14 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// ErrPlanned is the error of Handle and Tick that ends a dry run (Options.Dry): Summary and Parts tell what would be held.
+// ErrPlanned is the error of Handle and Tick that ends a dry run (Options.Dry): Summary and Parts tell what
+// would be held.
 var ErrPlanned = errors.New("a dry run ends with the plan")
 
 // endDry ends a dry run: what is planned to be held counts as held.
 func (f *followed) endDry() error {
 	at := &f.files[f.schedule.Blocks[0].File]
-	disk, err := f.opts.Dry(proc.Place{Path: at.path, ID: proc.FileID(at.id)}, f.schedule.Blocks)
+	disk, err := f.opts.Dry(proc.Place{Path: at.path, ID: at.id}, f.schedule.Blocks)
 	if err != nil {
 		f.log.Warn("cannot measure the disk", "error", err)
 	}

@@ -15,9 +15,9 @@ import (
 	"tensorcast/prefetch/room"
 )
 
-// followed is a cycle that is followed, with which of its blocks are held and which are on their way. It ends as a whole
-// when the cycle is given up (session.drop). It is large because the window, the held blocks and the cursor are moved
-// together at every tick; each has a file of its own.
+// followed is a cycle that is followed, with which of its blocks are held and which are on their way. It ends
+// as a whole when the cycle is given up (session.drop). It is large because the window, the held blocks and
+// the cursor are moved together at every tick; each has a file of its own.
 type followed struct {
 	*session
 	follow.Cursor
@@ -53,8 +53,9 @@ func newFollowed(s *session, cycle *pattern.Cycle) *followed {
 	}
 }
 
-// start begins to follow a cycle. bases are where the target maps the files; 0 is not known yet. The result is a change to
-// the phase that comes next. token is how long a token took just now without help, in ns; 0 if none did.
+// start begins to follow a cycle. bases are where the target maps the files; 0 is not known yet. The result
+// is a change to the phase that comes next. token is how long a token took just now without help, in ns; 0 if
+// none did.
 func (s *session) start(cycle *pattern.Cycle, bases map[int]uint64, why string, token int64) error {
 	return s.startCycle(cycle, bases, nil, why, token)
 }
@@ -64,7 +65,9 @@ func (s *session) startLoading(cycle *pattern.Cycle, bases map[int]uint64, files
 	return s.startCycle(cycle, bases, files, why, 0)
 }
 
-func (s *session) startCycle(cycle *pattern.Cycle, bases map[int]uint64, files []loadFile, why string, token int64) error {
+func (s *session) startCycle(
+	cycle *pattern.Cycle, bases map[int]uint64, files []loadFile, why string, token int64,
+) error {
 	if err := s.memory.check(); err != nil {
 		return err
 	}
@@ -100,7 +103,8 @@ func (s *session) startCycle(cycle *pattern.Cycle, bases map[int]uint64, files [
 	if f.mixture != nil && s.opts.Host.Urgent != nil {
 		s.opts.Host.Urgent()
 	}
-	s.log.Info("learned the pattern", "reads", len(f.schedule.Reads), "bytes", f.schedule.Bytes, "blocks", len(f.schedule.Blocks),
+	s.log.Info("learned the pattern",
+		"reads", len(f.schedule.Reads), "bytes", f.schedule.Bytes, "blocks", len(f.schedule.Blocks),
 		"room", s.memory.room.Bytes, "bounded by", s.memory.room.Level, "window", f.window.bytes)
 	s.compared = newComparison()
 	switch {
@@ -126,8 +130,10 @@ func (f *followed) help(why string) error {
 
 // newMixture finds the experts of a cycle; nil if it has none.
 func (s *session) newMixture(f *followed) *mixture.Mixture {
-	opts := mixture.Options{Levers: s.levers, Keep: s.opts.Strategy.Traits().KeepsExperts, Routes: s.opts.Experts.Routes,
-		Refuse: s.refuse, Log: s.log, Now: s.now}
+	opts := mixture.Options{
+		Levers: s.levers, Keep: s.opts.Strategy.Traits().KeepsExperts, Routes: s.opts.Experts.Routes,
+		Refuse: s.refuse, Log: s.log, Now: s.now,
+	}
 	if predict := s.opts.Experts.Predict; predict != nil && s.opts.Experts.Speculate.Speculates() {
 		opts.Predict = func(r mixture.Routers) mixture.Predictor {
 			if r.File >= len(s.files) {
@@ -171,17 +177,18 @@ func (f *followed) planInput(free int64) plan.Input {
 // times are how long the ops of a token take by themselves.
 func (f *followed) times() plan.OpTimes { return f.schedule.Times(f.held, f.window.bytes, &f.Seen) }
 
-// fits returns why there is nothing to win, if all that the target reads has room by its limits (not by the caller's
-// budget): what a token reads, or all of its files if other weights are computed elsewhere, and the other models that it
-// maps, because their turn may come. It returns nil if it does not fit, or if nobody knows yet.
+// fits returns why there is nothing to win, if all that the target reads has room by its limits (not by the
+// caller's budget): what a token reads, or all of its files if other weights are computed elsewhere, and the
+// other models that it maps, because their turn may come. It returns nil if it does not fit, or if nobody
+// knows yet.
 func (f *followed) fits() (*StandBack, error) {
 	if f.loading != nil || f.seek.guessed { // it is not in memory yet, or the target may read it elsewhere
 		return nil, nil
 	}
 	stood := &StandBack{Reason: Fits, Bytes: f.schedule.Bytes + f.routed}
 	if f.opts.Target.Elsewhere != nil {
-		// Between the weights that it reads lie those that it does not read. Its faults would read these as well, and push
-		// out what it needs.
+		// Between the weights that it reads lie those that it does not read. Its faults would read these as
+		// well, and push out what it needs.
 		seen := map[int]bool{}
 		stood.Bytes = 0
 		for _, b := range f.schedule.Blocks {
@@ -211,8 +218,8 @@ func (f *followed) fits() (*StandBack, error) {
 	return stood, nil
 }
 
-// upkeep does what is due in every phase that follows a cycle: it looks whether the cycle is still what the target reads,
-// collects reads, and follows the room for the model.
+// upkeep does what is due in every phase that follows a cycle: it looks whether the cycle is still what the
+// target reads, collects reads, and follows the room for the model.
 func (f *followed) upkeep() error {
 	if err := f.seekModel(); err != nil {
 		return err
@@ -243,8 +250,8 @@ func (f *followed) upkeep() error {
 	return f.checkMapped()
 }
 
-// silence is how long the target is not heard of before it is asked, as often, whether it still maps what is followed. It
-// may have executed another program, or unloaded the model, even in the middle of a decode.
+// silence is how long the target is not heard of before it is asked, as often, whether it still maps what is
+// followed. It may have executed another program, or unloaded the model, even in the middle of a decode.
 const silence = 2 * time.Second
 
 // checkMapped gives up what the target maps no more.

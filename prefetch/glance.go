@@ -1,9 +1,9 @@
 package prefetch
 
-// This file looks what the target does without help in a part of a token. Where help wins clearly, that is enough to know
-// it, and does less harm than a comparison of whole tokens. What the target's own faults map, page by page, has page
-// tables from then on, which make streaming dearer for as long as the target lives (see comparison.go). Here they are
-// those of a few blocks, the same ones each time.
+// This file looks what the target does without help in a part of a token. Where help wins clearly, that is
+// enough to know it, and does less harm than a comparison of whole tokens. What the target's own faults map,
+// page by page, has page tables from then on, which make streaming dearer for as long as the target lives
+// (see comparison.go). Here they are those of a few blocks, the same ones each time.
 
 import (
 	"math"
@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// The stretch has one part in glanceShare of what a token reads, in the middle of it, and no more than one in glanceMost:
-	// ops are not split.
+	// The stretch has one part in glanceShare of what a token reads, in the middle of it, and no more than
+	// one in glanceMost: ops are not split.
 	glanceShare = 8
 	glanceMost  = 4
-	// glanceTokens are looked at, of which the faster one counts. glanceTries are made for that, because a decode may be
-	// none of a single token.
+	// glanceTokens are looked at, of which the faster one counts. glanceTries are made for that, because a
+	// decode may be none of a single token.
 	glanceTokens = 2
 	glanceTries  = 4
 	// glanceGain is how many times as fast tokens with help have to be for that to be enough.
@@ -80,8 +80,9 @@ func (g *glance) isLeft(at follow.Position, reads int) bool {
 	return token == g.token && read >= g.from && read < g.to
 }
 
-// note takes an op of a decode that generates one token. The op has read what is at a position, and has computed for so
-// many ns without waiting for the disk; -1 if that is not known: then all of its time is taken for that.
+// note takes an op of a decode that generates one token. The op has read what is at a position, and has
+// computed for so many ns without waiting for the disk; -1 if that is not known: then all of its time is
+// taken for that.
 func (g *glance) note(at follow.Position, reads int, o *event.Op, nanos int64) {
 	token, read := int64(at)/int64(reads), int(int64(at)%int64(reads))
 	if read < g.from || read >= g.to {
@@ -105,9 +106,9 @@ func (g *glance) note(at follow.Position, reads int, o *event.Op, nanos int64) {
 	g.began = 0
 }
 
-// glanceWins begins to look, goes on with it, or judges what was seen. with is how long tokens take with help, in ns. It
-// returns true if no whole tokens without help are needed now: more is to be seen, or help wins so clearly that a whole
-// token without it would only say the same.
+// glanceWins begins to look, goes on with it, or judges what was seen. with is how long tokens take with
+// help, in ns. It returns true if no whole tokens without help are needed now: more is to be seen, or help
+// wins so clearly that a whole token without it would only say the same.
 func (f *followed) glanceWins(with int64) bool {
 	g, w := &f.glance, &f.compared
 	if g.bytes == 0 || f.mixture != nil || !f.opts.Strategy.Traits().Streams || f.opts.Lock || f.mayFitAlone() {
@@ -120,7 +121,8 @@ func (f *followed) glanceWins(with int64) bool {
 	}
 	without := f.estimatePlain()
 	g.seen, g.tries = nil, 0
-	f.log.Info("looked at a part of tokens without help", "with", time.Duration(with), "without, at least", time.Duration(without))
+	f.log.Info("looked at a part of tokens without help",
+		"with", time.Duration(with), "without, at least", time.Duration(without))
 	if float64(without) < glanceGain*float64(with) {
 		return false
 	}
@@ -129,10 +131,11 @@ func (f *followed) glanceWins(with int64) bool {
 	return true
 }
 
-// estimatePlain is about how long a token takes without help at least, in ns, by what was seen of the stretch; 0 if too
-// little was. As long as the target waited there for each missing byte, it waits for all that a token reads: of a cycle
-// that does not fit nothing is in memory when its turn comes, because the kernel forgets first what is used next. Its
-// readahead may have some of that come while it computes, all of it at best.
+// estimatePlain is about how long a token takes without help at least, in ns, by what was seen of the
+// stretch; 0 if too little was. As long as the target waited there for each missing byte, it waits for all
+// that a token reads: of a cycle that does not fit nothing is in memory when its turn comes, because the
+// kernel forgets first what is used next. Its readahead may have some of that come while it computes, all of
+// it at best.
 func (f *followed) estimatePlain() int64 {
 	g := &f.glance
 	if len(g.seen) < glanceTokens || len(g.compute) == 0 {

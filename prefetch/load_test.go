@@ -1,6 +1,7 @@
 package prefetch_test
 
-// This file tests in virtual time what is done while a target loads, from a guess: a target that goes through the file in order, then computes.
+// This file tests in virtual time what is done while a target loads its model. The target goes through the file in order,
+// and then computes. The order of a token's reads is guessed from the file.
 
 import (
 	"cmp"
@@ -28,13 +29,23 @@ type loader struct {
 	file    *gguf.File
 	inOrder *pattern.Cycle // what it does while it loads: reads of 256 KiB
 	mapped  bool
-	from    int64 // of what the load touched, what was taken away since ends here,
-	to      int64 // and what it touched ends here
+	from    int64 // the load touched the bytes from here; those before were taken away since
+	to      int64 // to here
 	seen    event.FileSeen
-	told    func()
+	report  func()        // reports the file with the first op, as the probes do; nil when that is done
+	watcher *phaseWatcher // watches the Controller, if not nil
 }
 
-// loadedTensors are 10 layers of 27 MiB, in an order that is not that of use, and 24 MiB of embeddings, of which a token reads a row.
+// Tick ticks the Controller.
+func (l *loader) Tick() error {
+	if l.watcher != nil {
+		return l.watcher.Tick()
+	}
+	return l.Controller.Tick()
+}
+
+// loadedTensors are 10 layers of 27 MiB, in another order than that of use, and 24 MiB of embeddings, of which a token reads
+// one row.
 func loadedTensors() (all []gguftest.Tensor) {
 	matrix := func(name string, mib int64) {
 		all = append(all, gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{1 << 10, mib << 8}})
@@ -45,14 +56,18 @@ func loadedTensors() (all []gguftest.Tensor) {
 			matrix(fmt.Sprintf("blk.%d.%s.weight", l, name), mib)
 		}
 	}
-	slices.SortFunc(all[1:], func(a, b gguftest.Tensor) int { return strings.Compare(b.Name, a.Name) }) // ffn_up before ffn_gate before ffn_down before attn_q
+	// ffn_up before ffn_gate before ffn_down before attn_q
+	slices.SortFunc(all[1:], func(a, b gguftest.Tensor) int { return strings.Compare(b.Name, a.Name) })
 	matrix("token_embd.weight", 24)
 	all = append(all, gguftest.Tensor{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{1 << 10}})
 	return all
 }
 
-// newLoader makes a rig for a limit that is a share of what a token reads. change may change what the target really reads, machine the machine.
-func newLoader(t *testing.T, share float64, opts prefetch.Options, change func(*pattern.Cycle), machine func(*sim.Config)) *loader {
+// newLoader makes a rig whose limit is a share of what a token reads. change may change what the target really reads, and
+// machine the machine.
+func newLoader(
+	t *testing.T, share float64, opts prefetch.Options, change func(*pattern.Cycle), machine func(*sim.Config),
+) *loader {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "model.gguf")
 	(&gguftest.Model{Tensors: loadedTensors()}).Write(t, path)
@@ -81,7 +96,9 @@ func newLoader(t *testing.T, share float64, opts prefetch.Options, change func(*
 	l := &loader{file: part.Files[0], inOrder: &pattern.Cycle{}}
 	const step = 256 << 10
 	for at := int64(0); at < l.file.Size; at += step {
-		l.inOrder.Reads = append(l.inOrder.Reads, pattern.CycleRead{Tensor: "w", Op: "LOAD", Offset: at, Length: min(step, l.file.Size-at), Nanos: step / 10})
+		l.inOrder.Reads = append(l.inOrder.Reads, pattern.CycleRead{
+			Tensor: "w", Op: "LOAD", Offset: at, Length: min(step, l.file.Size-at), Nanos: step / 10,
+		})
 	}
 	opts.Target.Models = func() (m models.Model, err error) {
 		if l.mapped {
@@ -109,7 +126,7 @@ func newLoader(t *testing.T, share float64, opts prefetch.Options, change func(*
 	return l
 }
 
-// Handle takes what the target does while it loads; the helper sees none of that.
+// Handle takes what the target does while it loads. The Controller sees none of that.
 func (l *loader) Handle(e event.Event) error {
 	switch o := e.(type) {
 	case event.FileSeen:
@@ -121,7 +138,7 @@ func (l *loader) Handle(e event.Event) error {
 	return nil
 }
 
-// load loads the model, with the helper's help or without.
+// load loads the model, with the Controller's help or without.
 func (l *loader) load(helped bool) sim.Token {
 	l.t.Helper()
 	l.mapped = true
@@ -129,17 +146,20 @@ func (l *loader) load(helped bool) sim.Token {
 	if helped {
 		l.Attach(l)
 	}
-	token := l.runOther(1, l.inOrder, 1)
-	l.loaded()
+	token := l.runContext(1, l.inOrder, 1)
+	l.endLoad()
 	return token
 }
 
-// loaded has the helper see what the target does from now on.
-func (l *loader) loaded() {
+// endLoad has the Controller see what the target does from now on.
+func (l *loader) endLoad() {
 	l.t.Helper()
 	l.to = 1 << 40
 	l.Attach(l.Controller)
-	l.told = func() {
+	if l.watcher != nil {
+		l.Attach(l.watcher)
+	}
+	l.report = func() {
 		if err := l.Controller.Handle(l.seen); err != nil {
 			l.t.Fatal(err)
 		}
@@ -149,17 +169,20 @@ func (l *loader) loaded() {
 // compute computes a token.
 func (l *loader) compute() sim.Token {
 	l.t.Helper()
-	if l.told != nil { // as the probes do, with the first op
-		l.told()
-		l.told = nil
+	if l.report != nil {
+		l.report()
+		l.report = nil
 	}
 	return l.run(1)
 }
 
-// From the first touch on the target finds in memory what it reads, in the order of the file while it loads, and then in the order of use; what stays of the load is not read again.
+// From its first touch on the target finds in memory what it reads: while it loads in the order of the file, and then in the
+// order of use. What stays of the load is not read again.
 func TestLoading(t *testing.T) {
 	plain := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
-	plain.Controller = prefetch.New(plain.pages, prefetch.Options{Memory: plain.Memory(), Now: plain.Now})
+	plain.Controller = prefetch.New(plain.pages, prefetch.Options{
+		Memory: plain.Memory(), Now: plain.Now, Log: newFailingLog(t),
+	})
 	slow := plain.load(false)
 	plain.Attach(nil)
 	slowFirst := plain.run(1)
@@ -170,70 +193,74 @@ func TestLoading(t *testing.T) {
 	}
 	fast := l.load(true)
 	if fast.TargetBytes > l.file.Size/8 {
-		t.Errorf("while it loaded, the target read %d bytes by itself", fast.TargetBytes)
+		t.Errorf("while it loaded, the target read %d bytes itself, want at most %d", fast.TargetBytes, l.file.Size/8)
 	}
 	if sum := fast.TargetBytes + fast.HelperBytes; sum > l.file.Size*21/20 {
-		t.Errorf("%d bytes were read, of %d", sum, l.file.Size)
+		t.Errorf("%d bytes were read during the load, want about the file's %d", sum, l.file.Size)
 	}
 	if fast.Time > slow.Time*11/10 {
-		t.Errorf("loading takes %v, without help %v", fast.Time, slow.Time)
+		t.Errorf("loading takes %v, want about the %v without help", fast.Time, slow.Time)
 	}
 	if err := l.Sleep(30 * time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	if held := l.Summary().Pinned; held < l.cycle.Bytes()*7/10 {
-		t.Errorf("%d bytes are held after the load", held)
+		t.Errorf("%d bytes are held after the load, want at least %d", held, l.cycle.Bytes()*7/10)
 	}
-	if !slices.Equal(l.pages.InOrders, []bool{true, false}) {
-		t.Errorf("it was said to read in order: %v", l.pages.InOrders)
+	if want := []bool{true, false}; !slices.Equal(l.pages.InOrders, want) {
+		t.Errorf("reads were declared to be in order: %v, want %v", l.pages.InOrders, want)
 	}
-	if ordered := l.pages.Ordered; len(ordered) < 100 || !slices.IsSortedFunc(ordered, func(a, b pages.Range) int { return cmp.Compare(a.Offset, b.Offset) }) {
-		t.Errorf("%d reads were begun while it loaded, in the order %v", len(ordered), ordered)
+	byOffset := func(a, b pages.Range) int { return cmp.Compare(a.Offset, b.Offset) }
+	if ordered := l.pages.Ordered; len(ordered) < 100 || !slices.IsSortedFunc(ordered, byOffset) {
+		t.Errorf("%d reads were begun while it loaded: %v; want at least 100, in the order of the file", len(ordered), ordered)
 	}
-	if n := l.pages.Calls.Keep; n > 16 { // each maps its pages for a moment: what is in memory already needs none
-		t.Errorf("%d blocks were kept one by one", n)
+	// Each call of Keep maps its pages for a moment. What is already in memory needs none.
+	if n := l.pages.Calls.Keep; n > 16 {
+		t.Errorf("%d blocks were kept one by one, want at most 16", n)
 	}
 	first := l.compute()
 	missing := int64(float64(l.cycle.Bytes()) * 0.15)
-	if first.TargetBytes > 0 || first.HelperBytes > missing+reserve+window+8*mib || first.Time > slowFirst.Time*2/3 {
-		t.Errorf("the first pass: %+v, without help %+v", first, slowFirst)
+	if most := missing + reserve + window + 8*mib; first.TargetBytes > 0 || first.HelperBytes > most ||
+		first.Time > slowFirst.Time*2/3 {
+		t.Errorf("the first token: %+v, want nothing read by the target, at most %d bytes by the helper, "+
+			"and two thirds of the time without help: %+v", first, most, slowFirst)
 	}
 	l.run(4)
 	if s := l.Summary(); s.Learned != 1 || !s.Guessed || s.Stored || s.Idle != "" {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want the guessed cycle, learned once", s)
 	}
 }
 
-// The target may be well into its load when it is first looked at, and what it touched first gone again.
+// The target may be far into its load when the Controller first looks, and what it touched first may be gone again.
 func TestLoadingMet(t *testing.T) {
 	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
 	l.mapped, l.to = true, 0
 	half := &pattern.Cycle{Reads: l.inOrder.Reads[:len(l.inOrder.Reads)/2]}
-	l.Attach(&deaf{l})
-	l.runOther(1, half, 1)
+	l.Attach(&untickedLoader{l})
+	l.runContext(1, half, 1)
 	l.Attach(l)
-	rest := l.runOther(1, &pattern.Cycle{Reads: l.inOrder.Reads[len(half.Reads):]}, 1)
+	rest := l.runContext(1, &pattern.Cycle{Reads: l.inOrder.Reads[len(half.Reads):]}, 1)
 	if rest.HelperBytes < l.file.Size/3 {
-		t.Errorf("of the second half %d bytes were staged", rest.HelperBytes)
+		t.Errorf("%d bytes of the second half were read by the helper, want at least %d", rest.HelperBytes, l.file.Size/3)
 	}
-	l.loaded()
+	l.endLoad()
 	if err := l.Sleep(300 * time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
-	if most := l.Summary().Pinned + window + 4*mib; l.Used() > most { // of the first half, what it left
+	if most := l.Summary().Pinned + window + 4*mib; l.Used() > most { // the rest of the first half was paged out
 		t.Errorf("%d bytes are in memory, want at most %d", l.Used(), most)
 	}
 	if first := l.compute(); first.TargetBytes > l.cycle.Bytes()/20 {
-		t.Errorf("the first pass: %+v", first)
+		t.Errorf("the first token: %+v, want at most %d bytes read by the target", first, l.cycle.Bytes()/20)
 	}
 }
 
-// deaf does not call the helper.
-type deaf struct{ *loader }
+// untickedLoader is a loader whose Controller is not called.
+type untickedLoader struct{ *loader }
 
-func (d *deaf) Tick() error { return nil }
+func (*untickedLoader) Tick() error { return nil }
 
-// A guess that is wrong is replaced by what the target reads, as a stored cycle is.
+// A wrong guess is replaced by what the target reads, as a wrong stored cycle is.
 func TestWrongGuess(t *testing.T) {
 	for name, change := range map[string]func(*pattern.Cycle){
 		"order": func(c *pattern.Cycle) {
@@ -256,17 +283,17 @@ func TestWrongGuess(t *testing.T) {
 			}
 			first := l.compute()
 			if read := first.TargetBytes + first.HelperBytes; read > l.cycle.Bytes()/2 {
-				t.Errorf("the first token: %+v, of %d bytes", first, l.cycle.Bytes())
+				t.Errorf("the first token: %+v, want at most half of %d bytes read", first, l.cycle.Bytes())
 			}
 			l.run(3)
 			if s := l.Status(); s.Activity != prefetch.Helping {
-				t.Errorf("%+v", s)
+				t.Errorf("after 4 tokens: %+v, want %s", s, prefetch.Helping)
 			}
 			if s := l.Summary(); s.Learned != 2 || !s.Guessed {
-				t.Errorf("%+v", s)
+				t.Errorf("%+v, want a guess, then another cycle that is learned", s)
 			}
-			if token := l.run(5); token.Misses > 2 { // the target may be a moment before a read now and then
-				t.Errorf("%d pages were missing", token.Misses)
+			if token := l.run(5); token.Misses > 2 { // the target may reach a block a moment before its read is over
+				t.Errorf("%d pages missing, want at most 2", token.Misses)
 			}
 		})
 	}
@@ -278,10 +305,12 @@ func standsBack(err error, why prefetch.Reason) bool {
 	return errors.As(err, &stood) && stood.Reason == why
 }
 
-// Where everything fits it is read ahead while the target loads; then there is nothing to win. With a pattern that is known at once, after a guess with the first decode.
+// If everything fits it is read ahead while the target loads. After that there is nothing to win: at once with a stored
+// pattern, with the first decode after a guess.
 func TestLoadingFits(t *testing.T) {
 	for name, opts := range map[string]prefetch.Options{"guess": {}, "stored": {Stored: &pattern.Cycle{}}} {
-		l := newLoader(t, 2, opts, nil, func(cfg *sim.Config) { cfg.Bandwidth = 2e8 }) // slower than the room is looked at
+		// So slow that the room is measured during the load.
+		l := newLoader(t, 2, opts, nil, func(cfg *sim.Config) { cfg.Bandwidth = 2e8 })
 		if err := l.Sleep(10 * time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
@@ -292,30 +321,31 @@ func TestLoadingFits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if all[0].HelperBytes < l.file.Size*7/8 {
-			t.Errorf("%s: %d bytes were staged", name, all[0].HelperBytes)
+			t.Errorf("%s: %d bytes were read by the helper, want at least %d", name, all[0].HelperBytes, l.file.Size*7/8)
 		}
-		l.loaded()
+		l.endLoad()
 		err = l.Sleep(100 * time.Millisecond)
 		if l.Used() < l.file.Size*9/10 {
-			t.Errorf("%s: %d bytes are in memory", name, l.Used())
+			t.Errorf("%s: %d bytes are in memory, want at least %d", name, l.Used(), l.file.Size*9/10)
 		}
 		if err == nil && opts.Stored == nil {
-			l.told()
+			l.report()
 			_, err = l.Run(1, l.cycle, 3)
 		}
 		if !standsBack(err, prefetch.Fits) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want a stand back (%v)", name, err, prefetch.Fits)
 		}
 	}
 }
 
-// A target that computes is learned from, not guessed; one that has mapped its model and leaves it alone is waited for.
+// Nothing is guessed about a target that computes: what it reads is learned. Nor is anything guessed as long as a target has
+// mapped its model and does not touch more of it.
 func TestNoGuess(t *testing.T) {
 	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
 	l.mapped, l.to = true, 1<<40
 	l.run(3)
 	if s := l.Summary(); s.Guessed || s.Learned != 1 {
-		t.Errorf("%+v", s)
+		t.Errorf("a target that computes: %+v, want its reads learned once, and no guess", s)
 	}
 	for name, to := range map[string]int64{"untouched": 0, "half": 100 * mib, "whole": 1 << 40} {
 		l = newLoader(t, 0.85, prefetch.Options{}, nil, nil)
@@ -324,12 +354,13 @@ func TestNoGuess(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s := l.Summary(); s.Guessed || l.Used() > 0 || l.Pause() < 100*time.Millisecond {
-			t.Errorf("%s: %+v, %d bytes in memory, pause %v", name, s, l.Used(), l.Pause())
+			t.Errorf("%s: %+v, %d bytes in memory, pause %v; want no guess, 0 bytes, at least 100ms",
+				name, s, l.Used(), l.Pause())
 		}
 	}
 }
 
-// A guess whose weights the target does not read from the file is given up.
+// A guess is given up when the target does not read the weights from the file.
 func TestGuessOutside(t *testing.T) {
 	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
 	l.load(true)
@@ -337,20 +368,22 @@ func TestGuessOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l.Summary().Pinned == 0 {
-		t.Fatal("nothing is held")
+		t.Fatal("nothing is held after the load, want some")
 	}
 	for _, e := range []event.Event{
 		event.DecodeBegin{TID: 1, Decode: 7, Context: 1, Tokens: 1},
-		&event.Op{TID: 1, Decode: 7, Name: "MUL_MAT", Duration: -1, Stall: -1, Sources: []event.Source{{Name: "blk.0.ffn_up.weight", NE: [4]int64{1, 1, 1, 1}, NB: [4]int64{4, 4, 4, 4}}}},
+		&event.Op{TID: 1, Decode: 7, Name: "MUL_MAT", Duration: -1, Stall: -1, Sources: []event.Source{
+			{Name: "blk.0.ffn_up.weight", NE: [4]int64{1, 1, 1, 1}, NB: [4]int64{4, 4, 4, 4}},
+		}},
 	} {
 		if err := l.Controller.Handle(e); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := l.Controller.Handle(event.DecodeEnd{TID: 1, Decode: 7}); !standsBack(err, prefetch.Outside) {
-		t.Errorf("%v", err)
+		t.Errorf("after a decode outside the file: %v, want a stand back (%v)", err, prefetch.Outside)
 	}
 	if held := l.Summary().Pinned; held != 0 {
-		t.Errorf("%d bytes are held", held)
+		t.Errorf("%d bytes are held, want 0", held)
 	}
 }

@@ -1,7 +1,7 @@
 package prefetch
 
-// This file follows how much memory there is for the model. It asks for the room when the kernel says that something has
-// changed, and leaves some of it free where the kernel takes what is kept.
+// This file follows how much memory there is for the model. It asks for the room when the kernel says that
+// something has changed, and leaves some of it free where the kernel takes what is kept.
 
 import (
 	"time"
@@ -12,8 +12,8 @@ import (
 const (
 	// checkInterval is how often the room is asked for when nothing has changed.
 	checkInterval = 50 * time.Millisecond
-	// usualLoss bytes are taken by reclaim now and then, in lossTime. If more is taken, and more than a lossShare of what is
-	// held, too little is left free.
+	// usualLoss bytes are taken by reclaim now and then, in lossTime. If more is taken, and more than a
+	// lossShare of what is held, too little is left free.
 	usualLoss = 8 << 20
 	lossShare = 32
 	lossTime  = 500 * time.Millisecond
@@ -35,9 +35,9 @@ type memory struct {
 	shortAt time.Time // and when that was
 	shrunk  time.Time // when memory was given back last
 
-	// The kernel takes some of what is kept though there should be room: reads of the target around its faults, and whoever
-	// takes memory and gives it back at once, need some for moments. A margin is left free for them. It grows with what is
-	// taken, and falls slowly while nothing is.
+	// The kernel takes some of what is kept though there should be room: reads of the target around its
+	// faults, and whoever takes memory and gives it back at once, need some for moments. A margin is left
+	// free for them. It grows with what is taken, and falls slowly while nothing is.
 
 	margin  int64     // bytes left free
 	eased   time.Time // when it fell last
@@ -47,9 +47,9 @@ type memory struct {
 	lostSince time.Time
 }
 
-// isDue takes in what the kernel says, and says whether the room is to be asked for now. A limit that was just lowered
-// leaves the target only what is not locked: milliseconds count. With a mixture's experts usage moves all the time, and is
-// looked at now and then.
+// isDue takes in what the kernel says, and says whether the room is to be asked for now. A limit that was
+// just lowered leaves the target only what is not locked: milliseconds count. With a mixture's experts usage
+// moves all the time, and is looked at now and then.
 func (m *memory) isDue(mixture bool) bool {
 	change := m.opts.Memory.PollChange()
 	if change.ShortReason != "" {
@@ -93,8 +93,8 @@ func (m *memory) check() error {
 	return nil
 }
 
-// noteLoss notes that the kernel took bytes of what is kept. If somebody has the memory now, the room says so: it is asked
-// for at once.
+// noteLoss notes that the kernel took bytes of what is kept. If somebody has the memory now, the room says
+// so: it is asked for at once.
 func (m *memory) noteLoss(bytes int64) {
 	now := m.now()
 	m.work.taken += bytes
@@ -109,8 +109,8 @@ func (m *memory) noteLoss(bytes int64) {
 	m.lost = 0
 }
 
-// takeMargin grows the margin by what was taken, unless the room says that somebody else has it now, or had a moment ago.
-// It returns the room, in bytes, without the margin.
+// takeMargin grows the margin by what was taken, unless the room says that somebody else has it now, or had a
+// moment ago. It returns the room, in bytes, without the margin.
 func (m *memory) takeMargin(bytes int64) int64 {
 	m.ease()
 	f := m.f

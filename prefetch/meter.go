@@ -9,8 +9,8 @@ const (
 	meterMost  = time.Second
 )
 
-// meter is the disk's bandwidth, as far as it was asked for: the most that was surely read in a time. A disk that never had
-// to hurry is faster than that.
+// meter is the disk's bandwidth, as far as it was asked for: the most that was surely read in a time. A disk
+// that never had to hurry is faster than that.
 type meter struct {
 	begun time.Time
 	bytes int64   // asked for since
@@ -20,8 +20,8 @@ type meter struct {
 // add notes reads that were begun.
 func (m *meter) add(bytes int64) { m.bytes += bytes }
 
-// tick looks at what was read since the interval began. Of what was asked for, as much as pending may not have been read
-// yet.
+// tick looks at what was read since the interval began. Of what was asked for, as much as pending may not
+// have been read yet.
 func (m *meter) tick(now time.Time, pending int64) {
 	elapsed := now.Sub(m.begun)
 	if elapsed < meterLeast {

@@ -27,8 +27,9 @@ type Options struct {
 	// Share, if not nil, is asked for that cap instead, which may change. It must be safe for concurrent use.
 	Share  func() int64
 	Window int64 // bytes that may be read ahead or wait to be paged out; 0 chooses
-	// Lock locks what is held, so that nobody can reclaim it, not even when the target needs memory to live. Otherwise it
-	// is kept: it is read, and never paged out from here, but the kernel takes it when somebody needs the memory.
+	// Lock locks what is held, so that nobody can reclaim it, not even when the target needs memory to live.
+	// Otherwise it is kept: it is read, and never paged out from here, but the kernel takes it when somebody
+	// needs the memory.
 	Lock bool
 
 	// When there is help.
@@ -37,11 +38,12 @@ type Options struct {
 	Always bool
 	// KeepWarm is for a target that waits for requests: what fits is read back by Warm when others took it.
 	KeepWarm bool
-	// Stored, if not nil, is a cycle to begin with before the target has decoded. Target.Models is asked now and then
-	// until the target maps that cycle's model.
+	// Stored, if not nil, is a cycle to begin with before the target has decoded. Target.Models is asked now
+	// and then until the target maps that cycle's model.
 	Stored *pattern.Cycle
-	// Dry, if not nil, makes it a dry run: once a cycle is known it is planned for, nothing is held or streamed, and Handle
-	// or Tick return ErrPlanned. Dry measures how many bytes per second the disk delivers of blocks of a file.
+	// Dry, if not nil, makes it a dry run: once a cycle is known it is planned for, nothing is held or
+	// streamed, and Handle or Tick return ErrPlanned. Dry measures how many bytes per second the disk
+	// delivers of blocks of a file.
 	Dry func(at proc.Place, blocks []pages.Range) (perSecond float64, err error)
 
 	Target  Target
@@ -56,18 +58,18 @@ type Options struct {
 type Target struct {
 	// Models lists the model files that the target maps at the time.
 	Models func() (models.Model, error)
-	// Touched tells which addresses the target has in its page tables. With it a target is also helped while it loads its
-	// model: with the stored cycle, or with a guess (see pattern.Guess). It has no effect with Options.Lock, because what
-	// is locked for a wrong guess would be missing to the load.
+	// Touched tells which addresses the target has in its page tables. With it a target is also helped while
+	// it loads its model: with the stored cycle, or with a guess (see pattern.Guess). It has no effect with
+	// Options.Lock, because what is locked for a wrong guess would be missing to the load.
 	Touched func(addresses []uint64) ([]bool, error)
-	// Weights tells where the weights of a file lie, as models.ReadWeights does. Nothing else is read or held then,
-	// whatever the target says. Without it only the files' sizes bound what is read.
+	// Weights tells where the weights of a file lie, as models.ReadWeights does. Nothing else is read or held
+	// then, whatever the target says. Without it only the files' sizes bound what is read.
 	Weights func(path string, id event.FileID) (models.Weights, error)
-	// Judge says why the target cannot be helped, by how it holds its model; nil if it can. It is asked when a cycle is
-	// known, and when paging out has no effect.
+	// Judge says why the target cannot be helped, by how it holds its model; nil if it can. It is asked when
+	// a cycle is known, and when paging out has no effect.
 	Judge func() error
-	// Elsewhere changes whenever the target may have begun to read other weights than before, because some are computed
-	// elsewhere. What it reads is learned anew then.
+	// Elsewhere changes whenever the target may have begun to read other weights than before, because some
+	// are computed elsewhere. What it reads is learned anew then.
 	Elsewhere func() uint64
 }
 
@@ -75,7 +77,8 @@ type Target struct {
 type Experts struct {
 	// Speculate says whether experts are read before their router has chosen them.
 	Speculate Speculation
-	// Predict makes a predictor for that; nil: there is none. path and id are of the file that has the first expert.
+	// Predict makes a predictor for that; nil: there is none. path and id are of the file that has the first
+	// expert.
 	Predict func(r mixture.Routers, path string, id event.FileID) mixture.Predictor
 	// Routes says which experts are computed elsewhere, of those that the target's ops may read; nil: none.
 	Routes mixture.Routes
@@ -83,11 +86,11 @@ type Experts struct {
 
 // Host is the process that feeds the Controller. Each function may be nil.
 type Host struct {
-	// Begin is called when there seems to be something to win, before anything of the model is read; and again after a
-	// StandBack.
+	// Begin is called when there seems to be something to win, before anything of the model is read; and
+	// again after a StandBack.
 	Begin func()
-	// Urgent is called when experts are to be helped. The target waits for what is read for them, so whoever handles its
-	// events should get a processor at once.
+	// Urgent is called when experts are to be helped. The target waits for what is read for them, so whoever
+	// handles its events should get a processor at once.
 	Urgent func()
 	// Memory is how many bytes of memory this process takes for itself.
 	Memory func() int64
@@ -125,8 +128,9 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// IsAmple says, before a target has loaded anything, whether models of so many bytes fit for certain in a room, and nothing
-// else is asked for. Then the target need not be observed. bytes is all that it will map, as far as the caller can tell.
+// IsAmple says, before a target has loaded anything, whether models of so many bytes fit for certain in a
+// room, and nothing else is asked for. Then the target need not be observed. bytes is all that it will map,
+// as far as the caller can tell.
 func (o *Options) IsAmple(bytes int64, free room.Room) bool {
 	return bytes > 0 && plan.Keepable(free) >= bytes+max(bytes/ampleShare, ampleBytes) &&
 		o.Budget == 0 && !o.Always && !o.KeepWarm && o.Stored == nil

@@ -68,7 +68,8 @@ func (f *followed) parts() (parts []Part) {
 	return parts
 }
 
-// orderByFile has the indices of ranges in the order of the files; of two that begin together the longer one first.
+// orderByFile has the indices of ranges in the order of the files; of two that begin together the longer one
+// first.
 func orderByFile(all []pages.Range) []int {
 	order := make([]int, len(all))
 	for i := range order {
@@ -80,8 +81,8 @@ func orderByFile(all []pages.Range) []int {
 	return order
 }
 
-// WriteParts writes parts as CSV, with a header. Names that a spreadsheet would take for a formula get a leading
-// apostrophe.
+// WriteParts writes parts as CSV, with a header. Names that a spreadsheet would take for a formula get a
+// leading apostrophe.
 func WriteParts(w io.Writer, parts []Part) error {
 	out := csv.NewWriter(w)
 	rows := [][]string{{"file", "offset_bytes", "size_bytes", "tensor_name", "visits", "state"}}
@@ -90,8 +91,10 @@ func WriteParts(w io.Writer, parts []Part) error {
 		if p.Kept {
 			state = "kept"
 		}
-		rows = append(rows, []string{gguf.SpreadsheetCell(p.File), strconv.FormatInt(p.Offset, 10), strconv.FormatInt(p.Bytes, 10),
-			gguf.SpreadsheetCell(p.Tensor), strconv.Itoa(p.Visits), state})
+		rows = append(rows, []string{
+			gguf.SpreadsheetCell(p.File), strconv.FormatInt(p.Offset, 10), strconv.FormatInt(p.Bytes, 10),
+			gguf.SpreadsheetCell(p.Tensor), strconv.Itoa(p.Visits), state,
+		})
 	}
 	if err := out.WriteAll(rows); err != nil {
 		return fmt.Errorf("write the plan: %w", err)

@@ -17,13 +17,13 @@ const (
 	Compare     Phase = "compare"    // leave the target alone for some tokens, to measure them without help
 	Stream      Phase = "stream"     // hold a share of a dense model, and stream the rest
 	Mixture     Phase = "mixture"    // the same, and read the experts that routers choose
-	StandingOff Phase = "stand back" // nothing is to be won: hold nothing, and look now and then whether that has changed
+	StandingOff Phase = "stand back" // nothing is to be won: hold nothing, and look now and then again
 )
 
 // phase is one thing that the loop can be doing. A phase is one file.
 //
-// A phase ends by returning a *change as its error, from enter, handle or tick. So whatever is under way is unwound as
-// with any error, however deep it is. The Controller then makes the change.
+// A phase ends by returning a *change as its error, from enter, handle or tick. So whatever is under way is
+// unwound as with any error, however deep it is. The Controller then makes the change.
 type phase interface {
 	name() Phase
 	// enter begins the phase.

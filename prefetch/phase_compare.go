@@ -1,7 +1,7 @@
 package prefetch
 
-// This file is the phase that leaves the target alone for some tokens, and compares them with those that had help. It is
-// here that help is given up because it does not win.
+// This file is the phase that leaves the target alone for some tokens, and compares them with those that had
+// help. It is here that help is given up because it does not win.
 
 import (
 	"fmt"
@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// againTokens are measured in a later comparison, after asideTokens. Then the page cache is as the target alone makes it,
-	// because it has touched all of the model once.
+	// againTokens are measured in a later comparison, after asideTokens. Then the page cache is as the target
+	// alone makes it, because it has touched all of the model once.
 	againTokens = 3
 	asideTokens = 1
 	// farGain is how many times as long one token of a mixture has to take without help to be enough.
 	farGain = 2
-	// expertTokens pass besides until help for experts is taken not to win. Those that were kept serve the tokens without
-	// help, too, until others have taken their place.
+	// expertTokens pass besides until help for experts is taken not to win. Those that were kept serve the
+	// tokens without help, too, until others have taken their place.
 	expertTokens = 32
 )
 
-// comparePhase measures tokens without help: one before anything is held, several later. The next phase helps, or stands
-// back if help does not win.
+// comparePhase measures tokens without help: one before anything is held, several later. The next phase
+// helps, or stands back if help does not win.
 type comparePhase struct {
 	f       *followed
 	first   int64   // ns, a token that was measured before the phase began; 0: none was
@@ -35,7 +35,8 @@ type comparePhase struct {
 
 func (p *comparePhase) name() Phase { return Compare }
 
-// enter leaves the target alone. What was held counts as held no more: the target's own faults take its memory.
+// enter leaves the target alone. What was held counts as held no more: the target's own faults take its
+// memory.
 func (p *comparePhase) enter() error {
 	f := p.f
 	if len(f.compared.with) == 0 {
@@ -71,8 +72,8 @@ func (p *comparePhase) tick() error { return p.f.upkeep() }
 
 func (p *comparePhase) pause() time.Duration { return p.f.pauseForBlock(false) }
 
-// covers is false for a dense model, whose faults then read what is needed next: tokens without help would be slower, and
-// the comparison unfair.
+// covers is false for a dense model, whose faults then read what is needed next: tokens without help would be
+// slower, and the comparison unfair.
 func (p *comparePhase) covers() bool { return p.f.begun && !p.f.isUnseen() && p.f.mixture != nil }
 
 // endToken notes a token without help, of so many ns, and ends the comparison once there are enough.
@@ -100,7 +101,8 @@ func (p *comparePhase) endToken(nanos int64) error {
 			return f.standBack(&StandBack{Reason: NoWin, With: time.Duration(with), Without: time.Duration(w.plain)})
 		}
 		w.next = min(2*w.next, maxNext)
-		why = fmt.Sprintf("help wins: a token takes %s with it, %s without", describePlain(with), describePlain(w.plain))
+		why = fmt.Sprintf("help wins: a token takes %s with it, %s without",
+			describePlain(with), describePlain(w.plain))
 	}
 	w.begin()
 	if err := f.takeHold(); err != nil {
@@ -109,10 +111,11 @@ func (p *comparePhase) endToken(nanos int64) error {
 	return f.help(why)
 }
 
-// isFarSlower says whether tokens without help take so much longer that no more of them need be measured. Where nothing was
-// measured before, one that takes clearGain times as long is enough, as it is before anything is held. Of a mixture each
-// costs several with help. There one that takes farGain times as long is enough, or more that all take clearGain times as
-// long: what was kept still serves them, so they would take no less later.
+// isFarSlower says whether tokens without help take so much longer that no more of them need be measured.
+// Where nothing was measured before, one that takes clearGain times as long is enough, as it is before
+// anything is held. Of a mixture each costs several with help. There one that takes farGain times as long is
+// enough, or more that all take clearGain times as long: what was kept still serves them, so they would take
+// no less later.
 func (p *comparePhase) isFarSlower() bool {
 	gain := clearGain
 	switch {

@@ -1,7 +1,7 @@
 package prefetch
 
-// This file is the phase that learns what a token reads: from a decode of few tokens, or before any decode from a cycle
-// that is stored or guessed.
+// This file is the phase that learns what a token reads: from a decode of few tokens, or before any decode
+// from a cycle that is stored or guessed.
 
 import (
 	"errors"
@@ -16,8 +16,8 @@ import (
 	"tensorcast/prefetch/plan"
 )
 
-// learnPhase waits for the target. The next phase begins when a cycle is known: from observe, when a decode ends, or from
-// seek, when the target maps a model.
+// learnPhase waits for the target. The next phase begins when a cycle is known: from observe, when a decode
+// ends, or from seek, when the target maps a model.
 type learnPhase struct{ s *session }
 
 func (p *learnPhase) name() Phase { return Learn }
@@ -42,13 +42,14 @@ func (p *learnPhase) pause() time.Duration { return p.s.pauseWhileLearning() }
 // covers says what was so with the last cycle, so that faults do not change back and forth.
 func (p *learnPhase) covers() bool { return p.s.begun && p.s.work.experts != nil }
 
-// outsideShare times as much outside the model's file as in it leaves nothing to help with: norms are never copied.
+// outsideShare times as much outside the model's file as in it leaves nothing to help with: norms are never
+// copied.
 const outsideShare = 8
 
 var errOtherReads = errors.New("the target does not read what the pattern says")
 
-// learnFrom takes the first whole decode of a few tokens of a context as the cycle of all its tokens: the warm-up, or the
-// first generated token. ended is when the decode ended.
+// learnFrom takes the first whole decode of a few tokens of a context as the cycle of all its tokens: the
+// warm-up, or the first generated token. ended is when the decode ended.
 func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	l := d.Lesson
 	if l == nil {
@@ -63,7 +64,8 @@ func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 		s.addExperts(cycle)
 	}
 	outside := l.Outside()
-	if (s.f == nil || s.seek.guessed) && outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*plan.BytesOf(cycle)) {
+	mostlyOutside := outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*plan.BytesOf(cycle))
+	if mostlyOutside && (s.f == nil || s.seek.guessed) {
 		return s.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes)})
 	}
 	if cycle == nil {
@@ -89,7 +91,8 @@ func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	return nil
 }
 
-// plainToken is how long the token took that was learned from, in ns, which had no help; 0 if it was none, or several.
+// plainToken is how long the token took that was learned from, in ns, which had no help; 0 if it was none, or
+// several.
 func plainToken(d *follow.Decode, ended int64) int64 {
 	if d.Begun == 0 {
 		return 0
@@ -113,8 +116,8 @@ func (s *session) compareStored(x *follow.Context, stored *pattern.Cycle, guesse
 	return nil
 }
 
-// follow begins to help a context whose cycle is known, instead of what was followed. token is how long a token of it
-// took just now without help, in ns; 0 if none did.
+// follow begins to help a context whose cycle is known, instead of what was followed. token is how long a
+// token of it took just now without help, in ns; 0 if none did.
 func (s *session) follow(x *follow.Context, why string, token int64) error {
 	another := s.f != nil
 	if err := s.drop(); err != nil {
@@ -128,8 +131,8 @@ func (s *session) follow(x *follow.Context, why string, token int64) error {
 	return err
 }
 
-// followStored begins with a cycle that was stored or guessed, before the target has decoded. What the target then reads
-// is compared with it once, and learned instead if it differs.
+// followStored begins with a cycle that was stored or guessed, before the target has decoded. What the target
+// then reads is compared with it once, and learned instead if it differs.
 func (s *session) followStored(cycle *pattern.Cycle, at []models.Mapped) error {
 	bases := map[int]uint64{}
 	numbers := make([]int, len(at))
@@ -160,8 +163,8 @@ func (s *session) followStored(cycle *pattern.Cycle, at []models.Mapped) error {
 	return s.startLoading(mine, bases, loading, why)
 }
 
-// checkReads is a cycle without reads that are no weights of their file. It is nil if nothing is left that every token
-// reads, or if that is more than a token can read.
+// checkReads is a cycle without reads that are no weights of their file. It is nil if nothing is left that
+// every token reads, or if that is more than a token can read.
 func (s *session) checkReads(cycle *pattern.Cycle) *pattern.Cycle {
 	if cycle == nil {
 		return nil
@@ -189,7 +192,8 @@ func (s *session) checkReads(cycle *pattern.Cycle) *pattern.Cycle {
 	return cycle
 }
 
-// addExperts adds to a cycle those experts of its files that were not read, because they were computed elsewhere.
+// addExperts adds to a cycle those experts of its files that were not read, because they were computed
+// elsewhere.
 func (s *session) addExperts(cycle *pattern.Cycle) {
 	m, err := s.models()
 	if err != nil {

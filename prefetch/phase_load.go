@@ -1,11 +1,11 @@
 package prefetch
 
-// This file is the phase that reads ahead of a target which loads its model. llama.cpp maps a file with MAP_POPULATE: the
-// kernel goes through all of it, in the order of the file, before the program goes on. Nobody can stop that from outside.
-// What can be done is to read ahead of it at the disk's bandwidth, which it does not reach by itself where the device's
-// readahead is small, and to decide what stays. Of what it has passed, what is to be held and what a token reads first is
-// left in memory, and the rest is paged out. Left to the kernel, the end of the file would be in memory, and a token
-// begins with its other end.
+// This file is the phase that reads ahead of a target which loads its model. llama.cpp maps a file with
+// MAP_POPULATE: the kernel goes through all of it, in the order of the file, before the program goes on.
+// Nobody can stop that from outside. What can be done is to read ahead of it at the disk's bandwidth, which
+// it does not reach by itself where the device's readahead is small, and to decide what stays. Of what it has
+// passed, what is to be held and what a token reads first is left in memory, and the rest is paged out. Left
+// to the kernel, the end of the file would be in memory, and a token begins with its other end.
 
 import (
 	"cmp"
@@ -22,14 +22,15 @@ const (
 	findTime = 250 * time.Millisecond
 	// loadStall without progress ends a loading: it was none, or is none any more.
 	loadStall = 500 * time.Millisecond
-	// loadAhead bounds, in bytes, what is read ahead of it while memory is left; otherwise half of the window does.
+	// loadAhead bounds, in bytes, what is read ahead of it while memory is left; otherwise half of the window
+	// does.
 	loadAhead = 64 << 20
 	// askAtOnce is how many pieces are asked about at a time.
 	askAtOnce = 64
 )
 
-// loadPhase helps a target that loads its model, or may do so. The next phase helps it decode, once it has loaded the model
-// or begins to decode.
+// loadPhase helps a target that loads its model, or may do so. The next phase helps it decode, once it has
+// loaded the model or begins to decode.
 type loadPhase struct{ f *followed }
 
 // loading is how far the load has come.
@@ -117,7 +118,8 @@ func (p *loadPhase) pause() time.Duration { return p.f.pauseForBlock(true) }
 
 func (p *loadPhase) covers() bool { return false }
 
-// end ends the loading. Now it is asked whether there is something to win, and what is in memory is held as the plan wants.
+// end ends the loading. Now it is asked whether there is something to win, and what is in memory is held as
+// the plan wants.
 func (p *loadPhase) end(how string) error {
 	f := p.f
 	f.log.Info("the target has loaded the model", "after", f.now().Sub(f.loading.begun), "staged", f.streamed)
@@ -185,9 +187,9 @@ func addGap(pieces []piece, file int, at, end, step int64) []piece {
 	return pieces
 }
 
-// findPassed finds out how far the target has come: it has passed whatever lies before something that it has touched. As
-// long as nothing is known all of the file is looked at: of all that the target has touched only the last part may be left.
-// Later it is looked a little ahead.
+// findPassed finds out how far the target has come: it has passed whatever lies before something that it has
+// touched. As long as nothing is known all of the file is looked at: of all that the target has touched only
+// the last part may be left. Later it is looked a little ahead.
 func (l *loadFile) findPassed(touched func([]uint64) ([]bool, error)) error {
 	everywhere := l.passed == 0
 	for first := l.passed; first < len(l.pieces) && (everywhere || first == l.passed); first += askAtOnce {
@@ -209,9 +211,9 @@ func (l *loadFile) findPassed(touched func([]uint64) ([]bool, error)) error {
 	return nil
 }
 
-// readLoading reads ahead of the target, in its order. The large folios that it finds then it maps by one entry each. What
-// its own faults have mapped, page by page, has page tables from then on, which make streaming several times as dear (see
-// package costs).
+// readLoading reads ahead of the target, in its order. The large folios that it finds then it maps by one
+// entry each. What its own faults have mapped, page by page, has page tables from then on, which make
+// streaming several times as dear (see package costs).
 func (f *followed) readLoading() error {
 	l := f.loading
 	l.next = max(l.next, l.file.passed)

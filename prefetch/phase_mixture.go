@@ -1,7 +1,7 @@
 package prefetch
 
-// This file is the phase that helps a target with a mixture of experts: what every token reads is held or streamed as of a
-// dense model, and the experts that a router has chosen are read at once.
+// This file is the phase that helps a target with a mixture of experts: what every token reads is held or
+// streamed as of a dense model, and the experts that a router has chosen are read at once.
 
 import (
 	"time"

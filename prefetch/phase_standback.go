@@ -1,7 +1,7 @@
 package prefetch
 
-// This file is the phase in which there is nothing to win. Nothing is held, and it is looked now and then whether that has
-// changed.
+// This file is the phase in which there is nothing to win. Nothing is held, and it is looked now and then
+// whether that has changed.
 
 import (
 	"fmt"
@@ -21,11 +21,11 @@ const (
 	NoWin   Reason = "no win"  // tokens with help take as long as without
 	Outside Reason = "outside" // the weights lie outside the mappings of their file
 	Judged  Reason = "judged"  // Target.Judge said so
-	Differs Reason = "differs" // the target does not read what the stored pattern says, and nothing else is to be learned
+	Differs Reason = "differs" // the target does not read what the stored pattern says, and nothing else may be learned
 )
 
-// StandBack is the error of Handle and Tick that says that there is nothing to win: nothing is held any more. The
-// Controller needs no events until Look says so. If it gets some nevertheless, it begins anew.
+// StandBack is the error of Handle and Tick that says that there is nothing to win: nothing is held any more.
+// The Controller needs no events until Look says so. If it gets some nevertheless, it begins anew.
 type StandBack struct {
 	Reason        Reason
 	With, Without time.Duration // NoWin: a token's
@@ -44,7 +44,8 @@ func (s *StandBack) Error() string {
 		return fmt.Sprintf("everything fits: %s of weights, room for %s (%s)",
 			humanize.IBytes(uint64(s.Bytes)), humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Level)
 	case NoWin:
-		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back", perSecond(s.With), perSecond(s.Without))
+		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back",
+			perSecond(s.With), perSecond(s.Without))
 	}
 	return s.Err.Error()
 }
@@ -53,18 +54,18 @@ func (s *StandBack) Error() string {
 func (s *StandBack) Unwrap() error { return s.Err }
 
 const (
-	// noWinTime is how long help that did not win is not tried again, unless the room changes by one part in noWinShare of
-	// what a token reads.
+	// noWinTime is how long help that did not win is not tried again, unless the room changes by one part in
+	// noWinShare of what a token reads.
 	noWinTime  = 5 * time.Minute
 	noWinShare = 16
-	// judgeTime is how often it is judged whether a target can be helped that could not be. It takes no more than one part in
-	// judgeShare of the time.
+	// judgeTime is how often it is judged whether a target can be helped that could not be. It takes no more
+	// than one part in judgeShare of the time.
 	judgeTime  = 2 * time.Second
 	judgeShare = 500
 )
 
-// standBackPhase holds nothing. If the target's events come nevertheless, it learns from them as learnPhase does. The next
-// phase is learn, when look finds that something may be won.
+// standBackPhase holds nothing. If the target's events come nevertheless, it learns from them as learnPhase
+// does. The next phase is learn, when look finds that something may be won.
 type standBackPhase struct {
 	learnPhase
 	stood   *StandBack
@@ -151,8 +152,8 @@ func (p *standBackPhase) lookAtMaps() (why string, err error) {
 	return "", nil
 }
 
-// ampleBytes, or one part in ampleShare of the models' size, is room for what a target takes besides: its context and its
-// buffers.
+// ampleBytes, or one part in ampleShare of the models' size, is room for what a target takes besides: its
+// context and its buffers.
 const (
 	ampleBytes = 512 << 20
 	ampleShare = 4

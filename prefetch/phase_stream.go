@@ -1,6 +1,7 @@
 package prefetch
 
-// This file is the phase that helps a target with a dense model: a share of the blocks is held, the others stream.
+// This file is the phase that helps a target with a dense model: a share of the blocks is held, the others
+// stream.
 
 import (
 	"fmt"
@@ -9,8 +10,8 @@ import (
 	"tensorcast/event"
 )
 
-// streamPhase helps. The next phase is compare when tokens take as long as they did without help, learn when the target
-// does something else than was learned, and stand back when there is nothing to win any more.
+// streamPhase helps. The next phase is compare when tokens take as long as they did without help, learn when
+// the target does something else than was learned, and stand back when there is nothing to win any more.
 type streamPhase struct{ f *followed }
 
 func (p *streamPhase) name() Phase { return Stream }
@@ -39,8 +40,8 @@ func (p *streamPhase) covers() bool {
 	return f.begun && !f.isUnseen() && f.opts.Strategy.Traits().Streams && !f.glance.isLeft(f.Now, f.Reads)
 }
 
-// isUnseen says whether the cycle came from a file, and no decode of it was seen yet. The target may still load the model,
-// for which it has advice of its own.
+// isUnseen says whether the cycle came from a file, and no decode of it was seen yet. The target may still
+// load the model, for which it has advice of its own.
 func (f *followed) isUnseen() bool { return f.Decode == 0 && f.contexts.Main == nil }
 
 // moveWindow keeps what is held and the window in step with the target.

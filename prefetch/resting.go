@@ -1,6 +1,7 @@
 package prefetch
 
-// This file reads what is wanted while the target computes nothing, so that the next request finds it in memory.
+// This file reads what is wanted while the target computes nothing, so that the next request finds it in
+// memory.
 
 import (
 	"time"
@@ -9,7 +10,8 @@ import (
 )
 
 const (
-	// holdsAhead is how many blocks are being read while one is waited for: the disk's bandwidth needs several.
+	// holdsAhead is how many blocks are being read while one is waited for: the disk's bandwidth needs
+	// several.
 	holdsAhead = 16
 	// tickSlice bounds how long one tick works on what can wait.
 	tickSlice = 4 * time.Millisecond
@@ -26,8 +28,8 @@ type resting struct {
 	looked  time.Time
 }
 
-// holdWhileResting reads what is wanted while the target computes nothing, several blocks at a time, and keeps or locks
-// them in the order of use. It also looks whether what is held is still there.
+// holdWhileResting reads what is wanted while the target computes nothing, several blocks at a time, and
+// keeps or locks them in the order of use. It also looks whether what is held is still there.
 func (f *followed) holdWhileResting() error {
 	now, r := f.now(), &f.resting
 	if f.Decode != 0 || now.Sub(f.rested) < restTime {

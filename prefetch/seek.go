@@ -1,7 +1,7 @@
 package prefetch
 
-// This file looks for the model among the files that the target maps, to begin before the target has read anything: with a
-// cycle that is stored, or with a guess.
+// This file looks for the model among the files that the target maps, to begin before the target has read
+// anything: with a cycle that is stored, or with a guess.
 
 import (
 	"time"
@@ -22,20 +22,24 @@ type seek struct {
 }
 
 const (
-	// The target is asked whether it has mapped its model in an interval that is a lookShare of the time since it was asked
-	// first, within bounds. A program that has just been started maps its model soon, and then goes through it at once.
+	// The target is asked whether it has mapped its model in an interval that is a lookShare of the time
+	// since it was asked first, within bounds. A program that has just been started maps its model soon, and
+	// then goes through it at once.
 	lookShare = 40
 	leastLook = 5 * time.Millisecond
 	mostLook  = 250 * time.Millisecond
-	// loadTime is how long a target that maps another model may take to map the cycle's, too. The files of a split model, or
-	// a draft model, come one by one.
+	// loadTime is how long a target that maps another model may take to map the cycle's, too. The files of a
+	// split model, or a draft model, come one by one.
 	loadTime = 2 * time.Second
 )
 
 // seeksModel says whether a model that the target maps is waited for.
 func (s *session) seeksModel() bool {
-	return s.opts.Stored != nil ||
-		s.opts.Target.Touched != nil && !s.opts.Lock && !s.opts.Strategy.Traits().OnlyStored && s.f == nil && !s.seek.over
+	if s.opts.Stored != nil {
+		return true
+	}
+	mayGuess := s.opts.Target.Touched != nil && !s.opts.Lock && !s.opts.Strategy.Traits().OnlyStored
+	return mayGuess && s.f == nil && !s.seek.over
 }
 
 // seekInterval is how often the target is asked.
@@ -46,8 +50,8 @@ func (s *session) seekInterval() time.Duration {
 	return min(max(s.now().Sub(s.seek.began)/lookShare, leastLook), mostLook)
 }
 
-// seekModel begins with the stored cycle once the target maps its model, or with a guess once it loads one. The error is
-// pattern.ErrOtherModel if the target maps only others than the stored cycle's.
+// seekModel begins with the stored cycle once the target maps its model, or with a guess once it loads one.
+// The error is pattern.ErrOtherModel if the target maps only others than the stored cycle's.
 func (s *session) seekModel() error {
 	if !s.seeksModel() || s.now().Sub(s.seek.last) < s.seekInterval() {
 		return nil
@@ -68,7 +72,8 @@ func (s *session) seekModel() error {
 		if s.seek.otherSince.IsZero() {
 			s.seek.otherSince = s.now()
 		}
-		if s.f != nil || s.now().Sub(s.seek.otherSince) >= loadTime { // it computes, or is not going to map another file
+		// If it computes, or has mapped another model for long, it is not going to map this one.
+		if s.f != nil || s.now().Sub(s.seek.otherSince) >= loadTime {
 			return err
 		}
 		return nil
@@ -80,8 +85,8 @@ func (s *session) seekModel() error {
 	return s.followStored(cycle, m.Mapped)
 }
 
-// guessModel guesses the cycle of a model that the target has just mapped, or is seen to go through because it loads it. A
-// target that computes, or had loaded its model before, is learned from.
+// guessModel guesses the cycle of a model that the target has just mapped, or is seen to go through because
+// it loads it. A target that computes, or had loaded its model before, is learned from.
 func (s *session) guessModel() error {
 	k := &s.seek
 	if !s.heard.IsZero() {
@@ -121,7 +126,8 @@ func (s *session) isLoading(m *models.Model) (loads bool, err error) {
 	if k.mappedSince.IsZero() {
 		k.mappedSince = s.now()
 		for i, at := range m.Mapped {
-			k.files = append(k.files, loadFile{base: at.Base, pieces: addGap(nil, 0, 0, m.Files[i].Size, pages.MinBlock)})
+			pieces := addGap(nil, 0, 0, m.Files[i].Size, pages.MinBlock)
+			k.files = append(k.files, loadFile{base: at.Base, pieces: pieces})
 		}
 	}
 	loads = k.mappedSince.After(k.began)

@@ -1,6 +1,7 @@
 package prefetch
 
-// This file has what all phases of one target share: its files, its contexts, what they read, and what was done so far.
+// This file has what all phases of one target share: its files, its contexts, what they read, and what was
+// done so far.
 
 import (
 	"errors"
@@ -84,7 +85,8 @@ func (s *session) openFile(path string, id event.FileID) (number int, err error)
 	return number, nil
 }
 
-// holds says whether what is read lies within its file, and within one of the weights that the file says it has.
+// holds says whether what is read lies within its file, and within one of the weights that the file says it
+// has.
 func (f *knownFile) holds(r *pattern.CycleRead) bool {
 	return r.Offset >= 0 && r.Length > 0 && r.Length <= f.size && r.Offset <= f.size-r.Length &&
 		(!f.checked || f.weights.Hold(r.Offset, r.End()))
@@ -106,8 +108,9 @@ func (s *session) refuse(what string, args ...any) {
 	}
 }
 
-// observe takes the target's next event, which every phase needs: it opens files, and follows decodes. token is how long a
-// generated token of the followed cycle took, in ns of the target's clock, if one has ended now; else 0.
+// observe takes the target's next event, which every phase needs: it opens files, and follows decodes. token
+// is how long a generated token of the followed cycle took, in ns of the target's clock, if one has ended
+// now; else 0.
 func (s *session) observe(e event.Event) (token int64, err error) {
 	switch e := e.(type) {
 	case event.FileSeen:
@@ -207,8 +210,8 @@ func (s *session) noteOp(o *event.Op) (err error) {
 	return err
 }
 
-// noteBase is told that a decode reads a file of the cycle at another address than the known one. It says whether the
-// decode is still followed.
+// noteBase is told that a decode reads a file of the cycle at another address than the known one. It says
+// whether the decode is still followed.
 func (s *session) noteBase(d *follow.Decode, file int, base uint64) (followed bool, err error) {
 	switch {
 	case s.f.bases[file] == 0: // the cycle came from a file, before the model was mapped
@@ -273,8 +276,8 @@ func (s *session) standBack(stood *StandBack) error {
 	return &change{&standBackPhase{learnPhase: learnPhase{s}, stood: stood}, string(stood.Reason)}
 }
 
-// readsOther says whether the target may have begun to read other weights since it was asked last. Then no context's cycle
-// is known any more.
+// readsOther says whether the target may have begun to read other weights since it was asked last. Then no
+// context's cycle is known any more.
 func (s *session) readsOther() bool {
 	if s.opts.Target.Elsewhere == nil {
 		return false
@@ -294,7 +297,8 @@ func (s *session) checkStored(c *pattern.Cycle) error {
 	for i := range c.Reads {
 		r := &c.Reads[i]
 		if !s.files[r.File].holds(r) {
-			return fmt.Errorf("the pattern reads %d bytes at %d as %q, which are no weight of its model", r.Length, r.Offset, r.Tensor)
+			return fmt.Errorf("the pattern reads %d bytes at %d as %q, which are no weight of its model",
+				r.Length, r.Offset, r.Tensor)
 		}
 		if whole += r.Length; whole > plan.MaxCycleBytes {
 			return errors.New("the pattern reads more than any token of a model can")

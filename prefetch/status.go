@@ -33,7 +33,7 @@ type Status struct {
 	PerToken  int64     `json:"token_bytes"`           // that a token reads
 	Experts   int64     `json:"experts_bytes"`         // of a mixture's experts, in memory, as far as is known
 	Streamed  int64     `json:"streamed_bytes"`        // a token, lately
-	Early     int64     `json:"speculated_bytes"`      // besides, of experts that were likely to be chosen: a token, lately
+	Early     int64     `json:"speculated_bytes"`      // besides, of experts before they were chosen: a token, lately
 	Before    float64   `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
 	Now       float64   `json:"tokens_per_sec"`        // lately, with help; 0: not known
 	Bound     float64   `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and disk; 0: not known

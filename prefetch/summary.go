@@ -12,8 +12,8 @@ type Summary struct {
 	Strategy     string  `json:"strategy"`
 	Tokens       int     `json:"tokens"`         // generated while helping
 	TokensPerSec float64 `json:"tokens_per_sec"` // over these
-	// Expected is what could be reached with what was held in the end, by the disk's bandwidth as measured here and the time
-	// that ops compute beside what is read; 0 if that is not known.
+	// Expected is what could be reached with what was held in the end, by the disk's bandwidth as measured
+	// here and the time that ops compute beside what is read; 0 if that is not known.
 	Expected float64 `json:"expected_tokens_per_sec"`
 	Disk     float64 `json:"disk_bytes_per_sec"` // that the disk was seen to deliver, over a tenth of a second or more
 	Pinned   int64   `json:"pinned_bytes"`       // held at the end
@@ -39,8 +39,8 @@ type Summary struct {
 	EvictSec  float64 `json:"evict_seconds"`  // spent on paging out
 	FollowSec float64 `json:"follow_seconds"` // since the first blocks were held
 
-	// Readahead is what was done about what the target's own faults read around themselves; nil if nothing was to be. Who
-	// feeds the controller fills it in.
+	// Readahead is what was done about what the target's own faults read around themselves; nil if nothing
+	// was to be. Who feeds the controller fills it in.
 	Readahead *readahead.Outcome `json:"readahead,omitempty"`
 }
 
@@ -48,8 +48,9 @@ type Summary struct {
 func (s *session) summary(in phase) Summary {
 	w := &s.work
 	sum := Summary{
-		Strategy: s.opts.Strategy.Name(), Queue: s.levers.Name(), Tokens: w.tokens, Streamed: w.streamed, PerToken: w.perToken,
-		Late: w.late, Shrunk: w.shrunk, Taken: w.taken, Warmed: w.warmed, Experts: w.experts, Learned: w.learned,
+		Strategy: s.opts.Strategy.Name(), Queue: s.levers.Name(),
+		Tokens: w.tokens, Streamed: w.streamed, PerToken: w.perToken, Late: w.late, Shrunk: w.shrunk, Taken: w.taken,
+		Warmed: w.warmed, Experts: w.experts, Learned: w.learned,
 		Stored: w.stored, Guessed: w.guessed, StageSec: w.staging.Seconds(), EvictSec: w.evicting.Seconds(),
 	}
 	free := s.memory.room

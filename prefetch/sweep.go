@@ -1,7 +1,8 @@
 package prefetch
 
-// This file pages out what is in memory and should not be: what the target's faults read around themselves, and what the
-// target has read by itself where that is left to it. The kernel would take the memory for it from what is held.
+// This file pages out what is in memory and should not be: what the target's faults read around themselves,
+// and what the target has read by itself where that is left to it. The kernel would take the memory for it
+// from what is held.
 
 import (
 	"slices"
@@ -9,16 +10,18 @@ import (
 )
 
 const (
-	// sweepInterval is how often what is in memory is compared with what is to be. It takes no more than a part of countShare
-	// of the time, and of sweepShare when it finds something, by sweepSlice at once.
+	// sweepInterval is how often what is in memory is compared with what is to be. It takes no more than a
+	// part of countShare of the time, and of sweepShare when it finds something, by sweepSlice at once.
 	sweepInterval = 4 * time.Millisecond
 	sweepShare    = 20
 	sweepSlice    = 250 * time.Microsecond
 	// sweepRest is the pause when what is too much cannot be paged out, or is in no block.
 	sweepRest = 100 * time.Millisecond
-	// sweepSlack is how many blocks may be in memory besides: what is read by single pages is not there all at once.
+	// sweepSlack is how many blocks may be in memory besides: what is read by single pages is not there all
+	// at once.
 	sweepSlack = 4
-	// trailShare of the window is for the trail: a fault reads what lies before it, too, unless that is in memory.
+	// trailShare of the window is for the trail: a fault reads what lies before it, too, unless that is in
+	// memory.
 	trailShare = 2
 )
 
@@ -37,8 +40,9 @@ type trail struct {
 	bytes  int64 // of them
 }
 
-// sweepStray pages out what is neither held nor needed soon. A fault of the target reads up to twice the device's
-// readahead around itself. That would take the memory of what was read ahead, and so cause the next fault.
+// sweepStray pages out what is neither held nor needed soon. A fault of the target reads up to twice the
+// device's readahead around itself. That would take the memory of what was read ahead, and so cause the next
+// fault.
 func (f *followed) sweepStray() error {
 	begun := f.now()
 	if !f.opts.Strategy.Traits().Streams || begun.Before(f.sweep.at) {
@@ -90,8 +94,8 @@ func (f *followed) hasTooMuch() bool {
 	return f.memory.census.total > max(f.heldBytes+f.window.ahead+sweepSlack*f.block, f.memory.room.Bytes)
 }
 
-// neededSoon are the blocks that are staged, and those of the visits from the one under way on, up to a window beyond what
-// was looked at.
+// neededSoon are the blocks that are staged, and those of the visits from the one under way on, up to a
+// window beyond what was looked at.
 func (f *followed) neededSoon() map[int]bool {
 	soon := map[int]bool{}
 	for _, st := range f.staged {
@@ -115,7 +119,8 @@ func (f *followed) neededSoon() map[int]bool {
 	return soon
 }
 
-// evictTrail pages out what the target has read by itself, where that is left to it, a part of the window behind it.
+// evictTrail pages out what the target has read by itself, where that is left to it, a part of the window
+// behind it.
 func (f *followed) evictTrail() error {
 	t := &f.sweep.behind
 	if f.opts.Strategy.Traits().Streams {

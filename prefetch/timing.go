@@ -7,19 +7,21 @@ import (
 )
 
 const (
-	// The loop looks once in a busyShare of what the disk takes for a block, within bounds. If it looked more often, it would
-	// take a processor from the target that it does not win back. If it looked less often, the disk would wait for it.
+	// The loop looks once in a busyShare of what the disk takes for a block, within bounds. If it looked more
+	// often, it would take a processor from the target that it does not win back. If it looked less often,
+	// the disk would wait for it.
 	busyShare = 0.75
 	leastBusy = 250 * time.Microsecond
 	mostBusy  = 750 * time.Microsecond
-	// restPause is for a target that has not decoded for restAfter, or that was stopped in a decode. What it reads next is
-	// noticed a little later then, and so are limits.
+	// restPause is for a target that has not decoded for restAfter, or that was stopped in a decode. What it
+	// reads next is noticed a little later then, and so are limits.
 	restPause = 20 * time.Millisecond
 	restAfter = time.Second
 	// idlePause is for a target that was never seen to read a model.
 	idlePause = 500 * time.Millisecond
 
-	// slowPace bounds the time between two looks: if it was longer, the thread was not wanted, or the machine stood still.
+	// slowPace bounds the time between two looks: if it was longer, the thread was not wanted, or the machine
+	// stood still.
 	slowPace = 4 * time.Millisecond
 	// paceShare of the usual time is what the last one counts for.
 	paceShare = 256

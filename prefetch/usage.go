@@ -39,8 +39,8 @@ func (w *work) add(f *followed) {
 	}
 }
 
-// usage is how memory was used when a token ended. A target that is ending frees its own memory: what there is room for
-// then says nothing about its tokens.
+// usage is how memory was used when a token ended. A target that is ending frees its own memory: what there
+// is room for then says nothing about its tokens.
 type usage struct {
 	room   room.Room
 	window int64
@@ -49,15 +49,16 @@ type usage struct {
 
 func (f *followed) usage() usage { return usage{f.memory.room, f.window.bytes, f.beyond()} }
 
-// Beyond says, in bytes, why more is read for a token than what of the model has no room. Each byte of memory that does
-// not hold a part of the model costs a byte of the disk for each token, and so does each byte that is read twice.
+// Beyond says, in bytes, why more is read for a token than what of the model has no room. Each byte of memory
+// that does not hold a part of the model costs a byte of the disk for each token, and so does each byte that
+// is read twice.
 type Beyond struct {
 	// Memory that holds nothing for long, at the end of the help.
 
 	Window   int64 `json:"window"`    // what is read ahead and not yet paged out
 	Reserve  int64 `json:"reserve"`   // left free for the target's growth, and because counters are blurred
 	LeftFree int64 `json:"left_free"` // left free besides, because the kernel took what was kept
-	Own      int64 `json:"own"`       // of this process, if Host.Memory tells it: the target's group pays for part of it
+	Own      int64 `json:"own"`       // of this process, if Host.Memory tells it; some is the target's to pay
 	Unused   int64 `json:"unused"`    // room for which no block was chosen, or which was taken and not read again yet
 
 	// Bytes per token.

@@ -1,7 +1,7 @@
 package prefetch
 
-// This file reads back what fits in memory after others took it, while the target computes nothing. So the next request to
-// a server that was idle for long finds it there.
+// This file reads back what fits in memory after others took it, while the target computes nothing. So the
+// next request to a server that was idle for long finds it there.
 
 import (
 	"time"
@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	// warmTime is how often it is looked whether something is missing, if that takes less than one part in judgeShare of it.
+	// warmTime is how often it is looked whether something is missing, if that takes less than one part in
+	// judgeShare of it.
 	warmTime = 2 * time.Second
-	// warmMost is how long the pause may grow while what was read back is taken again: somebody else needs the memory more
-	// often.
+	// warmMost is how long the pause may grow while what was read back is taken again: somebody else needs
+	// the memory more often.
 	warmMost = 5 * time.Minute
 	// warmShare times as long as it took to read back nothing is read back again.
 	warmShare = 20
@@ -65,7 +66,8 @@ func (w *warmth) isCold() (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if bytes := min(r.End(), s.files[r.File].size) - r.Offset - resident; bytes > 0 { // the last page may end behind it
+		end := min(r.End(), s.files[r.File].size) // the last page may end behind the file
+		if bytes := end - r.Offset - resident; bytes > 0 {
 			w.missing, w.bytes = append(w.missing, r), append(w.bytes, bytes)
 		}
 	}
@@ -76,7 +78,8 @@ func (w *warmth) isCold() (bool, error) {
 	return len(w.missing) > 0, nil
 }
 
-// readBack reads what is missing, as long as idle says that the target computes nothing and memory is not short.
+// readBack reads what is missing, as long as idle says that the target computes nothing and memory is not
+// short.
 func (w *warmth) readBack(idle func() bool) error {
 	s, begun, advised := w.s, w.s.now(), 0
 	for i, r := range w.missing {

@@ -1,7 +1,7 @@
 package prefetch
 
-// This file is the window: what is read ahead of the target, and what becomes of it behind the target. There it is held
-// from then on, or paged out.
+// This file is the window: what is read ahead of the target, and what becomes of it behind the target. There
+// it is held from then on, or paged out.
 
 import (
 	"cmp"
@@ -14,12 +14,13 @@ import (
 )
 
 const (
-	// insertTime is how long after it was asked for a block may be missing because it was not begun to be read.
+	// insertTime is how long after it was asked for a block may be missing because it was not begun to be
+	// read.
 	insertTime = 10 * time.Millisecond
 	// runBlocks bounds a run, in blocks. The window has room for two runs.
 	runBlocks = 4
-	// sampleEvery is how many blocks are paged out between two looks whether that has an effect. stuckSamples in a row of
-	// which more than half stayed say that somebody else maps the model, too.
+	// sampleEvery is how many blocks are paged out between two looks whether that has an effect. stuckSamples
+	// in a row of which more than half stayed say that somebody else maps the model, too.
 	sampleEvery  = 64
 	stuckSamples = 4
 )
@@ -41,7 +42,8 @@ type window struct {
 	stuck    int   // samples in a row of blocks that stayed
 }
 
-// stage is a visit that was read ahead, or met in memory. Its block is to be held or paged out once the visit is over.
+// stage is a visit that was read ahead, or met in memory. Its block is to be held or paged out once the visit
+// is over.
 type stage struct {
 	block   int
 	from    follow.Position // its first read
@@ -93,7 +95,8 @@ func (w *window) rewind(c *follow.Cursor) {
 	w.next, w.runEnd = min(w.next, c.Token()*int64(len(w.visits))), 0
 }
 
-// clearPassed clears the window of what the target has passed. Wanted blocks are held from now on, others are paged out.
+// clearPassed clears the window of what the target has passed. Wanted blocks are held from now on, others are
+// paged out.
 func (f *followed) clearPassed() error {
 	over := f.removeOver(f.schedule, &f.Cursor)
 	within, err := f.removePassedWithin()
@@ -116,11 +119,12 @@ func (f *followed) clearPassed() error {
 	return nil
 }
 
-// removePassedWithin removes the visits of the op under way which the target has passed, and returns their blocks: those
-// that lie plan.LeadBlocks before one that it has touched, if it has touched all that was staged in between. (If threads
-// share a weight in another way, with a part for each, they are not ahead of each other.) It looks only when the window is
-// full, because an op that reads more than the window would be stopped by that. And it looks only while a single token is
-// generated: a batch may go through a weight several times.
+// removePassedWithin removes the visits of the op under way which the target has passed, and returns their
+// blocks: those that lie plan.LeadBlocks before one that it has touched, if it has touched all that was
+// staged in between. (If threads share a weight in another way, with a part for each, they are not ahead of
+// each other.) It looks only when the window is full, because an op that reads more than the window would be
+// stopped by that. And it looks only while a single token is generated: a batch may go through a weight
+// several times.
 func (f *followed) removePassedWithin() (blocks []int, err error) {
 	if f.Decode == 0 || f.Begun == 0 || f.block < f.unit || f.window.ahead+f.block <= f.window.bytes {
 		return nil, nil
@@ -232,7 +236,8 @@ func (f *followed) fillWindow() error {
 		}
 		queued = queued || read
 		w.runEnd = runEnd
-		w.staged = append(w.staged, stage{block: b, from: from, end: end, begun: f.now(), checked: end <= c.Now || left})
+		checked := end <= c.Now || left
+		w.staged = append(w.staged, stage{block: b, from: from, end: end, begun: f.now(), checked: checked})
 		w.ahead += length
 		w.next++
 		w.passed = max(w.passed, from)
@@ -243,8 +248,8 @@ func (f *followed) fillWindow() error {
 	return f.levers.Poll()
 }
 
-// stageVisit does what a visit of a block needs that ends at end. left says that it is left to the target, for a glance.
-// read says that reads were begun; ok is false if too many are under way.
+// stageVisit does what a visit of a block needs that ends at end. left says that it is left to the target,
+// for a glance. read says that reads were begun; ok is false if too many are under way.
 func (f *followed) stageVisit(block int, end follow.Position, left bool) (read, ok bool, err error) {
 	r := f.schedule.Blocks[block]
 	switch {
@@ -264,8 +269,8 @@ func (f *followed) stageVisit(block int, end follow.Position, left bool) (read, 
 	return bytes > 0, true, nil
 }
 
-// rereadTaken looks at what was read ahead and is needed next. What is missing was taken before it was used: it is read
-// again, and accounted as what is kept would be.
+// rereadTaken looks at what was read ahead and is needed next. What is missing was taken before it was used:
+// it is read again, and accounted as what is kept would be.
 func (f *followed) rereadTaken() (queued bool, err error) {
 	for i := range f.staged {
 		st := &f.staged[i]
@@ -290,17 +295,19 @@ func (f *followed) rereadTaken() (queued bool, err error) {
 	return queued, nil
 }
 
-// measureRun is how many bytes are to be read ahead together with a visit's block, and the number of the visit behind
-// them. A run has the blocks that follow each other in the file, are needed next, and are not in memory. A large folio can
-// be read once what follows it in the file is there (see pages.AheadReader.CanReadApart), so the last block of a run is read
-// first. Where blocks can be read apart, a run is one block: to wait until the window has room for several has the target
-// wait, too. A run ends where the next block is in memory. If that is too far, its last block is read as single pages,
-// which costs several times as much. Runs end at the same places each time.
+// measureRun is how many bytes are to be read ahead together with a visit's block, and the number of the
+// visit behind them. A run has the blocks that follow each other in the file, are needed next, and are not in
+// memory. A large folio can be read once what follows it in the file is there (see
+// pages.AheadReader.CanReadApart), so the last block of a run is read first. Where blocks can be read apart,
+// a run is one block: to wait until the window has room for several has the target wait, too. A run ends
+// where the next block is in memory. If that is too far, its last block is read as single pages, which costs
+// several times as much. Runs end at the same places each time.
 func (f *followed) measureRun(number int64) (bytes, behind int64, err error) {
 	v, _, _ := f.visitAt(number, &f.Cursor)
 	last := f.schedule.Blocks[v.Block]
 	bytes, behind = last.Length, number+1
-	if f.block <= pages.MinBlock || f.levers.CanReadApart() || f.opts.Window != 0 && f.opts.Window < 2*runBlocks*f.block {
+	small := f.opts.Window != 0 && f.opts.Window < 2*runBlocks*f.block
+	if small || f.block <= pages.MinBlock || f.levers.CanReadApart() {
 		return bytes, behind, nil
 	}
 	var most, mostBehind int64 // up to the first end that is the same each time
@@ -329,8 +336,8 @@ func (f *followed) measureRun(number int64) (bytes, behind int64, err error) {
 	}
 }
 
-// readAhead reads what of a range is not in memory. It returns how many bytes these are, and false if too many reads are
-// under way.
+// readAhead reads what of a range is not in memory. It returns how many bytes these are, and false if too
+// many reads are under way.
 func (s *session) readAhead(r pages.Range) (bytes int64, ok bool, err error) {
 	resident, err := s.levers.ResidentBytes(r)
 	if err != nil || resident >= r.Length {

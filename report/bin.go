@@ -207,7 +207,7 @@ func (p *pageData) fitTables(all []Table, b bounds) error {
 	return nil
 }
 
-// binSize is how many of n have to share a bin, so that there are at most so many bins.
+// binSize is how many of n share a bin if there are to be at most most bins.
 func binSize(n, most int) int { return max(1, (n+most-1)/most) }
 
 func shorten(s string) string {
@@ -383,7 +383,7 @@ func (h *heatCells) encodeCell(v float64) byte {
 	return byte(cellLeast + math.Round(min(max(share, 0), 1)*(cellMost-cellLeast)))
 }
 
-// fitPoints takes one point of every so many.
+// fitPoints takes every thin-th point.
 func fitPoints(o *Offsets, steps, thin int) *pointData {
 	out := &pointData{Size: o.Size, Kinds: shortenAll(o.Kinds)}
 	share := func(v, whole float64) uint16 {
@@ -394,10 +394,10 @@ func fitPoints(o *Offsets, steps, thin int) *pointData {
 	}
 	var xy []byte
 	for i := 0; i < o.Count; i += thin {
-		at := o.At(i)
-		xy = binary.LittleEndian.AppendUint16(xy, share(at.Step, float64(steps)))
-		xy = binary.LittleEndian.AppendUint16(xy, share(at.Offset, o.Size))
-		xy = binary.LittleEndian.AppendUint16(xy, uint16(min(max(at.Kind, 0), math.MaxUint16)))
+		point := o.At(i)
+		xy = binary.LittleEndian.AppendUint16(xy, share(point.Step, float64(steps)))
+		xy = binary.LittleEndian.AppendUint16(xy, share(point.Offset, o.Size))
+		xy = binary.LittleEndian.AppendUint16(xy, uint16(min(max(point.Kind, 0), math.MaxUint16)))
 	}
 	out.XY = base64.StdEncoding.EncodeToString(xy)
 	return out

@@ -185,8 +185,10 @@ func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token
 		m.token, m.layer = Token{}, -1
 		begun := m.now
 		m.decode++
-		m.send(event.DecodeBegin{Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode,
-			Tokens: max(m.Batch, 1), Warmup: m.Warmup})
+		m.send(event.DecodeBegin{
+			Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: max(m.Batch, 1),
+			Warmup: m.Warmup,
+		})
 		for i := range cycle.Reads {
 			r := &cycle.Reads[i]
 			if r.Experts && m.err == nil {
@@ -228,8 +230,10 @@ func (m *Machine) route(r *pattern.CycleRead) {
 	}
 	m.layer, m.chosen = layer, m.cfg.Route(int(m.decode)-1, layer)
 	if m.helper != nil {
-		m.send(event.Selected{Time: m.now, PID: 1, TID: 1, Decode: m.decode, Layer: int32(layer), IDs: m.chosen,
-			IDRows: int(max(m.Batch, 1))})
+		m.send(event.Selected{
+			Time: m.now, PID: 1, TID: 1, Decode: m.decode, Layer: int32(layer), IDs: m.chosen,
+			IDRows: int(max(m.Batch, 1)),
+		})
 		m.call()
 	}
 }
@@ -262,8 +266,10 @@ func (m *Machine) read(r *pattern.CycleRead) {
 	}
 	op.Duration = m.now - op.Time
 	// its type is 0, which is F32
-	source := event.Source{Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true,
-		File: FileID(r.File), Offset: r.Offset}
+	source := event.Source{
+		Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true, File: FileID(r.File),
+		Offset: r.Offset,
+	}
 	row, n := r.Length, int64(1)
 	if r.Experts {
 		row, n = r.Slice, r.Length/r.Slice

@@ -18,8 +18,9 @@ const mib = 1 << 20
 func scan(reads int, bytes, nanos int64) *pattern.Cycle {
 	c := &pattern.Cycle{}
 	for i := range int64(reads) {
-		c.Reads = append(c.Reads, pattern.CycleRead{Tensor: "w", Op: "MUL_MAT", Offset: i * bytes, Length: bytes,
-			Nanos: nanos})
+		c.Reads = append(c.Reads, pattern.CycleRead{
+			Tensor: "w", Op: "MUL_MAT", Offset: i * bytes, Length: bytes, Nanos: nanos,
+		})
 	}
 	return c
 }
@@ -143,7 +144,7 @@ func TestHelper(t *testing.T) {
 	}
 }
 
-// Locked pages stay, whoever needs the room. Other pages are dropped, or the limit is exceeded.
+// Locked pages stay, even if others need the room. Other pages are dropped, or the limit is exceeded.
 func TestLocked(t *testing.T) {
 	c := scan(16, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 8 * mib, Bandwidth: 1 << 30})

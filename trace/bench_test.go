@@ -17,8 +17,9 @@ import (
 // BenchmarkRecorder records tokens of a model with 22 layers, 70 ms each by the clock. It reports
 // what a row costs: its own work, and its share of the flushes.
 func BenchmarkRecorder(b *testing.B) {
-	f, err := gguf.Open(llamatest.Model(b, synth.Config{Layers: 22, Embd: 256, FF: 256, Heads: 4, KVHeads: 4,
-		Type: gguf.Q8_0, Seed: 1}))
+	f, err := gguf.Open(llamatest.Model(b, synth.Config{
+		Layers: 22, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Type: gguf.Q8_0, Seed: 1,
+	}))
 	if err != nil {
 		b.Fatal(err)
 	}

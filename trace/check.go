@@ -54,10 +54,10 @@ func checkExtents(structure []tables.StructureRow, m *tables.Meta) error {
 		if int(r.Model) >= len(sizes) || len(sizes[r.Model]) == 0 {
 			continue
 		}
-		size, told := sizes[r.Model][r.File]
+		size, listed := sizes[r.Model][r.File]
 		switch {
-		case !told && !m.Complete:
-		case !told:
+		case !listed && !m.Complete:
+		case !listed:
 			return fmt.Errorf("tensor %.100q is in file %.100q, of which %s does not tell", r.Name, r.File, MetaFile)
 		case r.Size > size || r.Offset > size-r.Size:
 			return fmt.Errorf("tensor %.100q has %d bytes at %d of %.100q, which has %d", r.Name, r.Size, r.Offset,

@@ -177,10 +177,10 @@ func (c *Capture) compareTables() error {
 		}
 	}
 	// A killed tracer may have written rows that capture.json does not count yet.
-	if told := c.Meta.Rows; rows < told || rows > told && c.Meta.Complete {
+	if listed := c.Meta.Rows; rows < listed || rows > listed && c.Meta.Complete {
 		return c.reportContradiction("%s tells of %d rows of the access table, of which %d were deleted, and the "+
 			"files hold %d",
-			MetaFile, told, c.Meta.Segments.DeletedRows, rows-c.Meta.Segments.DeletedRows)
+			MetaFile, listed, c.Meta.Segments.DeletedRows, rows-c.Meta.Segments.DeletedRows)
 	}
 	return nil
 }
@@ -222,10 +222,10 @@ func (c *Capture) checkSegments(table string, numbers []int) (rows int64, err er
 // compareSegments checks which segments of a table there are. Those of page-ins, buffers and routers'
 // inputs begin when the first was observed, if ever.
 func (c *Capture) compareSegments(table string, numbers []int) error {
-	told := c.Meta.Segments
-	from := told.First
+	listed := c.Meta.Segments
+	from := listed.First
 	if table == PageInFile || table == BufferFile || table == HiddenFile {
-		from = told.Last + 1
+		from = listed.Last + 1
 		if first := slices.IndexFunc(numbers, c.hasSegment); first >= 0 {
 			from = min(from, numbers[first])
 		}
@@ -233,7 +233,7 @@ func (c *Capture) compareSegments(table string, numbers []int) error {
 	for _, n := range numbers {
 		switch {
 		case c.hasSegment(n):
-		case n < told.First && !c.Meta.Complete: // about to be deleted
+		case n < listed.First && !c.Meta.Complete: // about to be deleted
 		default:
 			err := c.reportContradiction("%s is of no segment that %s tells of", segmentFile(table, n), MetaFile)
 			if err != nil {
@@ -241,7 +241,7 @@ func (c *Capture) compareSegments(table string, numbers []int) error {
 			}
 		}
 	}
-	for n := from; n <= told.Last; n++ {
+	for n := from; n <= listed.Last; n++ {
 		if _, ok := slices.BinarySearch(numbers, n); !ok {
 			return c.reportContradiction("%s is missing", segmentFile(table, n))
 		}

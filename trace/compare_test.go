@@ -150,12 +150,14 @@ func TestContradictions(t *testing.T) {
 		"the structure is cut": {damage: cut(StructureFile, 8),
 			says: "structure.arrows is damaged: it ends within a batch", fails: true},
 		"a tensor beyond": {damage: edit(func(m map[string]any) {
-			m["models"].([]any)[0].(map[string]any)["files"] = []any{map[string]any{"name": "m.gguf", "bytes": 12191,
-				"fingerprint": "f00"}}
+			m["models"].([]any)[0].(map[string]any)["files"] = []any{
+				map[string]any{"name": "m.gguf", "bytes": 12191, "fingerprint": "f00"},
+			}
 		}), says: `tensor "blk.0.ffn_up_exps.weight" has 4000 bytes at 8192 of "m.gguf", which has 12191`, fails: true},
 		"an unknown file": {damage: edit(func(m map[string]any) {
-			m["models"].([]any)[0].(map[string]any)["files"] = []any{map[string]any{"name": "n.gguf", "bytes": 1e6,
-				"fingerprint": "f00"}}
+			m["models"].([]any)[0].(map[string]any)["files"] = []any{
+				map[string]any{"name": "n.gguf", "bytes": 1e6, "fingerprint": "f00"},
+			}
 		}), says: `tensor "token_embd.weight" is in file "m.gguf", of which capture.json does not tell`},
 	} {
 		for _, complete := range []bool{true, false} {
@@ -283,8 +285,10 @@ func TestNonsenseInRows(t *testing.T) {
 				w.Close(meta, true)))
 			table, row := AccessFile, 4
 			if tc.table != "" {
-				table, row = tc.table, map[string]int{PageInFile: len(testPageIns), BufferFile: len(testBuffers),
-					StepFile: len(testSteps), RouteFile: 1, HiddenFile: len(testHidden)}[tc.table]
+				table, row = tc.table, map[string]int{
+					PageInFile: len(testPageIns), BufferFile: len(testBuffers),
+					StepFile: len(testSteps), RouteFile: 1, HiddenFile: len(testHidden),
+				}[tc.table]
 			}
 			err = readTables(open(t, dir))
 			where := fmt.Sprintf("%s is damaged: row %d: ", table, row)

@@ -29,8 +29,9 @@ func ExampleWriteCSV() {
 
 // A recorder turns events into a capture. Without a directory it only prints.
 func ExampleRecorder() {
-	r, err := trace.NewRecorder(trace.RecorderOptions{CSV: os.Stdout, PID: 42,
-		Command: []string{"llama-cli", "-m", "model.gguf"}})
+	r, err := trace.NewRecorder(trace.RecorderOptions{
+		CSV: os.Stdout, PID: 42, Command: []string{"llama-cli", "-m", "model.gguf"},
+	})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -86,100 +86,131 @@ func (c *Capture) ExportTo(ctx context.Context, path string) (written []string, 
 
 // tableColumns yields the columns of the table in file, some rows at a time.
 func (c *Capture) tableColumns(ctx context.Context, file string) iter.Seq2[[]tables.Column, error] {
-	tensor := func(row int32) (name string, model int32) {
-		if row < 0 {
-			return "", -1
-		}
-		return c.Structure[row].Name, c.Structure[row].Model
-	}
 	switch file {
 	case AccessFile:
-		return inBatches(ctx, c.Accesses(),
-			values64("timestamp", func(r *tables.Access) int64 { return r.Timestamp }),
-			values32("step", func(r *tables.Access) int32 { return r.Step }),
-			values32("token", func(r *tables.Access) int32 { return r.Token }),
-			texts("phase", func(r *tables.Access) string { return r.Phase.String() }),
-			values32("thread", func(r *tables.Access) int32 { return r.Thread }),
-			texts("op", func(r *tables.Access) string { return r.Op }),
-			texts("tensor_name", func(r *tables.Access) string { name, _ := tensor(r.Tensor); return name }),
-			columnOf("data_ptr", func(r *tables.Access) uint64 { return r.DataPtr }),
-			values64("offset_bytes", func(r *tables.Access) int64 { return r.Offset }),
-			values64("bytes_accessed", func(r *tables.Access) int64 { return r.Bytes }),
-			values32("layer", func(r *tables.Access) int32 { return r.Layer }),
-			columnOf("duration_ns", func(r *tables.Access) *int64 { return timeOrNil(r.Duration) }),
-			columnOf("experts", func(r *tables.Access) []int32 { return slices.Clone(r.Experts) }),
-			values32("context", func(r *tables.Access) int32 { return r.Context }),
-			columnOf("stall_ns", func(r *tables.Access) *int64 { return timeOrNil(r.Stall) }),
-			values32("model", func(r *tables.Access) int32 { _, model := tensor(r.Tensor); return model }))
+		return c.accessColumns(ctx)
 	case RouteFile:
-		return inBatches(ctx, pointers(c.Routes()),
-			values32("step", func(r *tables.Route) int32 { return r.Step }),
-			values32("token", func(r *tables.Route) int32 { return r.Token }),
-			values32("layer", func(r *tables.Route) int32 { return r.Layer }),
-			values32("slot", func(r *tables.Route) int32 { return r.Slot }),
-			values32("expert", func(r *tables.Route) int32 { return r.Expert }),
-			values32("position", func(r *tables.Route) int32 { return r.Position }))
+		return c.routeColumns(ctx)
 	case StepFile:
-		return inBatches(ctx, c.Steps(),
-			values32("step", func(r *tables.StepRow) int32 { return r.Step }),
-			values32("pid", func(r *tables.StepRow) int32 { return r.PID }),
-			values32("thread", func(r *tables.StepRow) int32 { return r.Thread }),
-			values32("context", func(r *tables.StepRow) int32 { return r.Context }),
-			texts("phase", func(r *tables.StepRow) string { return r.Phase.String() }),
-			values32("tokens", func(r *tables.StepRow) int32 { return r.Tokens }),
-			values32("token", func(r *tables.StepRow) int32 { return r.Token }),
-			columnOf("token_ids", func(r *tables.StepRow) []int32 { return slices.Clone(r.TokenIDs) }),
-			columnOf("sequences", func(r *tables.StepRow) []int32 { return slices.Clone(r.Sequences) }),
-			values64("begin", func(r *tables.StepRow) int64 { return r.Begin }),
-			columnOf("end", func(r *tables.StepRow) *int64 { return timeOrNil(r.End) }),
-			columnOf("derived", func(r *tables.StepRow) bool { return r.Derived }))
+		return c.stepColumns(ctx)
 	case PageInFile:
-		return inBatches(ctx, c.PageIns(),
-			values64("timestamp", func(r *tables.PageInRow) int64 { return r.Timestamp }),
-			values32("step", func(r *tables.PageInRow) int32 { return r.Step }),
-			values64("offset_bytes", func(r *tables.PageInRow) int64 { return r.Offset }),
-			values64("bytes", func(r *tables.PageInRow) int64 { return r.Bytes }),
-			columnOf("tensor_name", func(r *tables.PageInRow) *string {
-				name, _ := tensor(r.Tensor)
-				return textOrNil(name)
-			}),
-			values32("expert", func(r *tables.PageInRow) int32 { return r.Expert }),
-			values32("pid", func(r *tables.PageInRow) int32 { return r.PID }),
-			values32("thread", func(r *tables.PageInRow) int32 { return r.Thread }),
-			texts("cause", func(r *tables.PageInRow) string { return r.Cause.String() }),
-			values32("rereads", func(r *tables.PageInRow) int32 { return r.Rereads }),
-			columnOf("op", func(r *tables.PageInRow) *string { return textOrNil(strings.Clone(r.Op)) }),
-			texts("file", func(r *tables.PageInRow) string { return r.File }),
-			values32("model", func(r *tables.PageInRow) int32 { return r.Model }))
+		return c.pageInColumns(ctx)
 	case BufferFile:
-		return inBatches(ctx, c.Buffers(),
-			values64("timestamp", func(r *tables.BufferRow) int64 { return r.Timestamp }),
-			values32("step", func(r *tables.BufferRow) int32 { return r.Step }),
-			texts("op", func(r *tables.BufferRow) string { return r.Op }),
-			values64("seq", func(r *tables.BufferRow) int64 { return r.Seq }),
-			texts("buffer", func(r *tables.BufferRow) string { return r.Buffer }),
-			columnOf("root", func(r *tables.BufferRow) *string { return textOrNil(strings.Clone(r.Root)) }),
-			texts("kind", func(r *tables.BufferRow) string { return r.Kind.String() }),
-			columnOf("write", func(r *tables.BufferRow) bool { return r.Write }),
-			columnOf("data_ptr", func(r *tables.BufferRow) uint64 { return r.DataPtr }),
-			values64("bytes", func(r *tables.BufferRow) int64 { return r.Bytes }))
+		return c.bufferColumns(ctx)
 	case HiddenFile:
-		return func(yield func([]tables.Column, error) bool) {
-			for columns, err := range c.HiddenColumns(ctx) {
-				if errors.Is(err, ErrNoHidden) { // the table has no rows
-					err = nil
-					columns = []tables.Column{
-						{Name: "step", Values: []int32{}}, {Name: "token", Values: []int32{}},
-						{Name: "layer", Values: []int32{}}, {Name: "point", Values: []string{}},
-						{Name: "position", Values: []int32{}}, {Name: "values", Values: [][]float32{}},
-					}
+		return c.hiddenTableColumns(ctx)
+	}
+	return c.structureColumns(ctx)
+}
+
+// tensorOf returns the name and model of a structure row; "" and -1 for none.
+func (c *Capture) tensorOf(row int32) (name string, model int32) {
+	if row < 0 {
+		return "", -1
+	}
+	return c.Structure[row].Name, c.Structure[row].Model
+}
+
+func (c *Capture) accessColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
+	return inBatches(ctx, c.Accesses(),
+		values64("timestamp", func(r *tables.Access) int64 { return r.Timestamp }),
+		values32("step", func(r *tables.Access) int32 { return r.Step }),
+		values32("token", func(r *tables.Access) int32 { return r.Token }),
+		texts("phase", func(r *tables.Access) string { return r.Phase.String() }),
+		values32("thread", func(r *tables.Access) int32 { return r.Thread }),
+		texts("op", func(r *tables.Access) string { return r.Op }),
+		texts("tensor_name", func(r *tables.Access) string { name, _ := c.tensorOf(r.Tensor); return name }),
+		columnOf("data_ptr", func(r *tables.Access) uint64 { return r.DataPtr }),
+		values64("offset_bytes", func(r *tables.Access) int64 { return r.Offset }),
+		values64("bytes_accessed", func(r *tables.Access) int64 { return r.Bytes }),
+		values32("layer", func(r *tables.Access) int32 { return r.Layer }),
+		columnOf("duration_ns", func(r *tables.Access) *int64 { return timeOrNil(r.Duration) }),
+		columnOf("experts", func(r *tables.Access) []int32 { return slices.Clone(r.Experts) }),
+		values32("context", func(r *tables.Access) int32 { return r.Context }),
+		columnOf("stall_ns", func(r *tables.Access) *int64 { return timeOrNil(r.Stall) }),
+		values32("model", func(r *tables.Access) int32 { _, model := c.tensorOf(r.Tensor); return model }))
+}
+
+func (c *Capture) routeColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
+	return inBatches(ctx, pointers(c.Routes()),
+		values32("step", func(r *tables.Route) int32 { return r.Step }),
+		values32("token", func(r *tables.Route) int32 { return r.Token }),
+		values32("layer", func(r *tables.Route) int32 { return r.Layer }),
+		values32("slot", func(r *tables.Route) int32 { return r.Slot }),
+		values32("expert", func(r *tables.Route) int32 { return r.Expert }),
+		values32("position", func(r *tables.Route) int32 { return r.Position }))
+}
+
+func (c *Capture) stepColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
+	return inBatches(ctx, c.Steps(),
+		values32("step", func(r *tables.StepRow) int32 { return r.Step }),
+		values32("pid", func(r *tables.StepRow) int32 { return r.PID }),
+		values32("thread", func(r *tables.StepRow) int32 { return r.Thread }),
+		values32("context", func(r *tables.StepRow) int32 { return r.Context }),
+		texts("phase", func(r *tables.StepRow) string { return r.Phase.String() }),
+		values32("tokens", func(r *tables.StepRow) int32 { return r.Tokens }),
+		values32("token", func(r *tables.StepRow) int32 { return r.Token }),
+		columnOf("token_ids", func(r *tables.StepRow) []int32 { return slices.Clone(r.TokenIDs) }),
+		columnOf("sequences", func(r *tables.StepRow) []int32 { return slices.Clone(r.Sequences) }),
+		values64("begin", func(r *tables.StepRow) int64 { return r.Begin }),
+		columnOf("end", func(r *tables.StepRow) *int64 { return timeOrNil(r.End) }),
+		columnOf("derived", func(r *tables.StepRow) bool { return r.Derived }))
+}
+
+func (c *Capture) pageInColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
+	return inBatches(ctx, c.PageIns(),
+		values64("timestamp", func(r *tables.PageInRow) int64 { return r.Timestamp }),
+		values32("step", func(r *tables.PageInRow) int32 { return r.Step }),
+		values64("offset_bytes", func(r *tables.PageInRow) int64 { return r.Offset }),
+		values64("bytes", func(r *tables.PageInRow) int64 { return r.Bytes }),
+		columnOf("tensor_name", func(r *tables.PageInRow) *string {
+			name, _ := c.tensorOf(r.Tensor)
+			return textOrNil(name)
+		}),
+		values32("expert", func(r *tables.PageInRow) int32 { return r.Expert }),
+		values32("pid", func(r *tables.PageInRow) int32 { return r.PID }),
+		values32("thread", func(r *tables.PageInRow) int32 { return r.Thread }),
+		texts("cause", func(r *tables.PageInRow) string { return r.Cause.String() }),
+		values32("rereads", func(r *tables.PageInRow) int32 { return r.Rereads }),
+		columnOf("op", func(r *tables.PageInRow) *string { return textOrNil(strings.Clone(r.Op)) }),
+		texts("file", func(r *tables.PageInRow) string { return r.File }),
+		values32("model", func(r *tables.PageInRow) int32 { return r.Model }))
+}
+
+func (c *Capture) bufferColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
+	return inBatches(ctx, c.Buffers(),
+		values64("timestamp", func(r *tables.BufferRow) int64 { return r.Timestamp }),
+		values32("step", func(r *tables.BufferRow) int32 { return r.Step }),
+		texts("op", func(r *tables.BufferRow) string { return r.Op }),
+		values64("seq", func(r *tables.BufferRow) int64 { return r.Seq }),
+		texts("buffer", func(r *tables.BufferRow) string { return r.Buffer }),
+		columnOf("root", func(r *tables.BufferRow) *string { return textOrNil(strings.Clone(r.Root)) }),
+		texts("kind", func(r *tables.BufferRow) string { return r.Kind.String() }),
+		columnOf("write", func(r *tables.BufferRow) bool { return r.Write }),
+		columnOf("data_ptr", func(r *tables.BufferRow) uint64 { return r.DataPtr }),
+		values64("bytes", func(r *tables.BufferRow) int64 { return r.Bytes }))
+}
+
+// hiddenTableColumns is HiddenColumns, but yields empty columns if the table has no rows.
+func (c *Capture) hiddenTableColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
+	return func(yield func([]tables.Column, error) bool) {
+		for columns, err := range c.HiddenColumns(ctx) {
+			if errors.Is(err, ErrNoHidden) { // the table has no rows
+				err = nil
+				columns = []tables.Column{
+					{Name: "step", Values: []int32{}}, {Name: "token", Values: []int32{}},
+					{Name: "layer", Values: []int32{}}, {Name: "point", Values: []string{}},
+					{Name: "position", Values: []int32{}}, {Name: "values", Values: [][]float32{}},
 				}
-				if !yield(columns, err) {
-					return
-				}
+			}
+			if !yield(columns, err) {
+				return
 			}
 		}
 	}
+}
+
+func (c *Capture) structureColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
 	return inBatches(ctx, func(yield func(*tables.StructureRow, error) bool) {
 		for i := range c.Structure {
 			if !yield(&c.Structure[i], nil) {

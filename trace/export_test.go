@@ -110,7 +110,7 @@ func TestWriteArrowReadsBack(t *testing.T) {
 	defer r.Close()
 	meta := r.Schema().Metadata()
 	if got, ok := meta.GetValue("tensorcast.model"); !ok || got != "abc" {
-		t.Errorf("metadata tensorcast.model = %q", got)
+		t.Errorf("metadata tensorcast.model = %q, want abc", got)
 	}
 	rec, err := r.Record(1)
 	if err != nil || r.NumRecords() != 2 {
@@ -179,8 +179,10 @@ func TestExportOfNoRows(t *testing.T) {
 
 func TestCSVIsSafeForSpreadsheets(t *testing.T) {
 	var out strings.Builder
-	if err := WriteCSV(&out, []tables.Column{{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}},
-		{Name: "layer", Values: []int64{-1, 0}}}); err != nil {
+	if err := WriteCSV(&out, []tables.Column{
+		{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}},
+		{Name: "layer", Values: []int64{-1, 0}},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "tensor_name,layer\n'=1+2,-1\nblk.0.x,0\n"; out.String() != want {
@@ -317,7 +319,7 @@ func TestHiddenExports(t *testing.T) {
 	check(t, err)
 	if len(lines) != 1+rows || !slices.Equal(lines[0],
 		[]string{"step", "token", "layer", "point", "position", "values"}) {
-		t.Fatalf("%d lines, %q", len(lines), lines[0])
+		t.Fatalf("%d lines, the first %q; want %d and the column names", len(lines), lines[0], 1+rows)
 	}
 	for i, line := range lines[1:] {
 		if !slices.Equal(line[:5], []string{"2", "1", "5", "attention", strconv.Itoa(i)}) {

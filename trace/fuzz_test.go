@@ -56,16 +56,16 @@ func readAll(t *testing.T, files map[string][]byte) error {
 			return err
 		}
 		rows++
-		s := &c.Structure[a.Tensor] // which there is
+		s := &c.Structure[a.Tensor] // Accesses has checked that it exists
 		if a.Bytes < 0 || a.Bytes > s.Size || a.Phase > tables.PhaseGeneration || a.Step < 0 {
-			t.Errorf("%+v of %+v", a, s)
+			t.Errorf("access %+v, want one within tensor %+v", a, s)
 		}
 		for _, e := range a.Experts {
 			_ = e
 		}
 	}
 	if c.Meta.Complete && rows != c.Meta.Rows-c.Meta.Segments.DeletedRows {
-		t.Errorf("%d rows of %d", rows, c.Meta.Rows)
+		t.Errorf("%d rows, want %d", rows, c.Meta.Rows-c.Meta.Segments.DeletedRows)
 	}
 	for s, err := range c.Steps() {
 		if err != nil {
@@ -94,7 +94,7 @@ func readAll(t *testing.T, files map[string][]byte) error {
 			return err
 		}
 		if len(r.Values) == 0 || len(r.Values) > tables.MaxHidden || r.Layer < 0 {
-			t.Errorf("%+v", r)
+			t.Errorf("row %+v, want 1 to %d values, and a layer", r, tables.MaxHidden)
 		}
 	}
 	for _, err := range c.Routes() {
@@ -104,7 +104,7 @@ func readAll(t *testing.T, files map[string][]byte) error {
 	}
 	r, err := c.Rereads(context.Background(), 5)
 	if err == nil && r != nil && (r.FirstBytes < 0 || r.RereadBytes < 0 || r.StallNS < 0) {
-		t.Errorf("%+v", r)
+		t.Errorf("sums %+v, want none negative", r)
 	}
 	return err
 }

@@ -124,8 +124,10 @@ func lists(t *testing.T, rows, values int64) []byte {
 	defer none.Release()
 	check(t, w.Write(none)) // the schema is written with it
 	n := 8 + binary.LittleEndian.Uint32(buf.Bytes()[4:])
-	m := message{kind: ipc.MessageRecordBatch, version: 4,
-		batch: &batch{rows: rows, nodes: []node{{rows, 0}, {values, 0}}, buffers: []span{{}, {}, {0, 2 * values}}}}
+	m := message{
+		kind: ipc.MessageRecordBatch, version: 4,
+		batch: &batch{rows: rows, nodes: []node{{rows, 0}, {values, 0}}, buffers: []span{{}, {}, {0, 2 * values}}},
+	}
 	return append(append(bytes.Clone(buf.Bytes()[:n]), framed(m.encodeUnpackedHead(16), 16)...), 0xff, 0xff, 0xff,
 		0xff, 0, 0,
 		0, 0)
@@ -146,8 +148,10 @@ func many(kind ipc.MessageType, field int, n uint32) []byte {
 
 // batchOf returns a batch of these buffers, in a body of so many bytes.
 func batchOf(rows, body int64, buffers ...span) []byte {
-	m := message{kind: ipc.MessageRecordBatch, version: 4,
-		batch: &batch{rows: rows, nodes: []node{{rows, 0}}, buffers: buffers}}
+	m := message{
+		kind: ipc.MessageRecordBatch, version: 4,
+		batch: &batch{rows: rows, nodes: []node{{rows, 0}}, buffers: buffers},
+	}
 	return m.encodeUnpackedHead(body)
 }
 
@@ -253,8 +257,9 @@ func TestHostileTables(t *testing.T) {
 // read back the same.
 func TestUnpack(t *testing.T) {
 	for _, rows := range []int{0, 1, 3, 1000, 1 << 17} {
-		for _, options := range [][]ipc.Option{nil, {ipc.WithZstd()},
-			{ipc.WithZstd(), ipc.WithMinSpaceSavings(0.9999)}} {
+		for _, options := range [][]ipc.Option{
+			nil, {ipc.WithZstd()}, {ipc.WithZstd(), ipc.WithMinSpaceSavings(0.9999)},
+		} {
 			path := filepath.Join(t.TempDir(), AccessFile)
 			check(t, os.WriteFile(path, zeros(t, rows, 2, options...), 0o600))
 			n := 0
@@ -262,7 +267,7 @@ func TestUnpack(t *testing.T) {
 				check(t, err)
 				values := rec.Column(0).(*array.Int64).Int64Values()
 				if len(values) != rows || rows > 0 && values[rows-1] != 0 {
-					t.Errorf("%d values of %d", len(values), rows)
+					t.Errorf("got %d values, want %d zeros", len(values), rows)
 				}
 				n++
 			}

@@ -64,8 +64,10 @@ func newModel(index int, m *gguf.Model) *model {
 func (m *model) addFiles(files []*gguf.File, row int) []tables.StructureRow {
 	var rows []tables.StructureRow
 	for _, f := range files {
-		p := &modelPart{model: m, file: f, name: filepath.Base(f.Path), id: event.FileID(proc.IDOf(f.Info())),
-			rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
+		p := &modelPart{
+			model: m, file: f, name: filepath.Base(f.Path), id: proc.IDOf(f.Info()),
+			rows: make(map[*gguf.Tensor]int32, len(f.Tensors)),
+		}
 		for i := range f.Tensors {
 			t := &f.Tensors[i]
 			p.rows[t] = int32(row + len(rows))
@@ -99,7 +101,7 @@ func (m *model) files() []*gguf.File {
 func openModel(path string, id event.FileID) (m *gguf.Model, split splitKey, err error) {
 	m, split, err = readModel(path)
 	if err == nil && !slices.ContainsFunc(m.Files,
-		func(f *gguf.File) bool { return event.FileID(proc.IDOf(f.Info())) == id }) {
+		func(f *gguf.File) bool { return proc.IDOf(f.Info()) == id }) {
 		err = fmt.Errorf("%s: %w", path, proc.ErrOtherFile)
 	}
 	return m, split, err

@@ -125,12 +125,12 @@ func TestOneWriterAtATime(t *testing.T) {
 			busy("while it writes", dirs...)
 			c := open(t, dirs[len(dirs)-1])
 			if _, err := readRows(c); err != nil || c.Meta.Complete {
-				t.Errorf("a reader meanwhile: %+v, %v", c.Meta, err)
+				t.Errorf("a reader meanwhile got %+v and error %v, want an incomplete capture", c.Meta, err)
 			}
 			x.decode(10, 1)
 			metas, err := x.s.Finish(nil)
 			if err != nil || len(metas) != 1 || !metas[0].Complete || metas[0].Rows != 2 {
-				t.Errorf("%+v, %v", metas, err)
+				t.Errorf("descriptions %+v and error %v, want one complete capture of 2 rows", metas, err)
 			}
 			if rows, err := readRows(open(t, metas[0].Dir)); err != nil || len(rows) != 2 {
 				t.Errorf("%d rows, %v; want 2", len(rows), err)
@@ -164,11 +164,14 @@ func TestNoTokenIDs(t *testing.T) {
 			o.NoTokenIDs, o.Command, o.Detail = hide, []string{"llama-cli", "-p", fmt.Sprint("prompt ", first)},
 				tables.DetailOpIO
 		})
-		s.seen()
+		s.sendFileSeen()
 		table := s.source(event.TokenEmbeddings)
 		page := func(id int32) {
-			s.handle(event.PageIn{Time: s.time, File: fileID,
-				Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1, TID: 7})
+			s.handle(event.PageIn{
+				Time: s.time, File: fileID,
+				Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1,
+				TID: 7,
+			})
 		}
 		for _, ids := range [][]int32{s.r.models[0].warmupIDs, {first, second}, {second}} {
 			s.begin(1, int32(len(ids)))
@@ -180,7 +183,7 @@ func TestNoTokenIDs(t *testing.T) {
 		}
 		meta, c := s.finish()
 		if meta.NoTokenIDs != hide || c.Meta.NoTokenIDs != hide || c.Meta.Command[0] != "llama-cli" {
-			t.Errorf("%+v", c.Meta)
+			t.Errorf("description %+v, want NoTokenIDs %v and the command llama-cli", c.Meta, hide)
 		}
 		steps := stepsOf(t, c)
 		var phases []tables.Phase
@@ -188,8 +191,9 @@ func TestNoTokenIDs(t *testing.T) {
 			phases = append(phases, step.Phase)
 			told += fmt.Sprint(step.TokenIDs)
 		}
-		if want := []tables.Phase{tables.PhaseWarmup, tables.PhasePrompt,
-			tables.PhaseGeneration}; !slices.Equal(phases, want) {
+		if want := []tables.Phase{
+			tables.PhaseWarmup, tables.PhasePrompt, tables.PhaseGeneration,
+		}; !slices.Equal(phases, want) {
 			t.Errorf("phases %v, want %v", phases, want)
 		}
 		rows, err := readRows(c)
@@ -214,7 +218,7 @@ func TestNoTokenIDs(t *testing.T) {
 	a := capture(true, 105, 200)
 	b := capture(true, 240, 161)
 	if a != b || strings.Contains(a, "prompt") {
-		t.Errorf("the captures tell\n%s, and\n%s", a, b)
+		t.Errorf("the captures hold\n%s, and\n%s; want the same, without prompt", a, b)
 	}
 }
 
@@ -239,8 +243,10 @@ func TestDiskFull(t *testing.T) {
 		w, err := Create(dir, meta, testStructure)
 		if err == nil {
 			for i := range 1 << 20 {
-				r := tables.Access{Tensor: int32(i % 2), DataPtr: uint64(i) * 0x9E3779B97F4A7C15,
-					Op: fmt.Sprint("OP", i%100)}
+				r := tables.Access{
+					Tensor: int32(i % 2), DataPtr: uint64(i) * 0x9E3779B97F4A7C15,
+					Op: fmt.Sprint("OP", i%100),
+				}
 				if err = w.Access(&r); err != nil {
 					break
 				}
@@ -249,11 +255,11 @@ func TestDiskFull(t *testing.T) {
 			before := sizeOf(t, filepath.Join(dir, AccessFile))
 			check(t, os.Remove(filler))
 			if err = w.Close(meta, true); err == nil || first != nil && err.Error() != first.Error() {
-				t.Errorf("%d bytes: rows failed with %v, Close with %v", size, first, err)
+				t.Errorf("%d bytes: rows failed with %v, Close with %v; want the same error", size, first, err)
 			}
 			// nothing may be written behind a part of a batch
 			if after := sizeOf(t, filepath.Join(dir, AccessFile)); first != nil && after != before {
-				t.Errorf("%d bytes: the table grew from %d to %d bytes after the error", size, before, after)
+				t.Errorf("%d bytes: the table has %d bytes, want %d as at the error", size, after, before)
 			}
 		}
 		if !errors.Is(err, unix.ENOSPC) {
@@ -262,7 +268,7 @@ func TestDiskFull(t *testing.T) {
 		said := err.Error()
 		if rest := strings.Replace(said, dir, "", 1); strings.Contains(rest, dir) || strings.Contains(rest, "tmp") ||
 			strings.Count(rest, "no space left") != 1 || strings.Contains(rest, "\n") {
-			t.Errorf("%d bytes: %q", size, said)
+			t.Errorf("%d bytes: error %q, want one line that names the directory and the full disk once", size, said)
 		}
 		c, err := Open(dir)
 		if errors.Is(err, ErrNoCapture) {
@@ -271,7 +277,8 @@ func TestDiskFull(t *testing.T) {
 		check(t, err)
 		rows, err := readRows(c)
 		if err != nil || c.Meta.Complete || meta.Complete || len(rows)%batchRows != 0 {
-			t.Errorf("%d bytes: %d rows, %v, %+v", size, len(rows), err, c.Meta)
+			t.Errorf("%d bytes: %d rows, error %v, %+v; want whole batches of an incomplete capture", size, len(rows),
+				err, c.Meta)
 		}
 	}
 }

@@ -50,19 +50,21 @@ func (s *script) finish() (*tables.Meta, *Capture) {
 	return meta, open(s.t, s.dir)
 }
 
-func (s *script) seen() {
+func (s *script) sendFileSeen() {
 	s.t.Helper()
 	s.handle(seenAt(0, fileID, s.model.Path))
 }
 
 func TestRecorderSteps(t *testing.T) {
 	s := newScript(t, tiny)
-	s.seen()
+	s.sendFileSeen()
 	at := func(ns int64) int64 { s.time = s.r.begun + ns; return s.time }
 	begin := func(context uint64, tokens int32, sequences ...int32) {
 		s.decode++
-		s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: context, Decode: s.decode, Tokens: tokens,
-			Sequences: sequences})
+		s.handle(event.DecodeBegin{
+			Time: s.time, PID: 3, TID: 7, Context: context, Decode: s.decode, Tokens: tokens,
+			Sequences: sequences,
+		})
 	}
 	at(100)
 	begin(0xa, 3, 0) // a prompt, in two graphs
@@ -138,7 +140,7 @@ func TestRecorderEarlySteps(t *testing.T) {
 	s.begin(1, 4)
 	s.end()
 	s.begin(1, 1)
-	s.seen()
+	s.sendFileSeen()
 	s.embed(3)
 	s.end()
 	_, c := s.finish()
@@ -150,7 +152,7 @@ func TestRecorderEarlySteps(t *testing.T) {
 
 func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 	s := newScriptWith(t, tinyMoE, func(o *RecorderOptions) { o.Detail = tables.DetailGraph })
-	s.seen()
+	s.sendFileSeen()
 	gate, embd, norm := s.source("blk.0.ffn_gate_exps.weight"), s.source("token_embd.weight"),
 		s.source("output_norm.weight")
 	op := func(o event.Op) {
@@ -175,32 +177,37 @@ func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 	rows, err := readRows(c)
 	check(t, err)
 	// Four tokens use at most the four experts that there are, one uses two.
-	for i, want := range []int64{4 * embd.NB[1], 4 * gate.NB[2], norm.Bytes(), embd.NB[1], 2 * gate.NB[2],
-		norm.Bytes(), 3 * gate.NB[2]} {
+	for i, want := range []int64{
+		4 * embd.NB[1], 4 * gate.NB[2], norm.Bytes(), embd.NB[1], 2 * gate.NB[2], norm.Bytes(),
+		3 * gate.NB[2],
+	} {
 		if a := rows[i]; a.Bytes != want || a.Duration != tables.NotObserved || a.Stall != tables.NotObserved ||
 			a.Experts != nil {
 			t.Errorf("row %d is %+v, want %d bytes, no times, no experts", i, a, want)
 		}
 	}
 	if steps := stepsOf(t, c); steps[0].TokenIDs != nil {
-		t.Errorf("token ids %v", steps[0].TokenIDs)
+		t.Errorf("token ids %v, want none", steps[0].TokenIDs)
 	}
 }
 
 func TestRecorderBuffers(t *testing.T) {
 	s := newScript(t, tiny)
-	s.seen()
+	s.sendFileSeen()
 	s.begin(1, 1)
 	s.embed(1)
 	buffer := func(name, root string, write bool) event.Buffer {
-		return event.Buffer{Name: name, Root: root, Data: 64, Type: gguf.F16, NE: [4]int64{10, 4, 1, 1},
-			NB: [4]int64{2, 32, 128, 128}, Write: write}
+		return event.Buffer{
+			Name: name, Root: root, Data: 64, Type: gguf.F16, NE: [4]int64{10, 4, 1, 1},
+			NB: [4]int64{2, 32, 128, 128}, Write: write,
+		}
 	}
-	s.op(event.Op{Name: "MUL_MAT", Buffers: []event.Buffer{
-		buffer("k", "cache_k_l0", false), buffer("cache_r_l3 (view)", "", true), buffer("inp_tokens", "", false),
-		buffer("leaf_4", "", false),
-		buffer("attn_inp_kq_mask", "", false), buffer("Qcur-0", "node_7", true),
-	}})
+	s.op(event.Op{
+		Name: "MUL_MAT",
+		Buffers: []event.Buffer{buffer("k", "cache_k_l0", false), buffer("cache_r_l3 (view)", "", true),
+			buffer("inp_tokens", "", false), buffer("leaf_4", "", false), buffer("attn_inp_kq_mask", "", false),
+			buffer("Qcur-0", "node_7", true)},
+	})
 	s.end()
 	_, c := s.finish()
 	var kinds []string
@@ -209,7 +216,7 @@ func TestRecorderBuffers(t *testing.T) {
 		// ggml_nbytes of 10 of 16 elements in each of 4 rows
 		if b.Bytes != 2+9*2+3*32 || b.Seq != 2 || b.Step != 0 || b.Op != "MUL_MAT" || b.DataPtr != 64 ||
 			b.Timestamp != 2000 {
-			t.Errorf("row %+v", b)
+			t.Errorf("row %+v, want op 2, a MUL_MAT of step 0 at 2000 ns, with %d bytes at 64", b, 2+9*2+3*32)
 		}
 	}
 	want := []string{
@@ -220,7 +227,7 @@ func TestRecorderBuffers(t *testing.T) {
 		t.Errorf("got %q, want %q", kinds, want)
 	}
 	s = newScript(t, tiny)
-	s.seen()
+	s.sendFileSeen()
 	s.begin(1, 1)
 	s.embed(1)
 	s.end()
@@ -234,17 +241,21 @@ func TestRecorderBuffers(t *testing.T) {
 // and of another model are left out.
 func TestRecorderHidden(t *testing.T) {
 	s := newScript(t, tinyMoE)
-	s.seen()
+	s.sendFileSeen()
 	input := func(layer int32, point event.Point, row, rows, n int) {
 		t.Helper()
-		s.handle(event.RouterInput{Time: s.time, TID: 7, Decode: s.decode, Graph: s.graph, Layer: layer, Point: point,
-			Row: row, Rows: rows, Values: slices.Repeat([]float32{float32(row) + 0.5}, n)})
+		s.handle(event.RouterInput{
+			Time: s.time, TID: 7, Decode: s.decode, Graph: s.graph, Layer: layer, Point: point,
+			Row: row, Rows: rows, Values: slices.Repeat([]float32{float32(row) + 0.5}, n),
+		})
 	}
 	gate := s.source("blk.0.ffn_gate_exps.weight")
 	choose := func(rows int) {
 		t.Helper()
-		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: slices.Repeat([]int32{3, 1}, rows),
-			IDRows: rows, Sources: []event.Source{gate}})
+		s.op(event.Op{
+			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true,
+			IDs: slices.Repeat([]int32{3, 1}, rows), IDRows: rows, Sources: []event.Source{gate},
+		})
 	}
 	input(0, event.PointRouter, 0, 1, 4) // before the first whole decode
 	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: 1, Tokens: 2, Warmup: true})
@@ -277,17 +288,21 @@ func TestRecorderHidden(t *testing.T) {
 		step, token, position int32
 		point                 event.Point
 		value                 float32
-	}{{1, -1, 0, event.PointAttention, 0.5}, {1, -1, 1, event.PointAttention, 1.5},
-		{1, -1, 2, event.PointAttention, 2.5}, {1, -1, 2, event.PointRouter, 2.5}, {1, -1, 4, event.PointRouter, 1.5},
-		{2, 0, 0, event.PointRouter, 0.5}} {
-		want = append(want, tables.HiddenRow{Step: r.step, Token: r.token, Point: r.point, Position: r.position,
-			Values: slices.Repeat([]float32{r.value}, 4)})
+	}{
+		{1, -1, 0, event.PointAttention, 0.5}, {1, -1, 1, event.PointAttention, 1.5},
+		{1, -1, 2, event.PointAttention, 2.5}, {1, -1, 2, event.PointRouter, 2.5},
+		{1, -1, 4, event.PointRouter, 1.5}, {2, 0, 0, event.PointRouter, 0.5},
+	} {
+		want = append(want, tables.HiddenRow{
+			Step: r.step, Token: r.token, Point: r.point, Position: r.position,
+			Values: slices.Repeat([]float32{r.value}, 4),
+		})
 	}
 	if got := hiddenOf(t, c); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 	if h := meta.Hidden; h == nil || *h != (tables.Hidden{Values: 4, Rows: 6, LeftOut: 5}) {
-		t.Errorf("%+v", meta.Hidden)
+		t.Errorf("description of the hidden table is %+v, want 6 rows of 4 values, and 5 left out", meta.Hidden)
 	}
 	chosen := map[int32]bool{}
 	for r, err := range c.Routes() {
@@ -296,7 +311,7 @@ func TestRecorderHidden(t *testing.T) {
 	}
 	for _, r := range want {
 		if r.Step == 1 && !chosen[r.Position] {
-			t.Errorf("nothing was chosen for %+v", r)
+			t.Errorf("row %+v, want one whose position is in the route table", r)
 		}
 	}
 }
@@ -304,11 +319,13 @@ func TestRecorderHidden(t *testing.T) {
 // The stall of an op is in only one of its rows: the one that reads most.
 func TestRecorderStall(t *testing.T) {
 	s := newScript(t, tiny)
-	s.seen()
+	s.sendFileSeen()
 	s.begin(1, 1)
-	s.op(event.Op{Name: "MUL_MAT+ADD", Stall: 500,
+	s.op(event.Op{
+		Name: "MUL_MAT+ADD", Stall: 500,
 		Sources: []event.Source{s.source("output_norm.weight"), s.source("output.weight"),
-			s.source("blk.0.attn_norm.weight")}})
+			s.source("blk.0.attn_norm.weight")},
+	})
 	s.op(event.Op{Name: "MUL_MAT", Stall: 30, Sources: []event.Source{s.source("output.weight")}})
 	s.op(event.Op{Name: "MUL_MAT", Sources: []event.Source{s.source("output.weight")}})
 	s.end()
@@ -324,7 +341,7 @@ func TestRecorderStall(t *testing.T) {
 	}
 	if r := meta.Rereads; r == nil || r.StallNS != 530 || len(r.Tensors) != 1 ||
 		r.Tensors[0].Name != "output.weight" || r.Tensors[0].StallNS != 530 {
-		t.Errorf("rereads %+v", meta.Rereads)
+		t.Errorf("rereads %+v, want a stall of 530 ns, all of output.weight", meta.Rereads)
 	}
 }
 
@@ -342,7 +359,7 @@ func TestRecorderTwoModels(t *testing.T) {
 	// on some file systems a file has two ids
 	draftID, linkID := event.FileID{Dev: 8, Ino: 10}, event.FileID{Dev: 9, Ino: 10}
 
-	s.seen()
+	s.sendFileSeen()
 	s.begin(1, 4)
 	s.embed(1, 2)
 	s.end()
@@ -366,11 +383,12 @@ func TestRecorderTwoModels(t *testing.T) {
 	if len(meta.Models) != 2 || meta.Models[0].Path != main.Path || meta.Models[1].Path != path ||
 		meta.Models[0].Fingerprint == meta.Models[1].Fingerprint ||
 		meta.Models[1].Tensors != len(second.Tensors) || meta.Models[1].Bytes != second.Size {
-		t.Errorf("models %+v", meta.Models)
+		t.Errorf("models %+v, want those of %s and %s", meta.Models, main.Path, path)
 	}
 	for i, f := range []*gguf.File{main, second} {
-		want := []tables.ModelFile{{Name: filepath.Base(f.Path), Bytes: f.Size,
-			Fingerprint: meta.Models[i].Fingerprint}}
+		want := []tables.ModelFile{
+			{Name: filepath.Base(f.Path), Bytes: f.Size, Fingerprint: meta.Models[i].Fingerprint},
+		}
 		if got := c.Meta.Models[i].Files; !reflect.DeepEqual(got, want) {
 			t.Errorf("files %+v, want %+v", got, want)
 		}
@@ -385,8 +403,10 @@ func TestRecorderTwoModels(t *testing.T) {
 		row := c.Structure[a.Tensor]
 		got = append(got, fmt.Sprint(row.Model, " ", row.Name, " ", row.Offset == a.Offset))
 	}
-	want := []string{"0 token_embd.weight true", "1 blk.0.ffn_norm.weight true", "1 blk.0.ffn_norm.weight true",
-		"0 blk.0.ffn_norm.weight true"}
+	want := []string{
+		"0 token_embd.weight true", "1 blk.0.ffn_norm.weight true", "1 blk.0.ffn_norm.weight true",
+		"0 blk.0.ffn_norm.weight true",
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("accesses of %v, want %v", got, want)
 	}
@@ -404,8 +424,9 @@ func TestRecorderPartsByContent(t *testing.T) {
 				{Key: "split.no", Value: uint16(no)}, {Key: "split.count", Value: uint16(2)},
 				{Key: "split.tensors.count", Value: int32(2)},
 			},
-			Tensors: []gguftest.Tensor{{Name: fmt.Sprintf("blk.%d.attn_norm.weight", no), Type: gguf.F32,
-				Shape: []int64{8}}},
+			Tensors: []gguftest.Tensor{
+				{Name: fmt.Sprintf("blk.%d.attn_norm.weight", no), Type: gguf.F32, Shape: []int64{8}},
+			},
 		}
 		path := filepath.Join(dir, name)
 		m.Write(t, path)
@@ -430,10 +451,11 @@ func TestRecorderPartsByContent(t *testing.T) {
 func TestRecorderModelsAreBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	dir := t.TempDir()
-	s.seen()
+	s.sendFileSeen()
 	for no := range maxRecorded + 3 {
-		m := gguftest.Model{Tensors: []gguftest.Tensor{{Name: "blk.0.attn_norm.weight", Type: gguf.F32,
-			Shape: []int64{int64(8 + no)}}}}
+		m := gguftest.Model{
+			Tensors: []gguftest.Tensor{{Name: "blk.0.attn_norm.weight", Type: gguf.F32, Shape: []int64{int64(8 + no)}}},
+		}
 		path := filepath.Join(dir, fmt.Sprint(no))
 		m.Write(t, path)
 		s.handle(seenAt(0, event.FileID{Dev: 1, Ino: uint64(no)}, path))
@@ -449,7 +471,7 @@ func TestRecorderLayersSeen(t *testing.T) {
 	four := tiny
 	four.Layers = 4
 	s := newScript(t, four)
-	s.seen()
+	s.sendFileSeen()
 	s.begin(1, 1)
 	for _, layer := range []int{0, 1, 3} {
 		s.op(event.Op{Name: "MUL", Sources: []event.Source{s.source(fmt.Sprintf("blk.%d.ffn_norm.weight", layer))}})
@@ -467,8 +489,10 @@ func TestRecorderLayersSeen(t *testing.T) {
 		t.Errorf("text %q, want %q", got, want)
 	}
 	h := host.Read()
-	if want := (tables.Host{Kernel: h.Kernel, Arch: h.Arch, CPU: h.CPU, CPUs: h.CPUs, MemoryBytes: h.Memory,
-		PageSize: os.Getpagesize()}); meta.Host != want || h.Kernel == "" {
+	if want := (tables.Host{
+		Kernel: h.Kernel, Arch: h.Arch, CPU: h.CPU, CPUs: h.CPUs, MemoryBytes: h.Memory,
+		PageSize: os.Getpagesize(),
+	}); meta.Host != want || h.Kernel == "" {
 		t.Errorf("host %+v, want %+v", meta.Host, want)
 	}
 }
@@ -477,7 +501,7 @@ func TestRecorderLayersSeen(t *testing.T) {
 // dictionaries.
 func TestRecorderMemoryIsBounded(t *testing.T) {
 	s := newScript(t, tiny)
-	s.seen()
+	s.sendFileSeen()
 	out := s.source("output.weight")
 	for i := range 3 * maxContexts {
 		s.decode++
@@ -527,7 +551,7 @@ func TestRecorderRotates(t *testing.T) {
 			s := newScriptWith(t, tiny, tc.change)
 			now = time.Unix(1000, 0)
 			s.r.now = func() time.Time { return now }
-			s.seen()
+			s.sendFileSeen()
 			if tc.busy {
 				s.handle(event.DecodeBegin{TID: 8, Decode: 1000, Context: 9, Tokens: 1})
 			}
@@ -555,7 +579,7 @@ func TestRecorderFlush(t *testing.T) {
 	s := newScriptWith(t, tiny, func(o *RecorderOptions) { o.CSV = &out })
 	now := time.Now()
 	s.r.now = func() time.Time { return now }
-	s.seen()
+	s.sendFileSeen()
 	s.begin(1, 1)
 	now = now.Add(flushInterval)
 	check(t, s.r.Flush())
@@ -577,7 +601,7 @@ func TestRecorderFlush(t *testing.T) {
 func TestCSV(t *testing.T) {
 	var out bytes.Buffer
 	s := newScriptWith(t, tiny, func(o *RecorderOptions) { o.CSV, o.Dir = &out, "" })
-	s.seen()
+	s.sendFileSeen()
 	s.begin(1, 3)
 	s.embed(3)
 	if strings.Count(out.String(), "\n") != 1 {
@@ -636,21 +660,27 @@ func TestPageInRows(t *testing.T) {
 	}
 	pageIn(event.PageIn{Offset: from, Bytes: countedPage, Cause: event.CauseReadahead})
 	s.begin(1, 1)
-	s.seen()
+	s.sendFileSeen()
 	s.embed(1)
 	// its first page again
-	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: 2 * countedPage,
-		Cause: event.CauseFault})
+	pageIn(event.PageIn{
+		Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: 2 * countedPage,
+		Cause: event.CauseFault,
+	})
 	// and once more
-	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: countedPage, Cause: event.CauseOther,
-		PID: 99})
+	pageIn(event.PageIn{
+		Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: countedPage, Cause: event.CauseOther,
+		PID: 99,
+	})
 	// during an op whose event never comes
 	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 2, Offset: from + 2*countedPage, Bytes: countedPage})
 	if len(s.r.held) != 3 {
 		t.Errorf("%d page-ins are held, want 3", len(s.r.held))
 	}
-	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{0, 1}, IDRows: 1,
-		Sources: []event.Source{gate}})
+	s.op(event.Op{
+		Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{0, 1}, IDRows: 1,
+		Sources: []event.Source{gate},
+	})
 	s.end()
 	pageIn(event.PageIn{Decode: s.decode, Offset: from, Bytes: countedPage, Cause: event.CauseReadahead})
 	meta, c := s.finish()
@@ -663,7 +693,7 @@ func TestPageInRows(t *testing.T) {
 		l, ok := s.model.Locate(r.Offset)
 		if ok != (r.Tensor >= 0) || ok && (c.Structure[r.Tensor].Name != l.Tensor.Name || int(r.Expert) != l.Expert ||
 			r.Offset+r.Bytes > l.Tensor.End()) {
-			t.Errorf("row %d is %+v, in %+v", i, r, l)
+			t.Errorf("row %d is %+v, want it within one piece of %+v", i, r, l)
 		}
 	}
 	if want := int64(3+1+2+1+1+1) * countedPage; total != want {
@@ -702,15 +732,17 @@ func TestPageInRows(t *testing.T) {
 	if i := slices.IndexFunc(rows, func(r tables.PageInRow) bool { return r.Tensor < 0 }); i != 0 ||
 		rows[0].Offset != 0 || rows[0].Bytes != min(3*countedPage, s.model.Tensors[0].Offset) ||
 		rows[0].Cause != event.CauseRead {
-		t.Errorf("the metadata is %+v", rows[0])
+		t.Errorf("the first row is %+v, want the pages with the metadata, read by a system call", rows[0])
 	}
 	r := meta.Rereads
 	if r == nil || r.FirstBytes != 6*countedPage || r.RereadBytes != 3*countedPage ||
-		!reflect.DeepEqual(r.ByCause, map[string]int64{"fault": countedPage, "other": countedPage,
-			"readahead": countedPage}) ||
-		!reflect.DeepEqual(r.ByProcess, []tables.ProcessBytes{{PID: 1, Bytes: 2 * countedPage},
-			{PID: 99, Bytes: countedPage}}) {
-		t.Errorf("rereads %+v", r)
+		!reflect.DeepEqual(r.ByCause, map[string]int64{
+			"fault": countedPage, "other": countedPage, "readahead": countedPage,
+		}) ||
+		!reflect.DeepEqual(r.ByProcess, []tables.ProcessBytes{
+			{PID: 1, Bytes: 2 * countedPage}, {PID: 99, Bytes: countedPage},
+		}) {
+		t.Errorf("rereads %+v, want two pages by process 1 and one by process 99", r)
 	}
 	if len(r.Tensors) != 1 || r.Tensors[0].Name != gate.Name || r.Tensors[0].RereadBytes != 3*countedPage {
 		t.Errorf("tensors %+v; want len(r.Tensors) = 1, r.Tensors[0].Name = %v, r.Tensors[0].RereadBytes = %v",
@@ -727,8 +759,10 @@ func TestPageInRows(t *testing.T) {
 	}
 	var text strings.Builder
 	check(t, r.WriteText(&text, 5))
-	for _, want := range []string{"25 kB for the first time, 12 kB again (fault 33 %, readahead 33 %, other 33 %)",
-		"4.1 kB by process 99", gate.Name} {
+	for _, want := range []string{
+		"25 kB for the first time, 12 kB again (fault 33 %, readahead 33 %, other 33 %)",
+		"4.1 kB by process 99", gate.Name,
+	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("text lacks %q:\n%s", want, text.String())
 		}
@@ -738,10 +772,12 @@ func TestPageInRows(t *testing.T) {
 // Page-ins may lie at the edges: past the end of the file, of no bytes, before the file.
 func TestPageInsAtTheEdges(t *testing.T) {
 	s := newScript(t, tiny)
-	s.seen()
+	s.sendFileSeen()
 	last := s.model.Size / countedPage * countedPage
-	for _, p := range []event.PageIn{{Offset: last, Bytes: 1 << 20}, {Offset: 1 << 50, Bytes: 4096},
-		{Offset: 0, Bytes: 0}, {Offset: -4096, Bytes: 4096}, {Offset: 0, Bytes: 1, Cause: 200}} {
+	for _, p := range []event.PageIn{
+		{Offset: last, Bytes: 1 << 20}, {Offset: 1 << 50, Bytes: 4096}, {Offset: 0, Bytes: 0},
+		{Offset: -4096, Bytes: 4096}, {Offset: 0, Bytes: 1, Cause: 200},
+	} {
 		p.File = fileID
 		s.handle(p)
 	}
@@ -774,8 +810,10 @@ func TestPageCountsSaturate(t *testing.T) {
 		add(edge-countedPage, edge)
 	}
 	if got, want := add(edge-2*countedPage, edge+countedPage+1),
-		[]piece{{edge - 2*countedPage, edge - countedPage, 0}, {edge - countedPage, edge, 65535},
-			{edge, edge + countedPage + 1, 0}}; !slices.Equal(got, want) {
+		[]piece{
+			{edge - 2*countedPage, edge - countedPage, 0}, {edge - countedPage, edge, 65535},
+			{edge, edge + countedPage + 1, 0},
+		}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if got, want := add(edge+5, edge+9), []piece{{edge + 5, edge + 9, 1}}; !slices.Equal(got, want) {

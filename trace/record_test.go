@@ -80,8 +80,10 @@ func (s *script) source(name string) event.Source {
 }
 
 func sourceOf(t *gguf.Tensor) event.Source {
-	src := event.Source{Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset,
-		Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+	src := event.Source{
+		Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset,
+		Type: t.Type, NE: [4]int64{1, 1, 1, 1},
+	}
 	copy(src.NE[:], t.Shape)
 	src.NB[0] = t.Type.BlockBytes()
 	src.NB[1] = src.NB[0] * src.NE[0] / t.Type.BlockElems()
@@ -100,13 +102,17 @@ func (s *script) op(o event.Op) {
 
 func (s *script) embed(ids ...int32) {
 	s.t.Helper()
-	s.op(event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1,
-		Sources: []event.Source{s.source("token_embd.weight")}})
+	s.op(event.Op{
+		Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1,
+		Sources: []event.Source{s.source("token_embd.weight")},
+	})
 }
 
 var tiny = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Type: gguf.Q8_0, Seed: 1}
-var tinyMoE = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Experts: 4, Used: 2, Type: gguf.Q8_0,
-	Seed: 1}
+var tinyMoE = synth.Config{
+	Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Experts: 4, Used: 2, Type: gguf.Q8_0,
+	Seed: 1,
+}
 
 func TestSourceBytesEqualTensorSize(t *testing.T) {
 	s := newScript(t, tinyMoE)
@@ -198,12 +204,16 @@ func TestRecorderRoutes(t *testing.T) {
 	prompt := []int32{0, 1, 1, 3, 0, 3} // three tokens, two slots
 	s.begin(1, 5)
 	for _, src := range []event.Source{gate, up} {
-		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3,
-			Sources: []event.Source{src}})
+		s.op(event.Op{
+			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3,
+			Sources: []event.Source{src},
+		})
 	}
 	s.graph++ // the batch's second half
-	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2,
-		Sources: []event.Source{gate}})
+	s.op(event.Op{
+		Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2,
+		Sources: []event.Source{gate},
+	})
 	s.end()
 	if _, err := s.r.Finish(nil); err != nil {
 		t.Fatal(err)
@@ -247,7 +257,7 @@ func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
 	cfg := tinyMoE
 	cfg.Layers = 2
 	s := newScript(t, cfg)
-	s.seen()
+	s.sendFileSeen()
 	choose := func(layer, rows int) {
 		t.Helper()
 		s.op(event.Op{
@@ -266,15 +276,17 @@ func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
 	s.graph++ // the same part
 	choose(1, 1)
 	s.end()
-	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4,
-		Sequences: []int32{0, 1}})
+	s.handle(event.DecodeBegin{
+		Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1},
+	})
 	s.decode++
 	s.embed(1, 2, 3, 4)
 	choose(0, 4)
 	choose(1, 2) // the last of each sequence, wherever it is
 	s.end()
-	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4,
-		Sequences: []int32{0, 1}})
+	s.handle(event.DecodeBegin{
+		Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1},
+	})
 	s.decode++
 	s.embed(1, 2, 3, 4)
 	choose(0, 4)
@@ -365,8 +377,10 @@ func TestRecorderChecksIDs(t *testing.T) {
 func TestRecorderIsBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	s.handle(seenAt(0, fileID, s.model.Path))
-	embed := event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: make([]int32, 1<<16), IDRows: 1,
-		Sources: []event.Source{s.source("token_embd.weight")}}
+	embed := event.Op{
+		Name: "GET_ROWS", GatherDim: 1, IDs: make([]int32, 1<<16), IDRows: 1,
+		Sources: []event.Source{s.source("token_embd.weight")},
+	}
 	for i := range 2 * maxSteps {
 		tid := int32(100 + i)
 		s.handle(event.DecodeBegin{TID: tid, Context: 1, Decode: uint32(i + 1), Tokens: math.MinInt32})
@@ -468,7 +482,7 @@ func TestMemo(t *testing.T) {
 	var captures [][]tables.Access
 	for _, with := range []bool{false, true, true} {
 		s := newScript(t, tinyMoE)
-		s.seen()
+		s.sendFileSeen()
 		up := s.source("blk.0.ffn_up_exps.weight")
 		outside := s.source("output.weight")
 		outside.InFile = false
@@ -519,7 +533,7 @@ func TestMemo(t *testing.T) {
 	}
 	for _, c := range captures[1:] {
 		if !reflect.DeepEqual(c, captures[0]) {
-			t.Errorf("with a memo %+v\nwithout %+v", c, captures[0])
+			t.Errorf("with a memo got\n%+v\nwant, as without,\n%+v", c, captures[0])
 		}
 	}
 }
@@ -528,5 +542,5 @@ func TestMemo(t *testing.T) {
 // event is what a capturer sends that did not find the file.
 func seenAt(pid int32, file event.FileID, path string) event.FileSeen {
 	id, _ := proc.FileOf(path)
-	return event.FileSeen{PID: pid, File: file, Path: path, ID: event.FileID(id)}
+	return event.FileSeen{PID: pid, File: file, Path: path, ID: id}
 }

@@ -65,8 +65,10 @@ func (a *rereadAccount) addStall(row int32, ns int64) { a.tensor(row).stallNS +=
 
 // summary lists at most top tensors, those with most re-read bytes first.
 func (a *rereadAccount) summary(structure []tables.StructureRow, top int) *tables.Rereads {
-	s := &tables.Rereads{ByCause: map[string]int64{}, ByProcess: []tables.ProcessBytes{},
-		Tensors: []tables.TensorRereads{}}
+	s := &tables.Rereads{
+		ByCause: map[string]int64{}, ByProcess: []tables.ProcessBytes{},
+		Tensors: []tables.TensorRereads{},
+	}
 	add := func(t *tensorAccount, name string, model int32) {
 		again := t.rereads()
 		s.FirstBytes += t.firstBytes
@@ -75,8 +77,10 @@ func (a *rereadAccount) summary(structure []tables.StructureRow, top int) *table
 		if again == 0 && t.stallNS == 0 {
 			return
 		}
-		row := tables.TensorRereads{Name: name, Model: model, FirstBytes: t.firstBytes, RereadBytes: again,
-			ByCause: map[string]int64{}, StallNS: t.stallNS}
+		row := tables.TensorRereads{
+			Name: name, Model: model, FirstBytes: t.firstBytes, RereadBytes: again,
+			ByCause: map[string]int64{}, StallNS: t.stallNS,
+		}
 		for cause, n := range t.rereadBytes {
 			if n > 0 {
 				row.ByCause[event.Cause(cause).String()] = n

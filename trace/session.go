@@ -53,8 +53,10 @@ func NewSession(opts RecorderOptions) (*Session, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Session{opts: opts, clock: c, live: map[int32]*Recorder{}, dirUses: map[string]int{},
-		broken: map[int32]bool{}}
+	s := &Session{
+		opts: opts, clock: c, live: map[int32]*Recorder{}, dirUses: map[string]int{},
+		broken: map[int32]bool{},
+	}
 	if opts.CSV != nil {
 		if s.csv, err = newCSVStream(opts.CSV); err != nil {
 			return nil, err
@@ -145,7 +147,7 @@ func (s *Session) Handle(ev event.Event) error {
 		}
 		return nil
 	case event.PageIn:
-		return s.spreadPageIn(e)
+		return s.broadcastPageIn(e)
 	case event.FileSeen:
 		return s.passToRecorder(e.PID, e)
 	case event.DecodeBegin:
@@ -188,9 +190,9 @@ func (s *Session) beginProcess(e event.ProcessBegin) error {
 	return nil
 }
 
-// spreadPageIn passes a page-in to all recorders, because only they know which files are their
+// broadcastPageIn passes a page-in to all recorders, because only they know which files are their
 // models'. For the recorders of other processes its cause is "other".
-func (s *Session) spreadPageIn(e event.PageIn) error {
+func (s *Session) broadcastPageIn(e event.PageIn) error {
 	for pid, r := range s.live {
 		seen := e
 		if s.opts.Follow && pid != e.PID {

@@ -57,8 +57,10 @@ func (x *target) decode(pid int32, tokens int32) {
 	tid := 100 * pid
 	x.handle(event.DecodeBegin{PID: pid, TID: tid, Decode: x.n, Tokens: tokens, Context: 1})
 	x.handle(seenAt(pid, fileID, x.model.Path))
-	x.handle(&event.Op{PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT",
-		Sources: []event.Source{x.sc.source("output.weight")}})
+	x.handle(&event.Op{
+		PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT",
+		Sources: []event.Source{x.sc.source("output.weight")},
+	})
 	x.handle(event.DecodeEnd{PID: pid, TID: tid, Decode: x.n})
 }
 
@@ -71,12 +73,12 @@ func TestSessionOfOneProcess(t *testing.T) {
 	x.handle(event.ProcessEnd{PID: 10})
 	if st := x.s.Status(); st.Steps != 2 || st.Tokens != 1 || st.Rows != 2 || st.Phase != tables.PhaseGeneration ||
 		st.Running || st.Processes != 1 || st.Events != 11 {
-		t.Errorf("status %+v", st)
+		t.Errorf("status %+v, want 2 steps, 1 token, 2 rows, 11 events, and no open decode", st)
 	}
 	metas, err := x.s.Finish(nil)
 	if err != nil || len(metas) != 1 || metas[0].Dir != x.dir || metas[0].Command[0] != "llama-cli" ||
 		!metas[0].Complete {
-		t.Fatalf("%+v, %v", metas, err)
+		t.Fatalf("descriptions %+v and error %v, want one complete capture of llama-cli in %s", metas, err, x.dir)
 	}
 	if rows, err := readRows(open(t, x.dir)); err != nil || len(rows) != 2 {
 		t.Errorf("%d rows, %v; want 2", len(rows), err)
@@ -150,7 +152,7 @@ func TestSessionFollows(t *testing.T) {
 	}
 	writeCapture(t, x.dir, testRows(1), nil)
 	if left, _ := filepath.Glob(filepath.Join(x.dir, "*")); slices.Contains(left, filepath.Join(x.dir, "10")) {
-		t.Errorf("the directory holds %v", left)
+		t.Errorf("the directory holds %v, want it without 10", left)
 	}
 	mine := filepath.Join(x.dir, "10", "notes.txt")
 	check(t, os.Mkdir(filepath.Dir(mine), 0o755))
@@ -181,7 +183,7 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 		t.Fatalf("%d captures, %v; want %v, text with \"process 12\", len(metas) = 2", len(metas), err, event.ErrLayout)
 	}
 	if metas[0].PID != 12 || metas[0].Complete || metas[1].PID != 11 || metas[1].Rows != 2 || !metas[1].Complete {
-		t.Errorf("captures %+v", metas)
+		t.Errorf("captures %+v, want an incomplete one of process 12, then a complete one of process 11", metas)
 	}
 	// Of many the first are told.
 	x = newTarget(t, follow)
@@ -192,7 +194,7 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 	}
 	if _, err := x.s.Finish(nil); !errors.Is(err, event.ErrLayout) || strings.Count(err.Error(), "\n") != maxErrors ||
 		!strings.HasSuffix(err.Error(), "and 42 more processes failed") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %d errors in full, and that 42 more processes failed", err, maxErrors)
 	}
 	// Without Follow it ends the capture.
 	x = newTarget(t, func(*RecorderOptions) {})
@@ -254,13 +256,17 @@ func victim(dir, path string) error {
 		events := []event.Event{event.DecodeBegin{TID: 7, Decode: i, Tokens: 1}}
 		for j := range f.Tensors {
 			t := &f.Tensors[j]
-			src := event.Source{Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type,
-				NE: [4]int64{1, 1, 1, 1}}
+			src := event.Source{
+				Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type,
+				NE: [4]int64{1, 1, 1, 1},
+			}
 			seq := uint64(i)*1000 + uint64(j)
 			events = append(events,
 				event.PageIn{File: fileID, Offset: t.Offset / 4096 * 4096, Bytes: 4096, Decode: i, Seq: seq},
-				&event.Op{TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src},
-					Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}}})
+				&event.Op{
+					TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src},
+					Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}},
+				})
 		}
 		for _, e := range append(events, event.DecodeEnd{TID: 7, Decode: i}) {
 			if err := r.Handle(e); err != nil {
@@ -294,14 +300,14 @@ func TestKilled(t *testing.T) {
 
 		c := open(t, dir)
 		if c.Meta.Complete || c.Meta.Models[0].Path != model {
-			t.Errorf("meta %+v", c.Meta)
+			t.Errorf("description %+v, want an incomplete capture of %s", c.Meta, model)
 		}
 		rotated = rotated || c.Meta.Segments.Deleted > 0
 		rows, err := readRows(c)
 		check(t, err)
 		for j, a := range rows {
 			if j > 0 && a.Step != rows[j-1].Step && a.Step != rows[j-1].Step+1 {
-				t.Fatalf("step %d follows on step %d", a.Step, rows[j-1].Step)
+				t.Fatalf("step %d follows step %d, want the same or the next", a.Step, rows[j-1].Step)
 			}
 		}
 		steps, pages, buffers := stepsOf(t, c), pageInsOf(t, c), buffersOf(t, c)

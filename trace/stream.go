@@ -56,9 +56,11 @@ type stream struct {
 func createStream(
 	dir *outfile.Dir, table string, fields []arrow.Field, segment int, fingerprint string,
 ) (*stream, error) {
-	s := &stream{dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)),
+	s := &stream{
+		dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)),
 		dicts:   make([]*dictionary, len(fields)),
-		surplus: newColumnBuffer(arrow.PrimitiveTypes.Int8, false), maxRows: batchRows}
+		surplus: newColumnBuffer(arrow.PrimitiveTypes.Int8, false), maxRows: batchRows,
+	}
 	for i, f := range fields {
 		typ := f.Type
 		if d, ok := typ.(*arrow.DictionaryType); ok {

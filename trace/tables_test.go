@@ -247,12 +247,13 @@ func TestCutAnyTable(t *testing.T) {
 			check(t, os.WriteFile(path, whole[:cut], 0o644))
 			n := count()
 			if n%batch != 0 || n < batch || n > 4*batch {
-				t.Fatalf("%s cut at byte %d of %d: %d rows, batches have %d", table, cut, len(whole), n, batch)
+				t.Fatalf("%s cut at byte %d of %d: got %d rows, want one to four batches of %d", table, cut,
+					len(whole), n, batch)
 			}
 			seen[n/batch] = true
 		}
 		if !seen[1] || !seen[2] || !seen[3] {
-			t.Errorf("%s: the cuts saw %v batches", table, seen)
+			t.Errorf("%s: the cuts saw %v batches, want 1, 2 and 3", table, seen)
 		}
 		check(t, os.WriteFile(path, whole, 0o644))
 	}
@@ -279,8 +280,9 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 	}
 	check(t, w.Flush(meta)) // and killed here
 	c := open(t, dir)
-	if want := (tables.Segments{First: 4, Last: 5, Deleted: 4,
-		DeletedRows: 1 + 2 + 3 + 4}); c.Meta.Segments != want || c.Meta.Rows != 21 {
+	if want := (tables.Segments{
+		First: 4, Last: 5, Deleted: 4, DeletedRows: 1 + 2 + 3 + 4,
+	}); c.Meta.Segments != want || c.Meta.Rows != 21 {
 		t.Errorf("%+v, %d rows; want %+v, 21", c.Meta.Segments, c.Meta.Rows, want)
 	}
 	got, err := readRows(c)
@@ -323,7 +325,8 @@ func TestHiddenRowsAreWide(t *testing.T) {
 		check(t, err)
 		if r.Position != int32(i) || len(r.Values) != n || r.Values[0] != 1 || !math.IsInf(float64(r.Values[1]), 1) ||
 			r.Values[2] != 0 || math.Abs(float64(r.Values[n-1]-row.Values[n-1])) > 0x1p-12 {
-			t.Fatalf("row %d is at %d and has %d values, %v", i, r.Position, len(r.Values), r.Values[:3])
+			t.Fatalf("row %d is at %d and has %d values, %v; want %d values, as written", i, r.Position,
+				len(r.Values), r.Values[:3], n)
 		}
 		i++
 	}
@@ -343,7 +346,7 @@ func TestHiddenRowsAreWide(t *testing.T) {
 		w, err := Create(t.TempDir(), &tables.Meta{}, testStructure)
 		check(t, err)
 		if err := w.Hidden(&tables.HiddenRow{Values: make([]float32, n)}); err == nil {
-			t.Errorf("a row of %d values is taken", n)
+			t.Errorf("a row of %d values is accepted, want an error", n)
 		}
 		w.dir.Close()
 	}
@@ -366,8 +369,10 @@ func TestDictionariesGrow(t *testing.T) {
 	}
 	// The structure grows after the tables were begun. The second model has a tensor of the same
 	// name.
-	second := []tables.StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}},
-		{Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
+	second := []tables.StructureRow{
+		{Name: "other.weight", Model: 1, Shape: []int64{1}},
+		{Name: testStructure[0].Name, Model: 1, Shape: []int64{1}},
+	}
 	check(t, w.Access(&tables.Access{Tensor: 0, Op: "A", Offset: testStructure[0].Offset}))
 	check(t, w.Flush(meta))
 	check(t, w.Extend(meta, second))

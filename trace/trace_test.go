@@ -85,8 +85,10 @@ func TestRoundTrip(t *testing.T) {
 	for _, n := range []int{0, 1, batchRows, 2*batchRows + 3} {
 		dir := filepath.Join(t.TempDir(), "a", "b")
 		rows := testRows(n)
-		routes := []tables.Route{{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5},
-			{Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11}}
+		routes := []tables.Route{
+			{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5},
+			{Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11},
+		}
 		writeCapture(t, dir, rows, routes)
 		c, err := Open(dir)
 		if err != nil {
@@ -96,14 +98,14 @@ func TestRoundTrip(t *testing.T) {
 			t.Errorf("structure: %+v; want %v", c.Structure, testStructure)
 		}
 		if !c.Meta.Complete || c.Meta.Rows != int64(n) || c.Meta.PID != 5 {
-			t.Errorf("meta: %+v", c.Meta)
+			t.Errorf("description %+v, want a complete capture of process 5 with %d rows", c.Meta, n)
 		}
 		got, err := readRows(c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(got) != n || n > 0 && !reflect.DeepEqual(got, rows) {
-			t.Errorf("%d rows differ from the %d written", len(got), n)
+			t.Errorf("got %d rows, want the %d that were written", len(got), n)
 		}
 		var gotRoutes []tables.Route
 		for r, err := range c.Routes() {
@@ -145,12 +147,13 @@ func TestCutStream(t *testing.T) {
 			t.Fatalf("cut at byte %d of %d: %v", cut, len(whole), err)
 		}
 		if n := len(got); n != 0 && n != batchRows && n != len(rows) || n > 0 && !reflect.DeepEqual(got, rows[:n]) {
-			t.Fatalf("cut at byte %d: %d rows, or wrong ones", cut, n)
+			t.Fatalf("cut at byte %d: got %d rows, want the first of %d, in whole batches of %d", cut, n, len(rows),
+				batchRows)
 		}
 		seen[len(got)] = true
 	}
 	if !seen[0] || !seen[batchRows] {
-		t.Errorf("the cuts saw only %v rows", seen)
+		t.Errorf("the cuts saw only %v rows, want also 0 and %d", seen, batchRows)
 	}
 }
 

@@ -18,7 +18,7 @@ func TestEarlierCapture(t *testing.T) {
 	}
 	if c.Meta.Schema != SchemaVersion || !c.Meta.Complete || c.Meta.Tokens != 3 || c.Meta.Steps != 5 ||
 		len(c.Meta.Models) != 1 || len(c.Structure) != 23 {
-		t.Errorf("%+v, %d tensors", c.Meta, len(c.Structure))
+		t.Errorf("description %+v with %d tensors, want 3 tokens, 5 steps, 23 tensors", c.Meta, len(c.Structure))
 	}
 	var accesses, routed, experts, buffers, phases int
 	for a, err := range c.Accesses() {
@@ -28,7 +28,7 @@ func TestEarlierCapture(t *testing.T) {
 		accesses++
 		experts += len(a.Experts)
 		if a.Bytes <= 0 || a.Offset <= 0 || a.Duration < 0 || a.Stall < 0 || a.Op == "" {
-			t.Fatalf("%+v", a)
+			t.Fatalf("access %+v, want an op, bytes, an offset, a duration and a stall", a)
 		}
 	}
 	for r, err := range c.Routes() {

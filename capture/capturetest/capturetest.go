@@ -34,8 +34,9 @@ type Target struct {
 }
 
 // libraries are the target's libraries. Each may need those before it, as ggml's do.
-var libraries = []struct{ name, symbol string }{{"libggml-base.so", "LIBBASE"}, {"libggml-cpu.so", "LIBCPU"},
-	{"libllama.so", "LIBLLAMA"}}
+var libraries = []struct{ name, symbol string }{
+	{"libggml-base.so", "LIBBASE"}, {"libggml-cpu.so", "LIBCPU"}, {"libllama.so", "LIBLLAMA"},
+}
 
 // New compiles the target for the time of the test. It skips the test where there is no C compiler.
 func New(t testing.TB) *Target {
@@ -53,8 +54,9 @@ func compileTarget(ctx context.Context, dir string) (*Target, error) {
 	links := []string{"-pthread", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"}
 	for _, l := range libraries {
 		path := filepath.Join(dir, l.name)
-		if err := cc.Compile(ctx, path, source, append([]string{"-D" + l.symbol, "-shared", "-fPIC", "-w",
-			"-Wl,-soname," + l.name}, links...)...); err != nil {
+		if err := cc.Compile(ctx, path, source, append([]string{
+			"-D" + l.symbol, "-shared", "-fPIC", "-w", "-Wl,-soname," + l.name,
+		}, links...)...); err != nil {
 			return nil, fmt.Errorf("compile %s: %w", l.name, err)
 		}
 		links = append(links, path)

@@ -15,7 +15,8 @@ func TestScenariosRunAlone(t *testing.T) {
 		args := f.Args(NewModel(t), s, 20*time.Millisecond)
 		out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
 		if (err != nil) != (s == "killed") || len(out) == 0 && err == nil {
-			t.Errorf("%s: %v: %s", s, err, out)
+			t.Errorf("%s: got %v and output %q, want an error only of scenario killed, and output otherwise", s, err,
+				out)
 		}
 	}
 }

@@ -36,7 +36,7 @@ const (
 // Run runs a tool to its end. While the tool runs, running (if not nil) is called again and again
 // with what the tool has printed up to then, until running returns true. A tool that does not end
 // is killed, and fails the test.
-func Run(t testing.TB, cmd *exec.Cmd, running func(pid int, said string) (done bool)) Outcome {
+func Run(t testing.TB, cmd *exec.Cmd, running func(pid int, output string) (done bool)) Outcome {
 	t.Helper()
 	stderr, err := os.CreateTemp(t.TempDir(), "stderr")
 	if err != nil {
@@ -88,10 +88,10 @@ func (o *Outcome) Check(t testing.TB) {
 	case strings.Contains(o.Stderr, "goroutine ") || strings.Contains(o.Stderr, "panic:"):
 		t.Errorf("it panicked:\n%s", o.Stderr)
 	case lines > maxLines || lines == 0:
-		t.Errorf("it said %d lines:\n%.2000s", lines, o.Stderr)
+		t.Errorf("it printed %d lines, want 1 to %d:\n%.2000s", lines, maxLines, o.Stderr)
 	case !utf8.ValidString(o.Stderr) || strings.ContainsFunc(o.Stderr,
 		func(c rune) bool { return c < ' ' && c != '\n' || c == 0x7f }):
-		t.Errorf("it said what a terminal obeys: %.2000q", o.Stderr)
+		t.Errorf("it printed control characters: %.2000q", o.Stderr)
 	}
 	if o.CPU > maxCPU || o.RSS > maxRSS {
 		t.Errorf("it took %v of CPU time and %d MiB", o.CPU, o.RSS>>20)

@@ -59,14 +59,15 @@ static void forbid(int nr, int action)
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog)) _exit(3);
 }
 
-// memory is where the shared memory is mapped.
+// memory returns where the shared memory is mapped.
 static char *memory(size_t *size)
 {
     char line[4096];
     FILE *maps = fopen("/proc/self/maps", "r");
     while (maps && fgets(line, sizeof line, maps)) {
         unsigned long lo, hi;
-        if (strstr(line, "tensorcast-preload") && !strstr(line, ".so") && sscanf(line, "%lx-%lx", &lo, &hi) == 2) return *size = hi - lo, (char *)lo;
+        if (!strstr(line, "tensorcast-preload") || strstr(line, ".so")) continue;
+        if (sscanf(line, "%lx-%lx", &lo, &hi) == 2) return *size = hi - lo, (char *)lo;
     }
     _exit(4);
 }
@@ -75,7 +76,7 @@ static int outlived;
 static void *cancelled(void *arg)
 {
     (void)arg;
-    pthread_cancel(pthread_self()); // it takes effect at the next cancellation point, of which compute has none
+    pthread_cancel(pthread_self()); // it takes effect at the next cancellation point, and compute has none
     compute();
     outlived = 1;
     pthread_testcancel();
@@ -91,8 +92,10 @@ int main(int argc, char **argv)
     char *file = mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0);
     if (file == MAP_FAILED) return 1;
     float out[8];
-    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64, .name = "blk.0.ffn_up.weight"};
-    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w}, .data = out, .name = "node_0"};
+    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64,
+        .name = "blk.0.ffn_up.weight"};
+    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w},
+        .data = out, .name = "node_0"};
     struct ggml_tensor *nodes[] = {&n};
     graph = (struct ggml_cgraph){1, 1, 0, nodes, 0, 0};
     for (int i = 0; i < 3 && !early; i++) compute();
@@ -116,8 +119,10 @@ int main(int argc, char **argv)
     } else if (!strcmp(what, "overwrites sizes")) memset(memory(&size) + 4, 0x41, 20);
     else if (!strcmp(what, "overwrites layouts")) memset(memory(&size) + 40, 0x41, 1000);
     else if (!strcmp(what, "overwrites the header")) memset(memory(&size) + 4, 0x41, 2000);
-    else if (!strcmp(what, "overwrites cursors")) for (char *m = memory(&size), *p = m + 4096; p < m + 2 * 4096; p += 8) *(uint64_t *)p = 0x4141414141414148;
-    else if (!strcmp(what, "forks")) {
+    else if (!strcmp(what, "overwrites cursors")) {
+        char *m = memory(&size);
+        for (char *p = m + 4096; p < m + 2 * 4096; p += 8) *(uint64_t *)p = 0x4141414141414148;
+    } else if (!strcmp(what, "forks")) {
         int status;
         pid_t child = fork();
         if (!child) { compute(); _exit(0); }
@@ -193,11 +198,11 @@ func TestOddTargetIsUnharmed(t *testing.T) {
 			cmd := program(tc.what, t.TempDir())
 			r := observe(t, cmd, scene{asRoot: tc.root, mayFail: tc.broken})
 			if !r.state.Success() || r.stderr != "" {
-				t.Errorf("the program: %v, %s", r.state, r.stderr)
+				t.Errorf("the program ended with %v and printed %q, want success and nothing", r.state, r.stderr)
 			}
 			if r.err != nil && (!errors.Is(r.err, errCorrupt) && !errors.Is(r.err, event.ErrLayout) ||
 				strings.Contains(r.err.Error(), "\n")) {
-				t.Errorf("Run: %v", r.err)
+				t.Errorf("Run returned %v, want a corrupt memory or an unknown layout, in one line", r.err)
 			}
 			ops := 0
 			for _, e := range r.events {
@@ -216,8 +221,10 @@ func TestOddTargetIsUnharmed(t *testing.T) {
 // them, and must not crash it.
 func TestBadAddresses(t *testing.T) {
 	f, m := capturetest.New(t), capturetest.NewModel(t)
-	for _, scenario := range []string{"control", "wild_sources", "unmapped_rows", "huge_graph", "negative_graph",
-		"unmapped_nodes", "wild_nodes", "no_graph", "unmap"} {
+	for _, scenario := range []string{
+		"control", "wild_sources", "unmapped_rows", "huge_graph", "negative_graph", "unmapped_nodes",
+		"wild_nodes", "no_graph", "unmap",
+	} {
 		t.Run(scenario, func(t *testing.T) {
 			args := f.Args(m, scenario, 100*time.Millisecond)
 			r := observe(t, exec.CommandContext(t.Context(), args[0], args[1:]...), scene{mayFail: true})
@@ -493,16 +500,15 @@ func TestMemoryIsBounded(t *testing.T) {
 		"path": {kind: kindFile, body: func(int) []byte { return record(wireFile{}, make([]byte, 1<<20)...) },
 			kept: func(_ *Session, p *process) int { return len(p.paths) }, fails: true},
 		"command": {kind: kindProcess, body: func(int) []byte {
-			return record(wireProcess{Bytes: 1 << 20},
-				make([]byte, 1<<20)...)
+			return record(wireProcess{Bytes: 1 << 20}, make([]byte, 1<<20)...)
 		}, kept: func(*Session, *process) int { return 0 }, fails: true},
 		"decodes": {kind: kindDecodeBegin, body: func(i int) []byte {
-			return record(wireDecode{Tid: uint32(i),
-				Decode: uint32(i)})
+			return record(wireDecode{
+				Tid: uint32(i), Decode: uint32(i),
+			})
 		}, kept: func(_ *Session, p *process) int { return len(p.openDecodes) }, most: maxOpen},
 		"libraries": {kind: kindImage, body: func(i int) []byte {
-			return record(wireImage{},
-				[]byte(fmt.Sprint(i))...)
+			return record(wireImage{}, []byte(fmt.Sprint(i))...)
 		},
 			kept: func(s *Session, _ *process) int { return len(s.images) }, most: maxImages},
 		"derived steps": {
@@ -514,8 +520,9 @@ func TestMemoryIsBounded(t *testing.T) {
 				}
 			},
 			kind: kindGraph, body: func(i int) []byte {
-				return append(record(wireGraph{Tid: uint32(i), Ops: 1,
-					Lists: 1}), ids()...)
+				return append(record(wireGraph{
+					Tid: uint32(i), Ops: 1, Lists: 1,
+				}), ids()...)
 			},
 			kept: func(_ *Session, p *process) int { return p.derived.Open() }, most: maxOpen,
 		},
@@ -531,7 +538,7 @@ func TestMemoryIsBounded(t *testing.T) {
 			for i := 0; i < cmp.Or(tc.times, 2*maxOpen) && err == nil; i++ {
 				err = s.handleRecord(p, tc.kind, tc.body(i), func(event.Event) error { return nil })
 				if kept := tc.kept(s, p); kept > tc.most {
-					t.Fatalf("%d are kept, at most %d should be", kept, tc.most)
+					t.Fatalf("%d are kept, want at most %d", kept, tc.most)
 				}
 			}
 			if errors.Is(err, errCorrupt) != tc.fails || err != nil && !tc.fails {

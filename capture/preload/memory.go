@@ -126,8 +126,10 @@ func startHolder(file *os.File, c *syscall.Credential) (*holder, error) {
 		return nil, err
 	}
 	// It has its own process group, so that the terminal's Ctrl-C does not reach it.
-	h := &holder{cmd: &exec.Cmd{Path: path, Args: []string{path}, Dir: "/", ExtraFiles: []*os.File{file},
-		SysProcAttr: &syscall.SysProcAttr{Credential: c, Setpgid: true}}}
+	h := &holder{
+		cmd: &exec.Cmd{Path: path, Args: []string{path}, Dir: "/", ExtraFiles: []*os.File{file},
+			SysProcAttr: &syscall.SysProcAttr{Credential: c, Setpgid: true}},
+	}
 	h.cmd.Env = []string{}
 	if h.alive, err = h.cmd.StdinPipe(); err != nil {
 		return nil, err

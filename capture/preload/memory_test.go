@@ -101,7 +101,7 @@ func TestRingWraps(t *testing.T) {
 	})
 	if err != nil || n != 2 || len(got) != 4 || got[0] != kindGraphEnd || got[1] != 32 || got[2] != kindOpName ||
 		got[3] != 16 {
-		t.Errorf("%d records, %v: %v", n, err, got)
+		t.Errorf("%d records with kinds and sizes %v, error %v; want 2", n, got, err)
 	}
 }
 
@@ -117,7 +117,7 @@ func FuzzRecord(f *testing.F) {
 		p.followed, p.begun = true, true
 		handle := func(e event.Event) error {
 			if o, ok := e.(*event.Op); ok && (o.Name == "" || len(o.Sources) == 0) {
-				t.Errorf("%+v", o)
+				t.Errorf("op %+v, want a name and sources", o)
 			}
 			return nil
 		}
@@ -148,14 +148,14 @@ func TestNoCompiler(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if s, err := Start(t.Context(), Options{}); !errors.Is(err, ErrNoCompiler) || s != nil ||
 		strings.Contains(err.Error(), "\n") {
-		t.Errorf("%v", err)
+		t.Errorf("error %v, want ErrNoCompiler in one line", err)
 	}
 }
 
 func TestBadRing(t *testing.T) {
 	for _, size := range []int{-1, 1, 4095, 5000, 1 << 31} {
 		if s, err := Start(t.Context(), Options{RingBytes: size}); err == nil {
-			t.Errorf("a ring of %d bytes", size)
+			t.Errorf("a ring of %d bytes is accepted, want an error", size)
 			s.Close()
 		}
 	}
@@ -200,7 +200,7 @@ func TestCache(t *testing.T) {
 				}
 			}
 			if (shims[0] == shims[1]) == tc.temp {
-				t.Errorf("shims %q", shims)
+				t.Errorf("shims %q, want a shim of its own for each session: %v", shims, tc.temp)
 			}
 		})
 	}

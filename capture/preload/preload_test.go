@@ -23,8 +23,10 @@ import (
 
 var (
 	denseModel = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
-	moeModel   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3,
-		Type: gguf.Q8_0, Seed: 2}
+	moeModel   = synth.Config{
+		Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0,
+		Seed: 2,
+	}
 )
 
 // ordinary is the user that programs run as: "nobody" if the tests run as root, else nil, which
@@ -153,7 +155,7 @@ func checkAccounted(t *testing.T, r run) {
 		}
 	}
 	if ops != c.Received {
-		t.Errorf("%d ops, the counters say %d", ops, c.Received)
+		t.Errorf("got %d ops, want %d as counted", ops, c.Received)
 	}
 }
 
@@ -188,10 +190,10 @@ func (r run) reads(t *testing.T) []read {
 			open = false
 		case *event.Op:
 			if !open || int(e.Decode) != step+1 {
-				t.Fatalf("op of decode %d in step %d (in it: %v)", e.Decode, step, open)
+				t.Fatalf("op of decode %d, want %d, and the decode open (it is: %v)", e.Decode, step+1, open)
 			}
 			if e.Seq <= last || e.Duration != -1 || e.Stall != -1 || int(e.PID) != r.pid {
-				t.Fatalf("op after number %d: %+v", last, e)
+				t.Fatalf("op %+v, want a number above %d, of process %d, without times", e, last, r.pid)
 			}
 			last = e.Seq
 			for _, s := range e.Sources {
@@ -279,7 +281,7 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 			}
 			r := observe(t, in.Command(t.Context(), o), scene{})
 			if !r.state.Success() {
-				t.Fatalf("%v: %s", r.state, r.stderr)
+				t.Fatalf("the program ended with %v, want success: %s", r.state, r.stderr)
 			}
 			got := r.reads(t)
 			compare(t, got, truth(t, o.Ops, got))
@@ -308,14 +310,15 @@ func checkDecodes(t *testing.T, r run, announced bool) {
 			continue
 		}
 		if d.Derived || !slices.Equal(d.Sequences, []int32{0}) || d.Warmup != (announced && len(tokens) == 0) {
-			t.Errorf("decode %d: %+v", d.Decode, d)
+			t.Errorf("decode %+v, want one that is not derived, of sequence 0", d)
 		}
 		contexts[d.Context] = true
 		tokens = append(tokens, d.Tokens)
 	}
 	if len(tokens) != 8 || tokens[0] != 2 || tokens[1] < 2 || !slices.Equal(tokens[2:], []int32{1, 1, 1, 1, 1, 1}) ||
 		len(contexts) != 1 {
-		t.Errorf("decodes of %v tokens in %d contexts", tokens, len(contexts))
+		t.Errorf("decodes of %v tokens in %d contexts, want 2, a prompt, then six of 1, in one context", tokens,
+			len(contexts))
 	}
 }
 
@@ -335,7 +338,7 @@ func TestTargetIsUnharmed(t *testing.T) {
 				t.Fatalf("%v, stderr %q; want \"\"", err, r.stderr)
 			}
 			if got.Text != plain.Text || plain.Text == "" {
-				t.Errorf("text %q, plain %q", got.Text, plain.Text)
+				t.Errorf("text %q, want %q as without the shim", got.Text, plain.Text)
 			}
 			checkAccounted(t, r)
 		})

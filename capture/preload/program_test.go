@@ -65,17 +65,18 @@ func TestLossIsCounted(t *testing.T) {
 		c := r.counters
 		if c.OpsLost == 0 || c.Hits != full.counters.Hits || c.NoWeight != full.counters.NoWeight ||
 			c.Received+c.OpsLost != full.counters.Received {
-			t.Errorf("ring of %d: %+v, of a large one %+v", size, c, full.counters)
+			t.Errorf("ring of %d: counters %+v, want losses and the sums of a large ring, %+v", size, c, full.counters)
 		}
 		// all ops of a graph are one record, which does not fit into 4 KiB
 		if received := c.Received > 0; received != (size > 4<<10) {
-			t.Errorf("ring of %d: received %d", size, c.Received)
+			t.Errorf("ring of %d: %d ops were received, want some: %v", size, c.Received, size > 4<<10)
 		}
 		if c.OthersLost == 0 {
 			t.Errorf("ring of %d: no other event was lost", size)
 		}
 		if !r.state.Success() || r.stderr != "" {
-			t.Errorf("ring of %d: %v, %s", size, r.state, r.stderr)
+			t.Errorf("ring of %d: the program ended with %v and printed %q, want success and nothing", size, r.state,
+				r.stderr)
 		}
 	}
 }
@@ -83,15 +84,17 @@ func TestLossIsCounted(t *testing.T) {
 // The driver counts the ops itself.
 func TestOpsAreCounted(t *testing.T) {
 	in := install(t)
-	o := llama.Options{Model: model(t, moeModel), Prompt: "count", Tokens: 20, Threads: 1, NoRepack: true,
-		CountOps: true}
+	o := llama.Options{
+		Model: model(t, moeModel), Prompt: "count", Tokens: 20, Threads: 1, NoRepack: true,
+		CountOps: true,
+	}
 	r := observe(t, in.Command(t.Context(), o), scene{})
 	result, err := llama.ParseResult([]byte(r.stdout))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if result.Nodes == 0 || r.counters.Hits != uint64(result.Nodes) {
-		t.Errorf("%d ops, the driver computed %d", r.counters.Hits, result.Nodes)
+		t.Errorf("counted %d ops, want %d as the driver computed", r.counters.Hits, result.Nodes)
 	}
 }
 
@@ -152,7 +155,7 @@ func TestServer(t *testing.T) {
 			}
 			if s.decode.Tokens == 3 {
 				if n := contexts[s.decode.Context]; n != 0 && n != s.ops {
-					t.Fatalf("a step of %d ops, an earlier one of %d", s.ops, n)
+					t.Fatalf("a step has %d ops, want %d as an earlier one", s.ops, n)
 				}
 				contexts[s.decode.Context] = s.ops
 			}
@@ -212,13 +215,14 @@ func TestFork(t *testing.T) {
 		generate();
 		_exit(42);
 	}
-	if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 42) die("the child ended with %x", status);
+	if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 42)
+		die("the child ended with %x", status);
 `)
 	o := llama.Options{Model: model(t, denseModel), Prompt: "fork", Tokens: 6, Threads: 1, NoRepack: true}
 	want := observe(t, in.Command(t.Context(), o), scene{})
 	got := observe(t, forks.Command(t.Context(), o), scene{Options: Options{Follow: true}})
 	if !got.state.Success() {
-		t.Fatalf("%v: %s", got.state, got.stderr)
+		t.Fatalf("the program ended with %v, want success: %s", got.state, got.stderr)
 	}
 	compare(t, sequence(got.reads(t)), sequence(want.reads(t)))
 	checkAccounted(t, got)
@@ -241,7 +245,8 @@ func TestProcesses(t *testing.T) {
 	r = observe(t, shell(`"$0" "$@"; exit 7`), scene{})
 	if !errors.Is(r.seen, ErrOtherProcess) || len(r.events) != 0 || r.counters != (event.Counters{}) ||
 		r.state.ExitCode() != 7 {
-		t.Errorf("%v; %d events; %+v; %v", r.seen, len(r.events), r.counters, r.state)
+		t.Errorf("Explain = %v, %d events, %+v, %v; want ErrOtherProcess, nothing seen, and status 7", r.seen,
+			len(r.events), r.counters, r.state)
 	}
 
 	r = observe(t, shell(`"$0" "$@" & "$0" "$@" & wait`), scene{Options: Options{Follow: true}})
@@ -256,7 +261,7 @@ func TestProcesses(t *testing.T) {
 		case event.ProcessBegin:
 			pid = e.PID
 			if e.Parent != int32(r.pid) || len(e.Command) == 0 || e.Command[0] != in.Driver {
-				t.Errorf("%+v", e)
+				t.Errorf("begin of process %+v, want parent %d and command %s", e, r.pid, in.Driver)
 			}
 			byPID[pid] = &run{pid: int(pid)}
 		case event.ProcessEnd:
@@ -284,8 +289,10 @@ func TestProcesses(t *testing.T) {
 // A program that is killed in the middle leaves whole events, and all of them are accounted for.
 func TestKilled(t *testing.T) {
 	in := install(t)
-	o := llama.Options{Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true,
-		Repeat: 1 << 20}
+	o := llama.Options{
+		Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true,
+		Repeat: 1 << 20,
+	}
 	decodes := 0
 	r := observe(t, in.Command(t.Context(), o), scene{event: func(cmd *exec.Cmd, e event.Event) {
 		if _, ok := e.(event.DecodeEnd); ok {
@@ -298,7 +305,7 @@ func TestKilled(t *testing.T) {
 	}})
 	checkAccounted(t, r)
 	if status, ok := r.state.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL || decodes < 50 {
-		t.Errorf("%v after %d decodes", r.state, decodes)
+		t.Errorf("ended with %v after %d decodes, want SIGKILL after at least 50", r.state, decodes)
 	}
 	if _, ok := r.events[len(r.events)-1].(event.ProcessEnd); !ok {
 		t.Errorf("the last event is %+v", r.events[len(r.events)-1])
@@ -410,7 +417,10 @@ const char *ggml_op_name(enum ggml_op op) { static const char *const names[] = {
 size_t ggml_type_size(int type) { return type == 0 ? 4 : 0; }
 int64_t ggml_nelements(const struct ggml_tensor *t) { return t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
 const char *ggml_get_name(const struct ggml_tensor *t) { return t->name; }
-__attribute__((noinline)) int ggml_graph_compute(struct ggml_cgraph *g, void *plan) { (void)plan; return g->nodes[0]->op != MUL_MAT; }
+__attribute__((noinline)) int ggml_graph_compute(struct ggml_cgraph *g, void *plan) {
+    (void)plan;
+    return g->nodes[0]->op != MUL_MAT;
+}
 int ggml_backend_graph_compute(struct ggml_cgraph *g) { return ggml_graph_compute(g, 0); }
 `
 
@@ -421,8 +431,10 @@ int main(int argc, char **argv) {
     char *file = mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0);
     if (file == MAP_FAILED) return 1;
     float out[8];
-    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64, .name = "blk.0.ffn_up.weight"};
-    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w}, .data = out, .name = "node_0"};
+    struct ggml_tensor w = {.type = 0, .ne = {8, 8, 1, 1}, .nb = {4, 32, 256, 256}, .data = file + 64,
+        .name = "blk.0.ffn_up.weight"};
+    struct ggml_tensor n = {.type = 0, .ne = {8, 1, 1, 1}, .nb = {4, 32, 32, 32}, .op = 1, .src = {&w, &w},
+        .data = out, .name = "node_0"};
     struct ggml_tensor *nodes[] = {&n};
     struct ggml_cgraph g = {1, 1, 0, nodes, 0, 0};
     struct pollfd end = {0, POLLIN, 0};
@@ -472,7 +484,7 @@ func TestUnknownLayout(t *testing.T) {
 		}
 		if s := o.Sources[0]; o.Name != "MUL_MAT" || len(o.Sources) != 2 || s.Name != "blk.0.ffn_up.weight" ||
 			s.Offset != 64 || !s.InFile || s.Bytes() != 256 {
-			t.Errorf("%+v", o)
+			t.Errorf("op %+v, want a MUL_MAT of 256 bytes of blk.0.ffn_up.weight at 64, and a second source", o)
 		}
 		if err := stdin.Close(); err != nil {
 			t.Error(err)

@@ -491,5 +491,5 @@ func (s *Session) sendFileSeen(p *process, src *event.Source, handle func(event.
 	// In /proc/PID/maps a newline is written as \012, and a removed file has the suffix " (deleted)".
 	path = strings.TrimSuffix(strings.ReplaceAll(path, `\012`, "\n"), " (deleted)")
 	at := proc.Locate(p.pid, path, src.File.Ino)
-	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: at.Path, ID: event.FileID(at.ID)})
+	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: at.Path, ID: at.ID})
 }

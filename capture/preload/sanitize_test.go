@@ -21,8 +21,10 @@ func TestSanitizers(t *testing.T) {
 	dir := openDir(t)
 	for _, sanitizer := range []string{"undefined", "address"} {
 		t.Run(sanitizer, func(t *testing.T) {
-			flags := []string{"-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=" + sanitizer,
-				"-fno-sanitize-recover=all"}
+			flags := []string{
+				"-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=" + sanitizer,
+				"-fno-sanitize-recover=all",
+			}
 			old := compilerFlags
 			compilerFlags = append(slices.Clone(old), flags...)
 			t.Cleanup(func() { compilerFlags = old })
@@ -35,21 +37,25 @@ func TestSanitizers(t *testing.T) {
 				if name == "moe" {
 					c = moeModel
 				}
-				o := llama.Options{Model: model(t, c), Prompt: "the quick brown fox", Tokens: 4,
-					Threads: config.threads, NoRepack: true, Ops: filepath.Join(openDir(t), "ops.jsonl")}
+				o := llama.Options{
+					Model: model(t, c), Prompt: "the quick brown fox", Tokens: 4,
+					Threads: config.threads, NoRepack: true,
+					Ops: filepath.Join(openDir(t), "ops.jsonl"),
+				}
 				cmd := in.Command(t.Context(), o)
 				cmd.Env = append(cmd.Environ(), env...)
 				r := observe(t, cmd, scene{})
 				if !r.state.Success() {
-					t.Fatalf("%s: %v: %s", name, r.state, r.stderr)
+					t.Fatalf("%s: the program ended with %v, want success: %s", name, r.state, r.stderr)
 				}
 				got := r.reads(t)
 				compare(t, got, truth(t, o.Ops, got))
 				checkAccounted(t, r)
 			}
 			odd := oddProgram(t)
-			for _, what := range []string{"nothing", "closes descriptors", "is cancelled", "forks",
-				"overwrites sizes"} {
+			for _, what := range []string{
+				"nothing", "closes descriptors", "is cancelled", "forks", "overwrites sizes",
+			} {
 				cmd := odd(what)
 				cmd.Env = append(cmd.Environ(), env...)
 				if r := observe(t, cmd, scene{mayFail: true, asRoot: true}); !r.state.Success() {
@@ -72,7 +78,7 @@ func TestSanitizers(t *testing.T) {
 			}
 			if out, err := exec.Command(program).CombinedOutput(); err == nil ||
 				!strings.Contains(string(out), "runtime error") && !strings.Contains(string(out), "AddressSanitizer") {
-				t.Errorf("%s: %v: %s", sanitizer, err, out)
+				t.Errorf("%s: got %v, want a report of the planted error in %q", sanitizer, err, out)
 			}
 		}
 	})

@@ -62,7 +62,8 @@ func TestRecordedStreams(t *testing.T) {
 			// The decodes are a warm-up of 2 tokens, a prompt, and 2 tokens.
 			if err != nil || events.ops == 0 || events.decodes != 4 || meta == nil || meta.Rows == 0 ||
 				meta.Steps != 4 || meta.Tokens != 2 {
-				t.Errorf("%+v, %+v, %v", events, meta, err)
+				t.Errorf("events %+v, description %+v, error %v; want 4 decodes that generate 2 tokens, and rows",
+					events, meta, err)
 			}
 		})
 	}
@@ -81,7 +82,7 @@ func recordStream(t *testing.T, name string, config synth.Config) {
 	cmd.Env = s.Environ(cmd.Environ())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ordinary()}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("the program failed with %v: %s", err, out)
 	}
 	stream := s.mem.buffer(0)[:atomic.LoadUint64(&s.mem.slot(0).Head)]
 	stream = bytes.ReplaceAll(stream, []byte(filepath.Dir(o.Model)),
@@ -103,7 +104,7 @@ func readStream(t testing.TB, name string) []byte {
 	_, quoted, ok := strings.Cut(string(text), "[]byte(")
 	stream, err := strconv.Unquote(strings.TrimSuffix(strings.TrimSpace(quoted), ")"))
 	if !ok || err != nil {
-		t.Fatalf("%s: %v", corpusFile(name), err)
+		t.Fatalf("%s holds no stream: %v", corpusFile(name), err)
 	}
 	return []byte(stream)
 }
@@ -148,8 +149,10 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := trace.RecorderOptions{Dir: dir, PID: os.Getpid(), Counters: s.Counters, Libraries: s.Libraries,
-		Target: s.Target, Detail: tables.DetailPreload}
+	options := trace.RecorderOptions{
+		Dir: dir, PID: os.Getpid(), Counters: s.Counters, Libraries: s.Libraries, Target: s.Target,
+		Detail: tables.DetailPreload,
+	}
 	if dir == "" {
 		options.CSV = io.Discard
 	}
@@ -160,14 +163,14 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	handle := func(e event.Event) error {
 		switch e := e.(type) {
 		case event.FileSeen:
-			e.Path, e.ID = path, event.FileID(id)
+			e.Path, e.ID = path, id
 			return recorder.Handle(e)
 		case event.DecodeBegin:
 			got.decodes++
 		case *event.Op:
 			got.ops++
 			if e.Name == "" || len(e.Sources) == 0 {
-				t.Errorf("%+v", e)
+				t.Errorf("op %+v, want a name and sources", e)
 			}
 		}
 		return recorder.Handle(e)
@@ -243,7 +246,7 @@ func TestDamagedStreams(t *testing.T) {
 		begun := time.Now()
 		got, _, err := m.replay(t, stream, dir)
 		if !isExplained(err) {
-			t.Errorf("stream %d: %v", i, err)
+			t.Errorf("stream %d: error %v, want one line that says what is wrong", i, err)
 		}
 		if took := time.Since(begun); took > slowest {
 			if slowest = took; took > 5*time.Second {
@@ -276,8 +279,10 @@ func TestDamagedStreams(t *testing.T) {
 // heads stay sound, so that the bodies are read.
 func damage(random *rand.Rand, session []byte) []byte {
 	records := split(session)
-	values := []uint64{0, 1, 2, 7, 8, 9, 63, 64, 255, 1023, 1024, 65535, 65536, 1 << 20, 1<<31 - 1, 1 << 31,
-		1<<32 - 1, 1 << 32, 1 << 48, 1 << 62, 1<<63 - 1, 1 << 63, ^uint64(0), ^uint64(7)}
+	values := []uint64{
+		0, 1, 2, 7, 8, 9, 63, 64, 255, 1023, 1024, 65535, 65536, 1 << 20, 1<<31 - 1, 1 << 31,
+		1<<32 - 1, 1 << 32, 1 << 48, 1 << 62, 1<<63 - 1, 1 << 63, ^uint64(0), ^uint64(7),
+	}
 	for range 1 + random.IntN(8) {
 		at := random.IntN(len(records))
 		r := bytes.Clone(records[at])

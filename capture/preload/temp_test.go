@@ -21,8 +21,9 @@ func TestAbandonedDirectories(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, kept := range map[string]bool{"x-abandoned": false, "other-notes": true, "x-writable": true,
-		"x-others": os.Geteuid() == 0} {
+	for name, kept := range map[string]bool{
+		"x-abandoned": false, "other-notes": true, "x-writable": true, "x-others": os.Geteuid() == 0,
+	} {
 		path := filepath.Join(dir, name)
 		must(os.MkdirAll(path, 0o755))
 		must(os.WriteFile(filepath.Join(path, "shim.so"), nil, 0o600))

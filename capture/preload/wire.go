@@ -192,8 +192,10 @@ type idList struct {
 func readGraph(body []byte) (graphRecord, error) {
 	r := reader{b: body}
 	w := readStruct[wireGraph](&r)
-	g := graphRecord{time: int64(w.Time), hash: w.Hash, seq: w.Seq, tid: w.Tid, decode: w.Decode, graph: w.Graph,
-		template: w.Template, ops: w.Ops}
+	g := graphRecord{
+		time: int64(w.Time), hash: w.Hash, seq: w.Seq, tid: w.Tid, decode: w.Decode, graph: w.Graph,
+		template: w.Template, ops: w.Ops,
+	}
 	for range w.Lists {
 		list := readStruct[wireIDs](&r)
 		slots, rows := list.Slots, list.Rows
@@ -238,8 +240,10 @@ type decodeRecord struct {
 func readDecode(body []byte) (decodeRecord, error) {
 	r := reader{b: body}
 	w := readStruct[wireDecode](&r)
-	d := decodeRecord{time: int64(w.Time), context: w.Context, tid: w.Tid, decode: w.Decode, tokens: w.Tokens,
-		warmup: w.Warmup != 0}
+	d := decodeRecord{
+		time: int64(w.Time), context: w.Context, tid: w.Tid, decode: w.Decode, tokens: w.Tokens,
+		warmup: w.Warmup != 0,
+	}
 	if w.Sequences > maxSequences {
 		return d, fmt.Errorf("%w: a batch of %d sequences", errCorrupt, w.Sequences)
 	}

@@ -123,24 +123,7 @@ func analyzeDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		fmt.Printf("capture %d: %s\n", seed, done)
-		args := []string{"-c", dir, "-o", out}
-		switch {
-		case seed%7 == 1:
-			args = append([]string{"determinism"}, args...)
-		case seed%7 == 2:
-			args = []string{"compare", "-o", out, whole, dir}
-		case seed%7 == 3:
-			args = append(args, "--export")
-		case seed%35 == 4:
-			args = append(args, "--all")
-		case seed%7 == 5:
-			args = append([]string{kinds[int(seed/7)%len(kinds)].name}, args...)
-		case seed%64 == 0:
-			args = append(args, "--heatmap")
-		}
-		if seed%2 == 0 {
-			args = append(args, "--json")
-		}
+		args := damagedArgs(seed, dir, out, whole)
 		var stdout, stderr bytes.Buffer
 		begin, cpu := time.Now(), cpuTime()
 		code := cli.Run(context.Background(), command(), args, &stdout, &stderr)
@@ -150,37 +133,8 @@ func analyzeDamaged(t *testing.T) {
 		}
 		worst = max(worst, took)
 		codes[code]++
-		if code != cli.OK && code != cli.Failure {
-			t.Errorf("capture %d, %s: exit %d, want %d or %d", seed, done, code, cli.OK, cli.Failure)
-		}
-		if code == cli.OK && nonsense.Match(stdout.Bytes()) || code == cli.Failure && stdout.Len() > 0 {
-			t.Errorf("capture %d, %s: exit %d, and stdout has what it should not\n%.3000s", seed, done, code,
-				stdout.String())
-		}
-		failures := 0
-		for line := range strings.Lines(stderr.String()) {
-			if !messageStart.MatchString(line) || len(line) > 6000 || nonsense.MatchString(line) {
-				t.Errorf("capture %d, %s: stderr has a line that it should not: %.3000q", seed, done, line)
-			}
-			if !strings.HasPrefix(line, "analyze: warning: ") &&
-				!strings.HasPrefix(line, "analyze: the capture holds several contexts") {
-				failures++
-			}
-		}
-		if code == cli.Failure && failures != 1 || code == cli.OK && failures > 0 {
-			t.Errorf("capture %d, %s: exit %d with %d failures on stderr\n%.3000s", seed, done, code, failures,
-				stderr.String())
-		}
-		most := maxCPU
-		if slices.Contains(args, "--all") { // it draws a dozen pictures
-			most *= 4
-		}
-		// It writes each table again, and Arrow makes a zstd encoder of megabytes for each column. This
-		// takes seconds with the race detector.
-		if slices.Contains(args, "--export") {
-			most *= 3
-		}
-		if used > most {
+		checkMessages(t, fmt.Sprintf("capture %d, %s", seed, done), code, stdout.String(), stderr.String())
+		if most := allowedCPU(args); used > most {
 			t.Errorf("capture %d, %s: %v of the processor, want at most %v", seed, done, used, most)
 		}
 		for _, d := range []string{dir, out} {
@@ -199,6 +153,72 @@ func analyzeDamaged(t *testing.T) {
 		*mutations, codes[cli.OK], codes[cli.Failure], worst.Round(time.Millisecond),
 		worstCPU.Round(time.Millisecond), slowest, mem.Sys>>20)
 	fmt.Println()
+}
+
+// damagedArgs are the arguments with which the capture of a seed is analysed: each subcommand and flag has its turn.
+func damagedArgs(seed uint64, dir, out, whole string) []string {
+	args := []string{"-c", dir, "-o", out}
+	switch {
+	case seed%7 == 1:
+		args = append([]string{"determinism"}, args...)
+	case seed%7 == 2:
+		args = []string{"compare", "-o", out, whole, dir}
+	case seed%7 == 3:
+		args = append(args, "--export")
+	case seed%35 == 4:
+		args = append(args, "--all")
+	case seed%7 == 5:
+		args = append([]string{kinds[int(seed/7)%len(kinds)].name}, args...)
+	case seed%64 == 0:
+		args = append(args, "--heatmap")
+	}
+	if seed%2 == 0 {
+		args = append(args, "--json")
+	}
+	return args
+}
+
+// allowedCPU is how much of the processor an analysis may take.
+func allowedCPU(args []string) time.Duration {
+	most := maxCPU
+	if slices.Contains(args, "--all") { // it draws a dozen pictures
+		most *= 4
+	}
+	// It writes each table again, and Arrow makes a zstd encoder of megabytes for each column. This takes seconds
+	// with the race detector.
+	if slices.Contains(args, "--export") {
+		most *= 3
+	}
+	return most
+}
+
+// checkMessages checks what an analysis printed: its answer without nonsense, or one line that says what is wrong.
+func checkMessages(t *testing.T, what string, code int, stdout, stderr string) {
+	t.Helper()
+	if code != cli.OK && code != cli.Failure {
+		t.Errorf("%s: exit %d, want %d or %d", what, code, cli.OK, cli.Failure)
+	}
+	if code == cli.OK && nonsense.MatchString(stdout) || code == cli.Failure && stdout != "" {
+		t.Errorf("%s: exit %d, and stdout has what it should not\n%.3000s", what, code, stdout)
+	}
+	failures := 0
+	for line := range strings.Lines(stderr) {
+		if !messageStart.MatchString(line) || len(line) > 6000 || nonsense.MatchString(line) {
+			t.Errorf("%s: stderr has a line that it should not: %.3000q", what, line)
+		}
+		if isFailure(line) {
+			failures++
+		}
+	}
+	if code == cli.Failure && failures != 1 || code == cli.OK && failures > 0 {
+		t.Errorf("%s: exit %d with %d failures on stderr\n%.3000s", what, code, failures, stderr)
+	}
+}
+
+// isFailure says whether a line of stderr is neither a warning nor a hint.
+func isFailure(line string) bool {
+	return !strings.HasPrefix(line, "analyze: warning: ") &&
+		!strings.HasPrefix(line, "analyze: the capture holds several contexts")
 }
 
 // cpuTime is the processor time that this process has used.

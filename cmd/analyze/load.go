@@ -25,11 +25,12 @@ type loaded struct {
 	options  *options
 	capture  *trace.Capture // its tables; Meta describes the session, the host and the models
 	build    pattern.Options
-	warnings []string // what makes answers doubtful, a line each; the user was told
+	warnings []string // what makes answers doubtful, a line each; the user was warned of it
 	stderr   io.Writer
 }
 
-// load opens the capture that o names, and warns on stderr of what makes it doubtful. Errors name the capture.
+// load opens the capture that o names, and warns on stderr of everything that makes its answers doubtful.
+// Errors name the capture.
 func load(ctx context.Context, o *options, stderr io.Writer) (*loaded, error) {
 	capture, err := trace.Open(o.capture)
 	if err != nil {
@@ -152,7 +153,7 @@ func (in *loaded) readAccesses(ctx context.Context, see func(*tables.Access) err
 	return nil
 }
 
-// steps are those of all contexts, in the order of their numbers.
+// steps are the steps of all contexts, in the order of their numbers.
 func (in *loaded) steps() (steps []tables.StepRow, err error) {
 	for s, err := range in.capture.Steps() {
 		if err != nil {

@@ -43,7 +43,7 @@ type moeOptions struct {
 
 	// The input.
 	context int32
-	model   string // a GGUF file; "": that which the capture names
+	model   string // a GGUF file; "": the file that the capture names
 
 	// The output.
 	json   bool

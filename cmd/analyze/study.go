@@ -107,7 +107,7 @@ func (in *loaded) single(steps []tables.StepRow) (context, model int32, ok bool)
 // modelName is the name of the analysed model, as the capture has it.
 func (s *study) modelName() string { return pattern.ModelName(s.in.capture.Meta, s.pattern.Model) }
 
-// title is that of a figure of something.
+// title makes a figure's title of what it shows.
 func (s *study) title(what string) string { return visible.Line(s.modelName()) + ": " + what }
 
 // caption says where, with how much memory, how and when the capture was made.

@@ -58,7 +58,7 @@ type whatifOptions struct {
 	// What check makes of them; 0 where the flag was not given.
 	sizes        []amount
 	bandwidth    float64 // bytes per second that the disk reads
-	touchedRate  float64 // bytes per second of what is read as it is touched
+	touchedRate  float64 // bytes per second that come from disk when they are read as they are touched
 	hasReadahead bool    // --readahead was given
 }
 
@@ -327,7 +327,7 @@ func (o *whatifOptions) calibrate(
 	strategy := map[string]string{ranPlain: whatif.Plain, ranPin: whatif.Pin, ranAuto: whatif.Auto}[o.ran]
 	memory := m.LimitBytes - m.OtherBytes
 	missed := c.Misses(strategy, memory)
-	const little = 0.01 // of what a token reads: if less is missed, it waited for something else
+	const little = 0.01 // share of what a token reads; if less is missed, the token waited for something else
 	if missed < little*c.Sequence.PerStep(c.From) {
 		return 0, ""
 	}

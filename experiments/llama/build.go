@@ -1,6 +1,6 @@
-// This file compiles the driver llamarun.
-
 package llama
+
+// This file compiles the driver llamarun.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
+package llama
+
 // This file manages the cache: where it is, and how directories are put into it atomically and only
 // once.
-
-package llama
 
 import (
 	"context"

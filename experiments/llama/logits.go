@@ -1,6 +1,6 @@
-// This file reads the predictions that the driver writes with Options.Logits.
-
 package llama
+
+// This file reads the predictions that the driver writes with Options.Logits.
 
 import (
 	"bufio"

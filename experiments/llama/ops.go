@@ -1,6 +1,6 @@
-// This file reads the ground truth that the driver writes.
-
 package llama
+
+// This file reads the ground truth that the driver writes.
 
 import (
 	"bufio"

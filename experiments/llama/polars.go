@@ -1,7 +1,7 @@
+package llama
+
 // This file installs polars for Node, in which tests open exported tables. It is fetched as
 // llama.cpp is: from npm packages of a fixed version, whose hashes are checked.
-
-package llama
 
 import (
 	"archive/tar"

@@ -1,6 +1,6 @@
-// This file runs the driver and reads its result.
-
 package llama
+
+// This file runs the driver and reads its result.
 
 import (
 	"bytes"

@@ -1,6 +1,6 @@
-// This file reads the driver's output with Options.Stream.
-
 package llama
+
+// This file reads the driver's output with Options.Stream.
 
 import (
 	"bufio"

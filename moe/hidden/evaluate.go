@@ -25,7 +25,7 @@ type Result struct {
 // Study has the results of all predictors on a trace.
 type Study struct {
 	Trained int      `json:"trained"` // tokens that were learned from before the first was scored
-	Scored  int      `json:"scored"`  // tokens of which some layer was scored
+	Scored  int      `json:"scored"`  // tokens in which some layer was scored
 	Inputs  int64    `json:"inputs"`  // rows of the hidden table that were used
 	Dim     int      `json:"dim"`
 	Routers int64    `json:"router_bytes"`
@@ -43,12 +43,12 @@ type candidate struct {
 	name, when string
 	predictor  *Predictor
 	lead       int  // 0: asked when attention's input is known
-	idsOnly    bool // it is not told inputs
+	idsOnly    bool // inputs are kept from it
 	best       [][]int32
 	tally      *moe.Tally
 }
 
-// Names of what is judged, and of when it is known.
+// Names of the candidates, and of when they predict.
 const (
 	nameIDs   = "ids, mixture of all"
 	nameGuess = "next router on this input"
@@ -161,8 +161,8 @@ type runner struct {
 	order        []int32
 }
 
-// runToken tells a candidate what happened in a token, in its order, and asks for the scores of each
-// layer in time. part is the token's part of the curve; -1 if it is not scored.
+// runToken calls a candidate's methods with what happened in a token, in order, and asks for the scores
+// of each layer in time. part is the token's part of the curve; -1 if it is not scored.
 func (w *runner) runToken(c *candidate, t *moe.Trace, token int, in []layerInputs, part int) (scored bool) {
 	c.predictor.Begin(t.Tokens[token].ID)
 	for i, layer := range w.routerLayers {

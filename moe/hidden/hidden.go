@@ -8,7 +8,7 @@
 // and learns. Evaluate says how good it is.
 package hidden
 
-// This file has the predictor: what it is told of a token, and what it predicts from that.
+// This file has the predictor: the inputs that it takes for a token, and what it predicts from them.
 
 import (
 	"errors"
@@ -75,8 +75,9 @@ type Predictor struct {
 	routerInputs, attentionInputs                 []source // by layer, of the current token
 	previousRouterInputs, previousAttentionInputs []source // by layer, of the token before
 	answers                                       []answer
-	recall                                        []float32 // by layer: a mean of late; -1: nothing was predicted yet
-	learned                                       bool
+	// by layer: a mean over the last tokens; -1: nothing was predicted yet
+	recall  []float32
+	learned bool
 
 	paddedInput  []float32 // scratch
 	paddedLogits []float32 // scratch
@@ -378,16 +379,17 @@ func (p *Predictor) updateLink(kind, layer int) *link {
 		return l
 	}
 	from := layer - p.kinds[kind]
-	at := &p.routers.layers[from]
-	src, last, inverse, shift := &p.routerInputs[from], &p.previousRouterInputs[from], at.inverse, at.shift
+	fromLayer, to := &p.routers.layers[from], &p.routers.layers[layer]
+	src, last := &p.routerInputs[from], &p.previousRouterInputs[from]
+	inverse, shift := fromLayer.inverse, fromLayer.shift
 	if p.kinds[kind] == 0 {
-		src, last, inverse, shift = &p.attentionInputs[from], &p.previousAttentionInputs[from], at.attnInverse,
-			at.attnShift
+		src, last = &p.attentionInputs[from], &p.previousAttentionInputs[from]
+		inverse, shift = fromLayer.attnInverse, fromLayer.attnShift
 	}
 	if !src.isKnown {
 		return nil
 	}
-	to := &p.routers.layers[layer]
+	// Undo the norm before the input, and apply that before the layer's router.
 	copy(p.paddedInput, src.input)
 	if inverse != nil && to.norm != nil {
 		for i, b := range shift {
@@ -448,8 +450,8 @@ func (p *Predictor) Scores(layer int, scores []float32) {
 	copy(scores, a.scores)
 }
 
-// blendInputs are what a blend of the answer's kind reads: what ids tell, then what links of that kind
-// and of those after it tell.
+// blendInputs are the inputs of the answer's blend: the log-odds by ids, and those of the answer's kind
+// of link and of the kinds after it.
 func (a *answer) blendInputs(n int) (ids, links []float32) {
 	return a.inputs[:n], a.inputs[(1+a.kind)*n:]
 }

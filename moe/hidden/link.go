@@ -35,7 +35,7 @@ type link struct {
 	// Learned.
 	weights  []float32 // features x experts
 	variance []float32 // features x features: of the weights, in units of the noise
-	errors   []float32 // by expert: the variance of the predictions' errors, a mean of late
+	errors   []float32 // by expert: the variance of the predictions' errors, a mean over the last tokens
 
 	// Of the current token.
 	isKnown  bool
@@ -61,7 +61,7 @@ func (l *link) checkState(state [][]float32) error {
 	return nil
 }
 
-// leastVariance is that of the errors: no prediction is exact.
+// leastVariance is the least variance of errors: no prediction is exact.
 const leastVariance = 1e-8
 
 // linkBytes is the memory that a link with so many features takes.

@@ -140,13 +140,13 @@ func (p *Predictor) Load(r io.Reader) error {
 	if err := in.readEnd(); err != nil {
 		return err
 	}
-	at := 0
+	next := 0
 	for l := range p.allLinks() {
 		n := len(l.state())
-		if err := l.checkState(newState[at : at+n]); err != nil {
+		if err := l.checkState(newState[next : next+n]); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
-		at += n
+		next += n
 	}
 	for i := range state {
 		copy(state[i], newState[i])

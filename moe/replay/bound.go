@@ -43,17 +43,17 @@ func Least(t *moe.Trace, trunk, room int64) []int64 {
 	for id := range coming {
 		coming[id] = never
 	}
-	for at := routers - 1; at >= 0; at-- {
-		layer := at % s.Layers
-		for _, e := range t.Chosen(first+at/s.Layers, layer) {
+	for router := routers - 1; router >= 0; router-- {
+		layer := router % s.Layers
+		for _, e := range t.Chosen(first+router/s.Layers, layer) {
 			id := layer*s.Experts + int(e)
-			next[at] = append(next[at], coming[id])
-			coming[id] = int32(at)
+			next[router] = append(next[router], coming[id])
+			coming[id] = int32(router)
 		}
 	}
-	for id, at := range coming {
-		if at != never {
-			b.keep(id, at, size(id/s.Experts))
+	for id, router := range coming {
+		if router != never {
+			b.keep(id, router, size(id/s.Experts))
 		}
 	}
 	for layer := range s.Layers {
@@ -62,22 +62,23 @@ func Least(t *moe.Trace, trunk, room int64) []int64 {
 	b.dropExcess()
 
 	reads := make([]int64, len(t.Tokens)-first)
-	for at := range routers {
-		layer := at % s.Layers
-		read := &reads[at/s.Layers]
-		again := int32(at + s.Layers)
+	for router := range routers {
+		layer := router % s.Layers
+		read := &reads[router/s.Layers]
+		again := int32(router + s.Layers)
 		if int(again) >= routers {
 			again = never
 		}
 		*read += b.read(s.Layers*s.Experts+layer, again, trunkOf(layer))
-		for slot, e := range t.Chosen(first+at/s.Layers, layer) {
-			*read += b.read(layer*s.Experts+int(e), next[at][slot], size(layer))
+		for slot, e := range t.Chosen(first+router/s.Layers, layer) {
+			*read += b.read(layer*s.Experts+int(e), next[router][slot], size(layer))
 		}
 		b.dropExcess()
 	}
 	return reads
 }
 
+// never is the time of the next use of an expert that is not used again.
 const never = math.MaxInt32
 
 // byteMemory is a memory that keeps what is used next, in parts of any size.

@@ -2,18 +2,14 @@ package replay
 
 // This file has the policies that know the future. They bound what others can reach.
 
-import (
-	"math"
-
-	"tensorcast/moe"
-)
+import "tensorcast/moe"
 
 // Belady keeps what is used next (MIN). Where all experts have the same size, no policy misses less
 // without reading ahead.
 type Belady struct {
 	trace *moe.Trace
 	// For each choice of the trace, in order of tokens, layers and slots: the router that chooses the
-	// expert next; math.MaxInt32 if none does.
+	// expert next; never if none does.
 	next    []int32
 	starts  []int32 // by router: the index of its first choice in next
 	current []float32
@@ -32,7 +28,7 @@ func NewBelady(t *moe.Trace) *Belady {
 	}
 	coming := make([]int32, s.Layers*s.Experts)
 	for i := range coming {
-		coming[i] = math.MaxInt32
+		coming[i] = never
 	}
 	for router := len(b.starts) - 1; router >= 0; router-- {
 		layer := router % s.Layers

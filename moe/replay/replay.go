@@ -89,7 +89,7 @@ var (
 	ErrNoSizes  = errors.New("the trace does not tell how large the experts are")
 )
 
-// listener is a policy that is told what is expected.
+// listener is a policy that wants to know how likely the experts of a layer are.
 type listener interface {
 	Expect(layer int, p []float32)
 }
@@ -301,7 +301,7 @@ func (m *machine) readMissing(layer int, chosen []int32) (ready int64) {
 	return ready
 }
 
-// expect tells the policy what is expected of a layer, and wishes for what is probable.
+// expect passes probabilities to the policy, and wishes for the experts that are probable.
 func (m *machine) expect(target, lead int, p []float32) {
 	if m.listener != nil {
 		m.listener.Expect(target, p)
@@ -471,8 +471,8 @@ func (a *keepWorth) isLess(b *keepWorth) bool {
 // experts). Another model may need another one.
 const ProbableThreshold = 0.45
 
-// ForecastByIDs is the best forecast here for a model of which only ids are seen. It forecasts the next
-// layer, and the same layer one token later, which says what to keep.
+// ForecastByIDs is the best forecast here for a model of which only ids are seen. It is asked for the
+// next layer, and for the same layer one token later, which says what to keep.
 func ForecastByIDs(s moe.Shape) Forecast {
 	leads := []int{1, s.Layers}
 	return Forecast{Predictor: moe.NewIDs(s, leads, tableBytes), Leads: leads}

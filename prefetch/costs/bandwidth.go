@@ -1,6 +1,6 @@
 package costs
 
-// This file measures what the disk delivers for a moment, past the page cache.
+// This file measures for a moment what the disk delivers, past the page cache.
 
 import (
 	"errors"
@@ -20,17 +20,19 @@ import (
 
 const (
 	bandwidthTime   = 300 * time.Millisecond
-	bandwidthDepth  = 8
-	bandwidthPiece  = 2 << 20
-	bandwidthPieces = 4 // of memory, for each read at a time
+	bandwidthDepth  = 8       // reads at once
+	bandwidthPiece  = 2 << 20 // bytes of a read
+	bandwidthPieces = 4       // pieces of memory that each of these reads into, in turn
 )
 
-// Bandwidth reads blocks of a file for a moment, many at a time, and says how many bytes per second the disk
-// delivers, as far as it is asked in this way, beside what else is read. It reads into 64 MiB: a virtual disk
-// delivers more into a few MiB, which stay in the processors' caches, than a page cache ever gets. The blocks must be
-// aligned to pages; those of other files than the first one's are left out. It reads with O_DIRECT: the page cache is
-// neither used nor changed on ext4, XFS and block devices. Where a file system has no O_DIRECT it is an error, and if
-// another file is there now.
+// Bandwidth reads blocks of a file for a moment, many at a time, and returns how many bytes per second the disk
+// delivers beside what else is read from it. The blocks must be aligned to pages. Those of other files than the
+// first block's are left out.
+//
+// It reads into 64 MiB of memory. A virtual disk delivers more into a few MiB, which stay in the processors'
+// caches, than a page cache ever gets. It reads with O_DIRECT, so that the page cache is neither used nor changed
+// on ext4, XFS and block devices. It is an error if the file system has no O_DIRECT, or if another file is at the
+// path now.
 func Bandwidth(at proc.Place, blocks []pages.Range) (perSecond float64, err error) {
 	f, err := at.Open()
 	if err != nil {
@@ -42,7 +44,7 @@ func Bandwidth(at proc.Place, blocks []pages.Range) (perSecond float64, err erro
 		return 0, &os.PathError{Op: "read without the page cache", Path: at.Path, Err: err}
 	}
 	defer unix.Close(fd)
-	order := rand.Perm(len(blocks)) // what the device read ahead would be faster
+	order := rand.Perm(len(blocks)) // in order, the device would read ahead and be faster
 	var next, bytes atomic.Int64
 	begun := time.Now()
 	var group errgroup.Group
@@ -53,7 +55,8 @@ func Bandwidth(at proc.Place, blocks []pages.Range) (perSecond float64, err erro
 				return err
 			}
 			defer free()
-			for turn := 0; turn == 0 || time.Since(begun) < bandwidthTime; turn++ { // it may have waited for a processor
+			// At least once: it may have waited for a processor.
+			for turn := 0; turn == 0 || time.Since(begun) < bandwidthTime; turn++ {
 				i := next.Add(1) - 1
 				if i >= int64(len(order)) {
 					return nil
@@ -62,7 +65,8 @@ func Bandwidth(at proc.Place, blocks []pages.Range) (perSecond float64, err erro
 				if b.File != blocks[0].File {
 					continue
 				}
-				n, err := unix.Pread(fd, buffer[turn%bandwidthPieces*bandwidthPiece:][:min(b.Length, bandwidthPiece)], b.Offset)
+				piece := buffer[turn%bandwidthPieces*bandwidthPiece:][:min(b.Length, bandwidthPiece)]
+				n, err := unix.Pread(fd, piece, b.Offset)
 				if err != nil && !errors.Is(err, unix.EINTR) {
 					return &os.PathError{Op: "read without the page cache", Path: at.Path, Err: err}
 				}

@@ -1,5 +1,7 @@
 package costs
 
+// This file tests that a disk is measured past the page cache.
+
 import (
 	"errors"
 	"os"
@@ -16,11 +18,12 @@ import (
 
 const mib = 1 << 20
 
-func placeOf(t *testing.T, path string) proc.Place {
-	return proc.Place{Path: path, ID: proc.FileID(idOfFile(t, path))}
+// locate says where a file is.
+func locate(t *testing.T, path string) proc.Place {
+	return proc.Place{Path: path, ID: idOfFile(t, path)}
 }
 
-// The disk is measured below the page cache; only regular files are read.
+// The disk is measured past the page cache. Only regular files are read.
 func TestBandwidth(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model")
@@ -29,26 +32,28 @@ func TestBandwidth(t *testing.T) {
 	}
 	var blocks []pages.Range
 	for i := range int64(5) {
-		blocks = append(blocks, pages.Range{File: 0, Offset: i * mib, Length: mib}, pages.Range{File: 1, Offset: i * mib, Length: mib}) // those of another file are left out
+		for file := range 2 { // those of the second file are left out
+			blocks = append(blocks, pages.Range{File: file, Offset: i * mib, Length: mib})
+		}
 	}
-	got, err := Bandwidth(placeOf(t, path), blocks)
+	got, err := Bandwidth(locate(t, path), blocks)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		t.Skip("no O_DIRECT here")
 	}
 	if err != nil || got <= 0 {
-		t.Errorf("%v, %v", got, err)
+		t.Errorf("Bandwidth = %v, %v; want more than 0", got, err)
 	}
 	fifo := filepath.Join(dir, "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Bandwidth(placeOf(t, fifo), blocks); !errors.Is(err, regular.ErrNotRegular) {
-		t.Errorf("a pipe: %v", err)
+	if _, err := Bandwidth(locate(t, fifo), blocks); !errors.Is(err, regular.ErrNotRegular) {
+		t.Errorf("a pipe: %v, want %v", err, regular.ErrNotRegular)
 	}
-	other := placeOf(t, path)
+	other := locate(t, path)
 	other.ID.Ino++
 	if _, err := Bandwidth(other, blocks); !errors.Is(err, proc.ErrOtherFile) {
-		t.Errorf("another file: %v", err)
+		t.Errorf("another file: %v, want %v", err, proc.ErrOtherFile)
 	}
 }
 
@@ -59,5 +64,5 @@ func idOfFile(t *testing.T, path string) event.FileID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return event.FileID(id)
+	return id
 }

@@ -1,10 +1,11 @@
+// Package costs measures what the levers on the page cache cost on a file, and what the disk delivers.
 package costs
 
-// This file measures what the levers on the page cache cost on a file: by single pages, and by large folios where its
-// file system has them. It chooses what to read and makes medians of rounds; costs_round.go has a round.
+// This file measures on a file: by single pages, and by large folios where its file system has them. It chooses
+// what to read, and takes the medians of rounds. costs_round.go makes a round.
 
 import (
-	gocontext "context"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -22,28 +23,31 @@ import (
 	"tensorcast/prefetch/room"
 )
 
-// Way is how pages are read, and found by whoever uses them.
+// Way is how pages are read, and in which state the target finds them.
 type Way string
 
+// All ways.
 const (
-	WayPages  Way = "pages"  // single pages (FADV_WILLNEED)
-	WayFolios Way = "folios" // large folios, in a target that has not touched that part of the file since it mapped it: one fault maps a folio as a whole
-	// WayFoliosByPage: large folios in a target that has touched that part before, as after a warm-up. Its page
-	// tables are there, and each page of a folio gets an entry in them.
+	WayPages Way = "pages" // single pages (FADV_WILLNEED)
+	// WayFolios is large folios, in a target that has not touched that part of the file since it mapped the file.
+	// Then one fault maps a folio as a whole.
+	WayFolios Way = "folios"
+	// WayFoliosByPage is large folios, in a target that has touched that part before, for example in a warm-up.
+	// Then its page tables exist, and each page of a folio gets an entry in them.
 	WayFoliosByPage Way = "folios-by-page"
 )
 
 // Costs are what it costs to read a file, to touch what was read, and to page that out.
 type Costs struct {
-	Folio    int64  `json:"folio_bytes"`         // of a large folio; 0 if they are not to be had
-	NoFolios string `json:"no_folios,omitempty"` // why not
+	Folio    int64  `json:"folio_bytes"`         // of a large folio; 0 if there are none
+	NoFolios string `json:"no_folios,omitempty"` // why there are none
 	Ways     []Cost `json:"ways"`                // pages first
-	// Left is how many of the bytes that were read could not be dropped, as another process uses them now.
+	// Left is how many of the bytes that were read could not be dropped, because another process uses them now.
 	Left int64 `json:"left,omitempty"`
 }
 
-// Cost is what one way costs. Times are those of processors, in this process and in the kernel for it, io_uring's
-// workers included, in microseconds per MiB; interrupts and the kernel's own threads are not in them. All but Rounds
+// Cost is what one way costs. Times are processor time in microseconds per MiB, of this process and of the kernel
+// for it, including io_uring's workers. They do not have interrupts and the kernel's own threads. All but Rounds
 // are medians of the rounds.
 type Cost struct {
 	Way       Way     `json:"way"`
@@ -54,37 +58,39 @@ type Cost struct {
 	Faults    float64 `json:"faults_per_mib"`   // of the target
 	PageOut   float64 `json:"page_out_us_per_mib"`
 	Bandwidth float64 `json:"bytes_per_second"` // of reading
-	InFolios  float64 `json:"in_folios"`        // the share of what was touched, and paged out, that lay in large folios
-	Whole     float64 `json:"mapped_whole"`     // the share of it that was in large folios which the target mapped by one entry each
+	// InFolios is the share of what was touched, and paged out, that lay in large folios.
+	InFolios float64 `json:"in_folios"`
+	// Whole is the share of it that lay in large folios which the target mapped by one entry each.
+	Whole float64 `json:"mapped_whole"`
 }
 
-// Sum is what a MiB costs that is read, used once and paged out, in microseconds.
+// Sum is what it costs to read a MiB, use it once and page it out, in microseconds.
 func (c Cost) Sum() float64 { return c.Read + c.Touch + c.PageOut }
 
 const (
-	// costPart is the most that a round reads, besides a folio behind each lane, and costRounds how many there are of
-	// each way, unless they take longer than costTime: then one is enough.
-	costPart   = 64 << 20
-	costRounds = 5
-	costTime   = 10 * time.Second
-	// spareShare of what memory has to spare is read at once, so that nothing has to leave for it.
+	// maxRoundBytes is how much a round reads at most, besides a folio behind each lane.
+	maxRoundBytes = 64 << 20
+	// maxRounds is how many rounds there are of each way. If they take longer than maxMeasureTime, one is enough.
+	maxRounds      = 5
+	maxMeasureTime = 10 * time.Second
+	// A spareShare of the spare memory is read at once, so that nothing has to leave memory for it.
 	spareShare = 4
 )
 
-// MeasureCosts measures on a file, which this process must own or be allowed to write: only then does the kernel say
-// what of it is in memory, and page it out. This process plays the target, by a mapping of its own. It reads parts
-// that are not in memory, a few hundred MiB in all but no more at once than a share of what memory has to spare, and
-// drops what it read. What is in memory stays as it is; only what another process reads of the same parts meanwhile,
-// and has not touched by the end of a round, goes with the rest.
+// Measure measures on a file. This process must own the file, or be allowed to write it: only then does the kernel
+// say what of it is in memory, and page it out. This process plays the target, by a mapping of its own. It reads
+// parts that are not in memory, a few hundred MiB in all, but no more at once than a share of the spare memory. It
+// drops what it has read. What is in memory before stays there. What another process reads of the same parts
+// meanwhile is dropped, too, if that process has not touched it by the end of a round.
 //
-// The error says why nothing could be measured; it wraps ErrUnreadable if the file cannot be read, and ctx's error if
-// that is done.
-func Measure(ctx gocontext.Context, at proc.Place) (*Costs, error) {
+// The error says why nothing could be measured. It wraps pages.ErrUnreadable if the file cannot be read, and ctx's
+// error if that is done.
+func Measure(ctx context.Context, at proc.Place) (*Costs, error) {
 	spare, level, err := spareMemory()
 	if err != nil {
 		return nil, fmt.Errorf("ask how much memory is free: %w", err)
 	}
-	return measureWithin(ctx, at, costLimits{part: costPart, rounds: costRounds, spare: spare, level: level})
+	return measureWithin(ctx, at, costLimits{part: maxRoundBytes, rounds: maxRounds, spare: spare, level: level})
 }
 
 // costLimits bound what is read.
@@ -95,9 +101,9 @@ type costLimits struct {
 	level  string
 }
 
-// spareMemory is how much more memory this process may take: at the limits of its cgroup and those above, what is not
-// used; of the host's available memory, what is not left to others anyhow. (Where all of the host's memory is page
-// cache, the kernel drops what is coldest of it for what is read.)
+// spareMemory is how many more bytes of memory this process may take. At the limits of its cgroup and those above,
+// that is what is not used. On the host, it is the available memory, less what is left to others anyway. (Where all
+// of the host's memory is page cache, the kernel drops the coldest part of it for what is read.)
 func spareMemory() (bytes int64, level string, err error) {
 	host, err := cgroup.Host()
 	if err != nil {
@@ -123,18 +129,19 @@ func spareMemory() (bytes int64, level string, err error) {
 	return bytes, level, nil
 }
 
-// costing measures on one file. For one goroutine.
+// costing measures on one file. It is for one goroutine.
 type costing struct {
 	file  *pages.File
 	queue uring.Queue
-	unit  int64 // bytes of a block: a large folio, if there are any
-	lanes []lane
-	next  int   // of lanes
-	left  int64 // see Costs.Left
-	sum   byte  // of what was touched: loads whose values nobody uses need not be made
+	unit  int64  // bytes of a block: a large folio, if there are any
+	lanes []lane // all that were found
+	next  int    // index of the lane to take next, modulo their number
+	left  int64  // see Costs.Left
+	sum   byte   // takes what is loaded: the compiler drops a load whose value is not used
 }
 
-func measureWithin(ctx gocontext.Context, at proc.Place, limits costLimits) (c *Costs, err error) {
+// measureWithin is Measure within limits.
+func measureWithin(ctx context.Context, at proc.Place, limits costLimits) (c *Costs, err error) {
 	// Faults are counted for this thread, and a ring's work belongs to the thread that submitted it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -144,13 +151,14 @@ func measureWithin(ctx gocontext.Context, at proc.Place, limits costLimits) (c *
 		c.NoFolios = "this kernel has none"
 	}
 	if folio > limits.part {
-		c.NoFolios = fmt.Sprintf("this machine's are of %s, more than is read to measure", humanize.IBytes(uint64(folio)))
+		c.NoFolios = fmt.Sprintf("this machine's are of %s, more than is read to measure", formatBytes(folio))
 		folio = 0
 	}
 	m := &costing{unit: max(folio, pages.MinBlock)}
 	part := min(limits.part, limits.spare/spareShare) / m.unit * m.unit
 	if part <= 0 {
-		return nil, fmt.Errorf("too little memory to measure: %s has %s to spare, and it takes %s", limits.level, humanize.IBytes(uint64(max(limits.spare, 0))), humanize.IBytes(uint64(spareShare*m.unit)))
+		return nil, fmt.Errorf("too little memory to measure: %s has %s to spare, and it takes %s",
+			limits.level, formatBytes(limits.spare), formatBytes(spareShare*m.unit))
 	}
 	if err := m.checkSize(at); err != nil {
 		return nil, err
@@ -174,10 +182,11 @@ func measureWithin(ctx gocontext.Context, at proc.Place, limits costLimits) (c *
 			ways = append(ways, WayFolios, WayFoliosByPage)
 		}
 	}
-	if err := m.findLanes(ctx, max(part/lanesAtOnce/m.unit, 1)*m.unit, part*int64(limits.rounds*len(ways))); err != nil {
+	laneBytes := max(part/lanesAtOnce/m.unit, 1) * m.unit
+	if err := m.findLanes(ctx, laneBytes, part*int64(limits.rounds*len(ways))); err != nil {
 		return nil, err
 	}
-	c.Ways, err = m.measure(ctx, ways, part, limits.rounds)
+	c.Ways, err = m.measureWays(ctx, ways, part, limits.rounds)
 	if err != nil {
 		return nil, err
 	}
@@ -196,10 +205,13 @@ func (m *costing) checkSize(at proc.Place) error {
 		return fmt.Errorf("stat the model: %w", err)
 	}
 	if info.Size() < m.unit {
-		return fmt.Errorf("%s has %s: too little to measure, which takes %s", at.Path, humanize.IBytes(uint64(info.Size())), humanize.IBytes(uint64(m.unit)))
+		return fmt.Errorf("%s has %s: too little to measure, which takes %s",
+			at.Path, formatBytes(info.Size()), formatBytes(m.unit))
 	}
 	return nil
 }
+
+func formatBytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 // whyNoFolios says why a file seems to have no large folios.
 func whyNoFolios() string {
@@ -209,13 +221,13 @@ func whyNoFolios() string {
 	return "its file system gives none"
 }
 
-// measure makes rounds, of each way in turn, so that what changes meanwhile concerns all ways alike.
-func (m *costing) measure(ctx gocontext.Context, ways []Way, part int64, rounds int) ([]Cost, error) {
+// measureWays makes rounds, of each way in turn, so that what changes meanwhile affects all ways alike.
+func (m *costing) measureWays(ctx context.Context, ways []Way, part int64, rounds int) ([]Cost, error) {
 	start := time.Now()
 	samples := make([][]Cost, len(ways))
-	for i := 0; i < rounds && (i == 0 || time.Since(start) < costTime); i++ {
+	for i := 0; i < rounds && (i == 0 || time.Since(start) < maxMeasureTime); i++ {
 		for w, way := range ways {
-			s, err := m.round(ctx, way, m.take(part))
+			s, err := m.measureRound(ctx, way, m.takeLanes(part))
 			if errors.Is(err, errDisturbed) {
 				continue
 			}
@@ -230,39 +242,48 @@ func (m *costing) measure(ctx gocontext.Context, ways []Way, part int64, rounds 
 		if len(samples[w]) == 0 {
 			return nil, fmt.Errorf("measure on %s: %w", m.file.Path, errDisturbed)
 		}
-		c := Cost{Way: way, Rounds: len(samples[w])}
-		median := func(of func(Cost) float64) float64 {
-			values := make([]float64, 0, len(samples[w]))
-			for _, s := range samples[w] {
-				values = append(values, of(s))
-			}
-			return stats.Median(values)
-		}
-		c.Bytes = int64(median(func(s Cost) float64 { return float64(s.Bytes) }))
-		c.Read = median(func(s Cost) float64 { return s.Read })
-		c.Touch = median(func(s Cost) float64 { return s.Touch })
-		c.Faults = median(func(s Cost) float64 { return s.Faults })
-		c.PageOut = median(func(s Cost) float64 { return s.PageOut })
-		c.Bandwidth = median(func(s Cost) float64 { return s.Bandwidth })
-		c.InFolios = median(func(s Cost) float64 { return s.InFolios })
-		c.Whole = median(func(s Cost) float64 { return s.Whole })
-		costs = append(costs, c)
+		costs = append(costs, medianCost(way, samples[w]))
 	}
 	return costs, nil
+}
+
+// medianCost has the medians of the rounds of a way.
+func medianCost(way Way, rounds []Cost) Cost {
+	median := func(of func(Cost) float64) float64 {
+		values := make([]float64, 0, len(rounds))
+		for _, r := range rounds {
+			values = append(values, of(r))
+		}
+		return stats.Median(values)
+	}
+	return Cost{
+		Way:       way,
+		Rounds:    len(rounds),
+		Bytes:     int64(median(func(c Cost) float64 { return float64(c.Bytes) })),
+		Read:      median(func(c Cost) float64 { return c.Read }),
+		Touch:     median(func(c Cost) float64 { return c.Touch }),
+		Faults:    median(func(c Cost) float64 { return c.Faults }),
+		PageOut:   median(func(c Cost) float64 { return c.PageOut }),
+		Bandwidth: median(func(c Cost) float64 { return c.Bandwidth }),
+		InFolios:  median(func(c Cost) float64 { return c.InFolios }),
+		Whole:     median(func(c Cost) float64 { return c.Whole }),
+	}
 }
 
 // lane is a run of whole blocks of which nothing is in memory. Lanes are read at the same time, so that the disk
 // always has work.
 type lane struct {
 	pages.Range
-	guard int64 // bytes behind it of which nothing is in memory either: a large folio is read with what follows it
+	guard int64 // bytes behind it that are not in memory either: a large folio is read with what follows it
 }
 
-// all is a lane with what may be read behind it.
-func (l lane) all() pages.Range { return pages.Range{Offset: l.Offset, Length: l.Length + l.guard} }
+// withGuard is a lane with what may be read behind it.
+func (l lane) withGuard() pages.Range {
+	return pages.Range{Offset: l.Offset, Length: l.Length + l.guard}
+}
 
-// findLanes looks for lanes of at most length bytes each, of total bytes together.
-func (m *costing) findLanes(ctx gocontext.Context, length, total int64) error {
+// findLanes looks for lanes of at most length bytes each, until they have total bytes together.
+func (m *costing) findLanes(ctx context.Context, length, total int64) error {
 	f := m.file
 	var found, resident int64
 	var run pages.Range
@@ -284,7 +305,7 @@ func (m *costing) findLanes(ctx gocontext.Context, length, total int64) error {
 		}
 		resident += min(there, block.Length)
 		switch free := there == 0; {
-		case free && block.Length == m.unit && run.Length < length: // it grows
+		case free && block.Length == m.unit && run.Length < length: // the run grows
 			if run.Length == 0 {
 				run.Offset = at
 			}
@@ -305,13 +326,15 @@ func (m *costing) findLanes(ctx gocontext.Context, length, total int64) error {
 	case resident >= f.Size:
 		return fmt.Errorf("all of %s is in memory: what it costs to read can only be measured on what is not", f.Path)
 	default:
-		return fmt.Errorf("of %s, %s of %s are in memory, here and there: there is no part that is not and is large enough to measure", f.Path, humanize.IBytes(uint64(resident)), humanize.IBytes(uint64(f.Size)))
+		return fmt.Errorf("of %s, %s of %s are in memory, here and there: "+
+			"there is no part that is not and is large enough to measure",
+			f.Path, formatBytes(resident), formatBytes(f.Size))
 	}
 }
 
-// take returns the next lanes, of part bytes at most but one at least; each once, and from the beginning again where
-// all have been taken.
-func (m *costing) take(part int64) []lane {
+// takeLanes returns the next lanes: at most part bytes of them, but at least one lane. After the last lane it
+// begins with the first one again, but no call returns a lane twice.
+func (m *costing) takeLanes(part int64) []lane {
 	var taken []lane
 	for range m.lanes {
 		l := m.lanes[m.next%len(m.lanes)]

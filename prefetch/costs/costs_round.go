@@ -1,10 +1,10 @@
 package costs
 
-// This file has one round of measuring: lanes are read, touched through a mapping as a target has one, paged out, and
+// This file makes one round of measuring. Lanes are read, touched through a mapping like a target's, paged out, and
 // dropped.
 
 import (
-	gocontext "context"
+	"context"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -22,17 +22,19 @@ import (
 const lanesAtOnce = 4
 
 // errDisturbed says that a round measured something else.
-var errDisturbed = errors.New("its pages come and go while they are measured: another process uses the same parts of the file, or memory is short")
+var errDisturbed = errors.New("its pages come and go while they are measured: " +
+	"another process uses the same parts of the file, or memory is short")
 
-// dropTime bounds how long it takes to drop what was read: pages that are being read are dropped a moment later.
-const dropTime = 2 * time.Second
+// maxDropTime is how long dropping what was read may take. Pages that are still being read can only be dropped a
+// moment later.
+const maxDropTime = 2 * time.Second
 
-// round measures one way on lanes. The error is errDisturbed if it did not measure what it was to measure.
-func (m *costing) round(ctx gocontext.Context, way Way, lanes []lane) (c Cost, err error) {
-	if lanes, err = m.absent(lanes); err != nil {
+// measureRound measures one way on lanes. The error is errDisturbed if it did not measure what it was to measure.
+func (m *costing) measureRound(ctx context.Context, way Way, lanes []lane) (c Cost, err error) {
+	if lanes, err = m.selectAbsent(lanes); err != nil {
 		return c, err
 	}
-	var length, all int64
+	var length int64
 	for _, l := range lanes {
 		length += l.Length
 	}
@@ -40,7 +42,7 @@ func (m *costing) round(ctx gocontext.Context, way Way, lanes []lane) (c Cost, e
 		return c, errDisturbed
 	}
 	defer func() {
-		left, e := m.drop(lanes)
+		left, e := m.dropLanes(lanes)
 		m.left, err = m.left+left, errors.Join(err, e)
 	}()
 	target := pages.File{File: m.file.File, Size: m.file.Size}
@@ -53,80 +55,102 @@ func (m *costing) round(ctx gocontext.Context, way Way, lanes []lane) (c Cost, e
 		return c, fmt.Errorf("advise a mapping of %s: %w", m.file.Path, err)
 	}
 	if way == WayFoliosByPage {
-		if err := m.makeTables(ctx, &target, lanes); err != nil {
+		if err := m.makePageTables(ctx, &target, lanes); err != nil {
 			return c, err
 		}
 	}
+	if err := m.measureReading(ctx, way, lanes, length, &c); err != nil {
+		return c, err
+	}
+	if err := m.measureTouching(ctx, &target, lanes, length, &c); err != nil {
+		return c, err
+	}
+	return c, m.measurePagingOut(&target, lanes, length, &c)
+}
 
+// measureReading reads lanes, of length bytes, and what has to be read behind them.
+func (m *costing) measureReading(ctx context.Context, way Way, lanes []lane, length int64, c *Cost) error {
 	read := m.readFolios
 	if way == WayPages {
 		read = m.readPages
 	}
 	began, used := time.Now(), processTime()
 	if err := read(ctx, lanes); err != nil {
-		return c, err
+		return err
 	}
 	used = processTime() - used
-	if way == WayPages { // they have been asked for, and not come yet
-		if err := m.await(ctx, lanes); err != nil {
-			return c, err
+	if way == WayPages { // they were asked for, and have not come yet
+		if err := m.awaitPages(ctx, lanes); err != nil {
+			return err
 		}
 	}
 	took := time.Since(began)
-	if all, err = m.resident(lanes, lane.all); err != nil {
-		return c, err
+	all, err := m.residentBytes(lanes, lane.withGuard)
+	if err != nil {
+		return err
 	}
-	c.Bytes, c.Read, c.Bandwidth = all, perMiB(used, all), float64(all)/took.Seconds()
-	if there, err := m.resident(lanes, lane.only); err != nil || there < length {
-		return c, errors.Join(errDisturbed, err)
+	c.Bytes, c.Read, c.Bandwidth = all, microsPerMiB(used, all), float64(all)/took.Seconds()
+	if there, err := m.residentBytes(lanes, lane.withoutGuard); err != nil || there < length {
+		return errors.Join(errDisturbed, err)
 	}
+	return nil
+}
 
+// measureTouching touches lanes, of length bytes, as the target does.
+func (m *costing) measureTouching(
+	ctx context.Context, target *pages.File, lanes []lane, length int64, c *Cost,
+) error {
 	faults, used := threadFaults(), processTime()
 	for _, l := range lanes {
-		if err := m.touch(target.Part(l.Range)); err != nil {
-			return c, err
+		if err := m.touchPages(target.Part(l.Range)); err != nil {
+			return err
 		}
 	}
 	used = processTime() - used
-	c.Touch, c.Faults = perMiB(used, length), float64(threadFaults()-faults)*(1<<20)/float64(length)
+	c.Touch, c.Faults = microsPerMiB(used, length), float64(threadFaults()-faults)*(1<<20)/float64(length)
 	if err := ctx.Err(); err != nil {
-		return c, err
+		return err
 	}
-	huge, whole, err := m.inFolios(&target, lanes)
+	huge, whole, err := m.countInFolios(target, lanes)
 	if err != nil {
-		return c, err
+		return err
 	}
 	c.InFolios, c.Whole = float64(huge)/float64(length), float64(whole)/float64(length)
+	return nil
+}
 
-	// The kernel does for this process what process_madvise does for another, and asks for no right of it.
-	used = processTime()
+// measurePagingOut pages out lanes, of length bytes. The kernel does for this process what process_madvise does for
+// another one, and this process needs no right for it.
+func (m *costing) measurePagingOut(target *pages.File, lanes []lane, length int64, c *Cost) error {
+	used := processTime()
 	for _, l := range lanes {
 		for at := l.Offset; at < l.End(); at += m.unit {
-			if err := unix.Madvise(target.Part(pages.Range{Offset: at, Length: m.unit}), unix.MADV_PAGEOUT); err != nil {
-				return c, fmt.Errorf("page out %d bytes at %d of %s: %w", m.unit, at, m.file.Path, err)
+			block := target.Part(pages.Range{Offset: at, Length: m.unit})
+			if err := unix.Madvise(block, unix.MADV_PAGEOUT); err != nil {
+				return fmt.Errorf("page out %d bytes at %d of %s: %w", m.unit, at, m.file.Path, err)
 			}
 		}
 	}
 	used = processTime() - used
-	stayed, err := m.resident(lanes, lane.only)
+	stayed, err := m.residentBytes(lanes, lane.withoutGuard)
 	if err != nil {
-		return c, err
+		return err
 	}
-	if stayed > length/4 { // a few do: those that a processor has in hand
-		return c, errDisturbed
+	if stayed > length/4 { // a few stay: those that a processor is working on
+		return errDisturbed
 	}
-	c.PageOut = perMiB(used, length-stayed)
-	return c, nil
+	c.PageOut = microsPerMiB(used, length-stayed)
+	return nil
 }
 
-// only is a lane without what may be read behind it.
-func (l lane) only() pages.Range { return l.Range }
+// withoutGuard is a lane without what may be read behind it.
+func (l lane) withoutGuard() pages.Range { return l.Range }
 
-// absent are those of lanes of which still nothing is in memory.
-func (m *costing) absent(lanes []lane) ([]lane, error) {
+// selectAbsent returns those lanes of which still nothing is in memory.
+func (m *costing) selectAbsent(lanes []lane) ([]lane, error) {
 	var absent []lane
 	for _, l := range lanes {
-		there, err := m.resident([]lane{l}, lane.all)
+		there, err := m.residentBytes([]lane{l}, lane.withGuard)
 		if err != nil {
 			return nil, err
 		}
@@ -137,8 +161,8 @@ func (m *costing) absent(lanes []lane) ([]lane, error) {
 	return absent, nil
 }
 
-// resident is how many bytes of some part of each of lanes are in memory.
-func (m *costing) resident(lanes []lane, part func(lane) pages.Range) (int64, error) {
+// residentBytes is how many bytes of some part of each lane are in memory.
+func (m *costing) residentBytes(lanes []lane, part func(lane) pages.Range) (int64, error) {
 	var sum int64
 	for _, l := range lanes {
 		r := part(l)
@@ -151,16 +175,16 @@ func (m *costing) resident(lanes []lane, part func(lane) pages.Range) (int64, er
 	return sum, nil
 }
 
-// makeTables has the target's page tables made for lanes, as a page of each block is touched and left again. (Only a
-// MADV_DONTNEED of all that a table maps frees it, since Linux 6.14.)
-func (m *costing) makeTables(ctx gocontext.Context, target *pages.File, lanes []lane) error {
+// makePageTables makes the kernel build the target's page tables for lanes: a page of each block is touched, and
+// unmapped again. (Since Linux 6.14 a table is freed by MADV_DONTNEED, but only of all that it maps.)
+func (m *costing) makePageTables(ctx context.Context, target *pages.File, lanes []lane) error {
 	for _, l := range lanes {
 		for at := l.Offset; at < l.End(); at += m.unit {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
 			page := target.Part(pages.Range{Offset: at, Length: pages.PageSize})
-			if err := m.touch(page); err != nil {
+			if err := m.touchPages(page); err != nil {
 				return err
 			}
 			if err := unix.Madvise(page, unix.MADV_DONTNEED); err != nil {
@@ -168,14 +192,14 @@ func (m *costing) makeTables(ctx gocontext.Context, target *pages.File, lanes []
 			}
 		}
 	}
-	if left, err := m.drop(lanes); left > 0 || err != nil {
+	if left, err := m.dropLanes(lanes); left > 0 || err != nil {
 		return errors.Join(errDisturbed, err)
 	}
 	return nil
 }
 
-// readPages asks for single pages, as KernelPages does.
-func (m *costing) readPages(ctx gocontext.Context, lanes []lane) error {
+// readPages asks for single pages, as pages.Kernel does.
+func (m *costing) readPages(ctx context.Context, lanes []lane) error {
 	var failed error
 	var done []uring.Completion
 	reap := func(wait int) {
@@ -200,8 +224,9 @@ func (m *costing) readPages(ctx gocontext.Context, lanes []lane) error {
 	return m.readError(ctx, failed)
 }
 
-// readFolios reads large folios, some lanes at a time, each from its end: see kernel.go.
-func (m *costing) readFolios(ctx gocontext.Context, lanes []lane) error {
+// readFolios reads large folios, lanesAtOnce lanes at a time. It reads each lane from its end: see kernel.go in
+// package pages.
+func (m *costing) readFolios(ctx context.Context, lanes []lane) error {
 	var failed error
 	unread := make([]int64, len(lanes)) // bytes of each lane
 	for i, l := range lanes {
@@ -210,7 +235,8 @@ func (m *costing) readFolios(ctx gocontext.Context, lanes []lane) error {
 	begun := 0 // lanes
 	begin := func(i int) {
 		unread[i] -= m.unit
-		if !m.queue.Madvise(m.file.Part(pages.Range{Offset: lanes[i].Offset + unread[i], Length: m.unit}), pages.FolioAdvices, uint64(i)) {
+		block := pages.Range{Offset: lanes[i].Offset + unread[i], Length: m.unit}
+		if !m.queue.Madvise(m.file.Part(block), pages.FolioAdvices, uint64(i)) {
 			failed = errors.Join(failed, errors.New("the queue is full"))
 		}
 	}
@@ -237,9 +263,9 @@ func (m *costing) readFolios(ctx gocontext.Context, lanes []lane) error {
 	return m.readError(ctx, failed)
 }
 
-// readError is the error of reading. EFAULT: to touch a page would be SIGBUS, as the file was truncated or the disk
-// cannot read it.
-func (m *costing) readError(ctx gocontext.Context, failed error) error {
+// readError describes an error of reading, or else the end of ctx. EFAULT means that touching a page would raise
+// SIGBUS: the file was truncated, or the disk cannot read it.
+func (m *costing) readError(ctx context.Context, failed error) error {
 	if failed == nil {
 		return ctx.Err()
 	}
@@ -249,11 +275,11 @@ func (m *costing) readError(ctx gocontext.Context, failed error) error {
 	return fmt.Errorf("read %s: %w", m.file.Path, failed)
 }
 
-// awaitStep is no more than a disk reads in one request, or less than it reads in one.
+// awaitStep is how many bytes of a lane are awaited at a time. No disk reads less in one request.
 const awaitStep = 64 << 10
 
-// await waits until pages that were asked for have come: a read of a byte does.
-func (m *costing) await(ctx gocontext.Context, lanes []lane) error {
+// awaitPages waits until pages that were asked for have come, by reading a byte of them.
+func (m *costing) awaitPages(ctx context.Context, lanes []lane) error {
 	var b [1]byte
 	for _, l := range lanes {
 		for at := l.Offset; at < l.End(); at += awaitStep {
@@ -270,8 +296,8 @@ func (m *costing) await(ctx gocontext.Context, lanes []lane) error {
 	return nil
 }
 
-// touch loads a byte of each page of a part of a mapping.
-func (m *costing) touch(mem []byte) (err error) {
+// touchPages loads a byte of each page of a part of a mapping. A page that cannot be read is an error, not a crash.
+func (m *costing) touchPages(mem []byte) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		r := recover()
@@ -279,7 +305,8 @@ func (m *costing) touch(mem []byte) (err error) {
 			return
 		}
 		fault, ok := r.(interface{ Addr() uintptr })
-		if first := uintptr(unsafe.Pointer(unsafe.SliceData(mem))); !ok || fault.Addr() < first || fault.Addr()-first >= uintptr(len(mem)) {
+		first := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+		if !ok || fault.Addr() < first || fault.Addr()-first >= uintptr(len(mem)) {
 			panic(r)
 		}
 		err = fmt.Errorf("touch pages of %s: %w", m.file.Path, pages.ErrUnreadable)
@@ -290,9 +317,10 @@ func (m *costing) touch(mem []byte) (err error) {
 	return nil
 }
 
-// inFolios is how many bytes of lanes lie in large folios, and how many of them the target maps by one entry for each
-// folio. Another mapping, which has no page tables yet, tells how pages lie.
-func (m *costing) inFolios(target *pages.File, lanes []lane) (huge, whole int64, err error) {
+// countInFolios returns how many bytes of lanes lie in large folios (huge), and how many of these the target maps
+// by one page table entry for each folio (whole). m.file's own mapping, which has no page tables yet, tells how
+// pages lie.
+func (m *costing) countInFolios(target *pages.File, lanes []lane) (huge, whole int64, err error) {
 	if m.file.FolioBytes == 0 {
 		return 0, 0, nil
 	}
@@ -303,10 +331,11 @@ func (m *costing) inFolios(target *pages.File, lanes []lane) (huge, whole int64,
 		}
 		whole += n
 		if err := unix.Madvise(m.file.Part(l.Range), unix.MADV_POPULATE_READ); err != nil {
-			return 0, 0, m.readError(gocontext.Background(), err)
+			return 0, 0, m.readError(context.Background(), err)
 		}
 		n, err = pagecache.Huge(m.file.Part(l.Range))
-		if err := errors.Join(err, m.file.Unmap(l.Range)); err != nil { // what is mapped twice is not paged out
+		// What is mapped twice could not be paged out.
+		if err := errors.Join(err, m.file.Unmap(l.Range)); err != nil {
 			return 0, 0, err
 		}
 		huge += n
@@ -314,30 +343,31 @@ func (m *costing) inFolios(target *pages.File, lanes []lane) (huge, whole int64,
 	return huge, whole, nil
 }
 
-// drop frees what was read, as far as no other process uses it now. It returns how many bytes stay.
-func (m *costing) drop(lanes []lane) (left int64, err error) {
-	for end := time.Now().Add(dropTime); ; time.Sleep(time.Millisecond) {
+// dropLanes frees what was read and no other process uses. It returns how many bytes stay.
+func (m *costing) dropLanes(lanes []lane) (left int64, err error) {
+	for end := time.Now().Add(maxDropTime); ; time.Sleep(time.Millisecond) {
 		for _, l := range lanes {
-			r := l.all()
+			r := l.withGuard()
 			if err := unix.Fadvise(int(m.file.File.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED); err != nil {
 				return 0, fmt.Errorf("drop pages of %s: %w", m.file.Path, err)
 			}
 		}
-		if left, err = m.resident(lanes, lane.all); left == 0 || err != nil || time.Now().After(end) {
+		if left, err = m.residentBytes(lanes, lane.withGuard); left == 0 || err != nil || time.Now().After(end) {
 			return left, err
 		}
 	}
 }
 
-func perMiB(t time.Duration, bytes int64) float64 {
+// microsPerMiB is a time divided by a number of bytes, in microseconds per MiB.
+func microsPerMiB(t time.Duration, bytes int64) float64 {
 	if bytes <= 0 {
 		return 0
 	}
 	return float64(t.Nanoseconds()) / 1e3 * (1 << 20) / float64(bytes)
 }
 
-// processTime is the time of processors that all threads of this process have had, those of the kernel that work for
-// its rings included. (The clock cannot fail.)
+// processTime is the processor time of all threads of this process, including those of the kernel that work for its
+// rings. (The clock cannot fail.)
 func processTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t)

@@ -1,9 +1,9 @@
 package costs
 
-// This file tests, on the running kernel, what measuring costs measures, and that it leaves the page cache as it was.
+// This file tests, on the running kernel, what Measure measures, and that it leaves the page cache as it was.
 
 import (
-	gocontext "context"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -25,9 +25,9 @@ import (
 // costFile is a file of which nothing is in memory.
 type costFile struct {
 	*os.File
-	t       *testing.T
-	size    int64
-	planted [][2]int64 // offset and length of what was read into memory
+	t         *testing.T
+	size      int64
+	readParts [][2]int64 // offsets and lengths of what readIn has read
 }
 
 func newCostFile(t *testing.T, size int64) *costFile {
@@ -52,7 +52,7 @@ func newCostFile(t *testing.T, size int64) *costFile {
 	return &costFile{File: f, t: t, size: size}
 }
 
-func (f *costFile) place() proc.Place {
+func (f *costFile) location() proc.Place {
 	f.t.Helper()
 	id, err := proc.FileOf(f.Name())
 	if err != nil {
@@ -61,17 +61,17 @@ func (f *costFile) place() proc.Place {
 	return proc.Place{Path: f.Name(), ID: id}
 }
 
-// plant reads a part of the file into memory, and nothing else.
-func (f *costFile) plant(offset, length int64) {
+// readIn reads a part of the file into memory, and nothing else.
+func (f *costFile) readIn(offset, length int64) {
 	f.t.Helper()
-	f.planted = append(f.planted, [2]int64{offset, length})
+	f.readParts = append(f.readParts, [2]int64{offset, length})
 	if _, err := f.ReadAt(make([]byte, length), offset); err != nil {
 		f.t.Fatal(err)
 	}
 }
 
-// pages tells of each page whether it is in memory.
-func (f *costFile) pages() []bool {
+// residentPages tells of each page whether it is in memory.
+func (f *costFile) residentPages() []bool {
 	f.t.Helper()
 	there := make([]bool, f.size/pages.PageSize)
 	for i := range there {
@@ -84,22 +84,23 @@ func (f *costFile) pages() []bool {
 	return there
 }
 
-// unchanged checks that do leaves the same pages in memory as are there before. A kernel that reclaims what is cold
-// by itself (DAMON) may take a page at any time: who takes a page that is not to be taken does so each time.
-func (f *costFile) unchanged(what string, do func()) {
+// checkUnchanged checks that the same pages are in memory after do as before. A kernel that reclaims what is cold
+// by itself (DAMON) may take a page at any time. So do is tried several times: a do that takes a page takes one
+// each time.
+func (f *costFile) checkUnchanged(what string, do func()) {
 	f.t.Helper()
 	went := 0
 	for range 4 {
-		for _, p := range f.planted {
+		for _, p := range f.readParts {
 			if _, err := f.ReadAt(make([]byte, p[1]), p[0]); err != nil {
 				f.t.Fatal(err)
 			}
 		}
-		before := f.pages()
+		before := f.residentPages()
 		do()
 		came := 0
 		went = 0
-		for i, there := range f.pages() {
+		for i, there := range f.residentPages() {
 			switch {
 			case there && !before[i]:
 				came++
@@ -108,85 +109,89 @@ func (f *costFile) unchanged(what string, do func()) {
 			}
 		}
 		if came > 0 {
-			f.t.Errorf("%s: %d pages came into memory and stay", what, came)
+			f.t.Errorf("%s: %d pages came into memory and stay, want 0", what, came)
 		}
 		if went == 0 {
 			return
 		}
 	}
-	f.t.Errorf("%s: %d pages that were in memory have gone", what, went)
+	f.t.Errorf("%s: %d pages that were in memory have gone, want 0", what, went)
 }
 
 // limits are those of a small measurement, which leaves memory alone.
 var limits = costLimits{part: 4 * mib, rounds: 2, spare: 1 << 40, level: "nobody"}
 
-// Each way is measured on what it is about, and what was in memory before, here and there, is there afterwards, and
-// nothing else.
+// Each way is measured on pages or folios as it should be. Afterwards the same pages are in memory as before.
 func TestMeasureCosts(t *testing.T) {
 	f := newCostFile(t, 32*mib+5*pages.PageSize)
-	f.plant(5*mib+pages.PageSize, 3*pages.PageSize)
-	f.plant(10*mib, 4*mib)
-	f.plant(23*mib-pages.PageSize, pages.PageSize)
-	f.plant(32*mib, pages.PageSize)
+	f.readIn(5*mib+pages.PageSize, 3*pages.PageSize)
+	f.readIn(10*mib, 4*mib)
+	f.readIn(23*mib-pages.PageSize, pages.PageSize)
+	f.readIn(32*mib, pages.PageSize)
 	var c *Costs
-	f.unchanged("measured", func() {
+	f.checkUnchanged("measured", func() {
 		var err error
-		if c, err = measureWithin(t.Context(), f.place(), limits); err != nil {
+		if c, err = measureWithin(t.Context(), f.location(), limits); err != nil {
 			t.Fatal(err)
 		}
 	})
 	if c.Left != 0 {
-		t.Errorf("%d bytes are left", c.Left)
+		t.Errorf("%d bytes are left, want 0", c.Left)
 	}
 	var ways []Way
 	for _, w := range c.Ways {
 		ways = append(ways, w.Way)
 		t.Logf("%+v", w)
-		if w.Rounds < 1 || w.Rounds > limits.rounds || w.Read <= 0 || w.Touch <= 0 || w.PageOut <= 0 || w.Faults <= 0 || w.Bandwidth <= 0 {
+		least := min(w.Read, w.Touch, w.PageOut, w.Faults, w.Bandwidth)
+		if w.Rounds < 1 || w.Rounds > limits.rounds || least <= 0 {
 			t.Errorf("a figure that cannot be: %+v", w)
 		}
 		if most := limits.part + 8*2*mib; w.Bytes < 2*mib || w.Bytes > most {
-			t.Errorf("%s: a round read %d bytes, of at most %d and what follows lanes", w.Way, w.Bytes, limits.part)
+			t.Errorf("%s: a round read %d bytes, want at most %d and what follows lanes", w.Way, w.Bytes, limits.part)
 		}
 	}
 	if c.Folio == 0 {
 		if c.NoFolios == "" || !slices.Equal(ways, []Way{WayPages}) {
-			t.Errorf("without large folios: %v, %q", ways, c.NoFolios)
+			t.Errorf("without large folios: ways %v because of %q, want only %s, and a reason",
+				ways, c.NoFolios, WayPages)
 		}
 		t.Skipf("no large folios: %s", c.NoFolios)
 	}
 	if !slices.Equal(ways, []Way{WayPages, WayFolios, WayFoliosByPage}) || c.NoFolios != "" {
-		t.Fatalf("ways %v, %q", ways, c.NoFolios)
+		t.Fatalf("ways %v, no folios because of %q; want all ways", ways, c.NoFolios)
 	}
 	pages, folios, byPage := c.Ways[0], c.Ways[1], c.Ways[2]
 	if pages.InFolios != 0 || folios.InFolios <= 0.5 || byPage.InFolios <= 0.5 {
-		t.Errorf("in large folios lay %.2f of what was read by pages, %.2f and %.2f of what was read by folios", pages.InFolios, folios.InFolios, byPage.InFolios)
+		t.Errorf("shares in large folios: read by pages %.2f, by folios %.2f and %.2f; want 0, and more than half",
+			pages.InFolios, folios.InFolios, byPage.InFolios)
 	}
-	// A fault maps a folio as a whole where there is no page table yet; else, as with single pages, by pages.
+	// A fault maps a folio as a whole only where there is no page table yet.
 	if pages.Whole != 0 || folios.Whole <= 0.5 || byPage.Whole != 0 {
-		t.Errorf("mapped as a whole are %.2f of pages, %.2f of folios, %.2f of those that are mapped by pages", pages.Whole, folios.Whole, byPage.Whole)
+		t.Errorf("shares mapped as a whole: pages %.2f, folios %.2f, folios by page %.2f; want 0, more than half, 0",
+			pages.Whole, folios.Whole, byPage.Whole)
 	}
 	if 2*folios.Faults >= pages.Faults {
-		t.Errorf("%.1f faults per MiB of folios, %.1f of pages", folios.Faults, pages.Faults)
+		t.Errorf("%.1f faults per MiB of folios, want less than half of %.1f as of pages", folios.Faults, pages.Faults)
 	}
-	// Ten times, usually.
+	// Pages usually take ten times as long.
 	if folios.PageOut >= pages.PageOut {
-		t.Errorf("paging out takes %.0f us per MiB in folios, %.0f in pages", folios.PageOut, pages.PageOut)
+		t.Errorf("paging out takes %.0f us per MiB in folios, want less than %.0f as in pages",
+			folios.PageOut, pages.PageOut)
 	}
 }
 
-// Where measuring is not possible, it says why, and changes nothing.
+// Where measuring is not possible, Measure says why, and changes nothing.
 func TestMeasureCostsRefuses(t *testing.T) {
 	whole := newCostFile(t, 8*mib)
-	whole.plant(0, whole.size)
+	whole.readIn(0, whole.size)
 	scattered := newCostFile(t, 8*mib)
 	for at := int64(0); at < scattered.size; at += mib / 2 {
-		scattered.plant(at, pages.PageSize)
+		scattered.readIn(at, pages.PageSize)
 	}
 	small := newCostFile(t, 3*pages.PageSize)
 	empty := newCostFile(t, 0)
 	absent := newCostFile(t, 8*mib)
-	other := absent.place()
+	other := absent.location()
 	other.ID.Ino++
 	short := limits
 	short.spare, short.level = mib, "/a/b memory.max"
@@ -197,62 +202,63 @@ func TestMeasureCostsRefuses(t *testing.T) {
 		limits costLimits
 		want   string
 	}{
-		{"all in memory", whole, whole.place(), limits, " in memory"},
-		{"some of each part in memory", scattered, scattered.place(), limits, "here and there"},
-		{"small", small, small.place(), limits, "too little to measure"},
-		{"empty", empty, empty.place(), limits, "too little to measure"},
-		{"no memory", absent, absent.place(), short, "/a/b memory.max has 1.0 MiB to spare"},
+		{"all in memory", whole, whole.location(), limits, " in memory"},
+		{"some of each part in memory", scattered, scattered.location(), limits, "here and there"},
+		{"small", small, small.location(), limits, "too little to measure"},
+		{"empty", empty, empty.location(), limits, "too little to measure"},
+		{"no memory", absent, absent.location(), short, "/a/b memory.max has 1.0 MiB to spare"},
 		{"another file", absent, other, limits, proc.ErrOtherFile.Error()},
 	} {
-		tc.file.unchanged(tc.name, func() {
+		tc.file.checkUnchanged(tc.name, func() {
 			c, err := measureWithin(t.Context(), tc.at, tc.limits)
 			if err == nil || c != nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("%s: %+v, %v", tc.name, c, err)
+				t.Errorf("%s: %+v, %v; want an error with %q", tc.name, c, err, tc.want)
 			}
 		})
 	}
 }
 
-// countdown is a context that is done once it has been asked a number of times.
+// countdown is a context that is done once Err was called a number of times.
 type countdown struct {
-	gocontext.Context
+	context.Context
 	left int
 }
 
 func (c *countdown) Err() error {
 	if c.left--; c.left < 0 {
-		return gocontext.Canceled
+		return context.Canceled
 	}
 	return nil
 }
 
-// Wherever it is interrupted, nothing is left behind.
+// Wherever Measure is interrupted, nothing is left behind.
 func TestMeasureCostsInterrupted(t *testing.T) {
 	f := newCostFile(t, 16*mib)
-	f.plant(5*mib, mib)
+	f.readIn(5*mib, mib)
 	interrupted := 0
 	for asked := 0; ; asked += 1 + asked/2 {
 		var err error
-		f.unchanged(fmt.Sprintf("asked %d times", asked), func() {
-			_, err = measureWithin(&countdown{t.Context(), asked}, f.place(), costLimits{part: 2 * mib, rounds: 1, spare: 1 << 40})
+		f.checkUnchanged(fmt.Sprintf("asked %d times", asked), func() {
+			limits := costLimits{part: 2 * mib, rounds: 1, spare: 1 << 40}
+			_, err = measureWithin(&countdown{t.Context(), asked}, f.location(), limits)
 		})
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, gocontext.Canceled) {
-			t.Fatalf("asked %d times: %v", asked, err)
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("asked %d times: %v, want %v", asked, err, context.Canceled)
 		}
 		interrupted++
 	}
 	if interrupted < 5 {
-		t.Errorf("it was interrupted at %d places only", interrupted)
+		t.Errorf("it was interrupted at %d points, want at least 5", interrupted)
 	}
 }
 
-// newCosting prepares to measure on a file without choosing anything.
+// newCosting prepares to measure on a file, and chooses no lanes.
 func newCosting(f *costFile) *costing {
 	f.t.Helper()
-	file, err := pages.OpenFile(f.place(), pagecache.FolioBytes())
+	file, err := pages.OpenFile(f.location(), pagecache.FolioBytes())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -268,7 +274,7 @@ func newCosting(f *costFile) *costing {
 	return &costing{file: file, queue: queue, unit: max(file.FolioBytes, pages.MinBlock)}
 }
 
-// What comes into memory between the choice of what to read and its reading is not touched, nor dropped.
+// What comes into memory between the choice of lanes and their reading is neither touched nor dropped.
 func TestCostsDisturbed(t *testing.T) {
 	f := newCostFile(t, 32*mib)
 	m := newCosting(f)
@@ -276,11 +282,11 @@ func TestCostsDisturbed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range m.lanes {
-		f.plant(l.Offset, pages.PageSize)
+		f.readIn(l.Offset, pages.PageSize)
 	}
-	f.unchanged("a page in every lane", func() {
-		if _, err := m.round(t.Context(), WayPages, m.lanes); !errors.Is(err, errDisturbed) {
-			t.Errorf("every lane has a page in memory: %v", err)
+	f.checkUnchanged("a page in every lane", func() {
+		if _, err := m.measureRound(t.Context(), WayPages, m.lanes); !errors.Is(err, errDisturbed) {
+			t.Errorf("every lane has a page in memory: %v, want %v", err, errDisturbed)
 		}
 	})
 }
@@ -300,18 +306,18 @@ func TestCostsTruncated(t *testing.T) {
 	if err := os.Truncate(f.Name(), 2*mib); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.touch(target.Part(pages.Range{Offset: 0, Length: 4 * mib})); !errors.Is(err, pages.ErrUnreadable) {
-		t.Errorf("touched what the file has no more: %v", err)
+	if err := m.touchPages(target.Part(pages.Range{Offset: 0, Length: 4 * mib})); !errors.Is(err, pages.ErrUnreadable) {
+		t.Errorf("touching what was truncated: %v, want %v", err, pages.ErrUnreadable)
 	}
 	for _, way := range []Way{WayPages, WayFolios, WayFoliosByPage} {
-		if _, err := m.round(t.Context(), way, m.lanes); !errors.Is(err, pages.ErrUnreadable) {
-			t.Errorf("%s: %v", way, err)
+		if _, err := m.measureRound(t.Context(), way, m.lanes); !errors.Is(err, pages.ErrUnreadable) {
+			t.Errorf("%s: %v, want %v", way, err, pages.ErrUnreadable)
 		}
 	}
 }
 
-// Lanes are of what is not in memory, whatever is; each may be read together with what lies behind it; and they are
-// found where there are any.
+// Lanes are found where there are any. Nothing of them is in memory, and nothing of what is read with them from
+// behind them.
 func TestFindLanes(t *testing.T) {
 	const blocks, length = 14, 3
 	f := newCostFile(t, blocks*2*mib+3*pages.PageSize)
@@ -330,9 +336,9 @@ func TestFindLanes(t *testing.T) {
 			at := int64(b) * m.unit
 			switch kinds[b] {
 			case 'p':
-				f.plant(at+pages.PageSize, pages.PageSize)
+				f.readIn(at+pages.PageSize, pages.PageSize)
 			case 'f':
-				f.plant(at, min(m.unit, f.size-at))
+				f.readIn(at, min(m.unit, f.size-at))
 			}
 		}
 		text := string(kinds[:])
@@ -347,8 +353,9 @@ func TestFindLanes(t *testing.T) {
 			}
 		}
 		for _, l := range m.lanes {
-			if l.Length < m.unit || l.Length > length*m.unit || l.Offset%m.unit != 0 || l.Length%m.unit != 0 || l.End()+l.guard > f.size {
-				t.Errorf("%s: lane %+v", text, l)
+			aligned := l.Offset%m.unit == 0 && l.Length%m.unit == 0
+			if l.Length < m.unit || l.Length > length*m.unit || !aligned || l.End()+l.guard > f.size {
+				t.Errorf("%s: lane %+v, want up to %d whole blocks of the file", text, l, length)
 			}
 			mark(l.Offset, l.End(), "L")
 			mark(l.End(), l.End()+l.guard, "G")
@@ -359,17 +366,18 @@ func TestFindLanes(t *testing.T) {
 		// An empty block with an empty or a full one behind it suffices.
 		possible := strings.Contains(text, "ee") || strings.Contains(text, "ef")
 		if possible != (len(m.lanes) > 0) || possible != (err == nil) {
-			t.Errorf("%s: lanes %s, %v", text, covered, err)
+			t.Errorf("%s: lanes %s, %v; want lanes: %v", text, covered, err, possible)
 		}
-		if i == 0 && possible { // no more than are asked for
+		if i == 0 && possible { // no more lanes than are asked for
 			m.lanes = nil
 			if err := m.findLanes(t.Context(), length*m.unit, 1); err != nil || len(m.lanes) != 1 {
-				t.Errorf("%s: %d lanes for a byte, %v", text, len(m.lanes), err)
+				t.Errorf("%s: %d lanes for a byte, want 1, %v", text, len(m.lanes), err)
 			}
 		}
 	}
 }
 
+// Lanes are taken in order, as many as fit.
 func TestTakeLanes(t *testing.T) {
 	m := &costing{}
 	for _, length := range []int64{4, 4, 2, 8} {
@@ -377,17 +385,17 @@ func TestTakeLanes(t *testing.T) {
 	}
 	for i, want := range [][]int64{{0, 1}, {2}, {3}, {0, 1}} { // of 8 bytes
 		var got []int64
-		for _, l := range m.take(8) {
+		for _, l := range m.takeLanes(8) {
 			got = append(got, l.Offset)
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("call %d: lanes %v, want %v", i, got, want)
 		}
 	}
-	if got := m.take(1); len(got) != 1 {
-		t.Errorf("%d lanes of a part that is smaller than a lane", len(got))
+	if got := m.takeLanes(1); len(got) != 1 {
+		t.Errorf("%d lanes of a part that is smaller than a lane, want 1", len(got))
 	}
-	if got := m.take(100); len(got) != 4 {
-		t.Errorf("%d lanes of 4", len(got))
+	if got := m.takeLanes(100); len(got) != 4 {
+		t.Errorf("%d lanes of a part that is larger than all, want 4", len(got))
 	}
 }

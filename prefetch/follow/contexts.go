@@ -1,7 +1,7 @@
 package follow
 
-// This file tells a target's contexts apart. A server may hold several (slots, a draft model, embeddings), each with a
-// cycle of its own. One of them is helped.
+// This file tells a target's contexts apart. A server may hold several (slots, a draft model, embeddings),
+// each with a cycle of its own. One of them is helped.
 
 import (
 	"slices"
@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// lessonTokens is the largest batch to learn from. A larger one may go through the model in several passes, of
-	// which only the last goes all the way.
+	// lessonTokens is the largest batch to learn from. A larger one may go through the model in several
+	// passes, of which only the last goes all the way.
 	lessonTokens = 8
-	// patience is how many decodes of others in a row show that the context which is followed is gone. A draft model
-	// makes fewer between two decodes of the model that it drafts for.
+	// patience is how many decodes of others in a row show that the context which is followed is gone. A
+	// draft model makes fewer between two decodes of the model that it drafts for.
 	patience = 64
 	// maxContexts bounds how many are remembered: a server may make one per request.
 	maxContexts = 64
@@ -39,8 +39,8 @@ type Contexts struct {
 // FileNumber tells by which number the levers know a file.
 type FileNumber func(event.FileID) (number int, known bool)
 
-// contextKey identifies a context. Where no llama_decode is seen, contexts have no address: then each thread is taken
-// for one.
+// contextKey identifies a context. Where no llama_decode is seen, contexts have no address: then each thread
+// is taken for one.
 type contextKey struct {
 	address uint64
 	thread  int32
@@ -62,8 +62,8 @@ func (x *Context) Forget() { x.Cycle, x.Bases = nil, nil }
 type Decode struct {
 	Context *Context
 	Number  uint32
-	// Begun is when it began, in ns, if it generates one token. It is 0 for others, and for the warm-up, which reads
-	// all experts of a mixture.
+	// Begun is when it began, in ns, if it generates one token. It is 0 for others, and for the warm-up,
+	// which reads all experts of a mixture.
 	Begun  int64
 	Lesson *Lesson // nil if there is nothing to learn
 }
@@ -129,8 +129,8 @@ func (cs *Contexts) EndDecode(e event.DecodeEnd) *Decode {
 	return d
 }
 
-// CountDecode counts a decode that is over. If the context that is followed has been silent for long, it returns the
-// context to follow instead; else nil.
+// CountDecode counts a decode that is over. If the context that is followed has been silent for long, it
+// returns the context to follow instead; else nil.
 func (cs *Contexts) CountDecode(x *Context) *Context {
 	switch {
 	case !x.Foreign:
@@ -171,8 +171,8 @@ func (cs *Contexts) dropOldest() {
 	delete(cs.known, oldest)
 }
 
-// SameReads compares what two cycles read, and in which order. Times do not count, nor does what is gathered, because
-// that depends on the token.
+// SameReads compares what two cycles read, and in which order. Times do not count, nor does what is gathered,
+// because that depends on the token.
 func SameReads(a, b *pattern.Cycle) bool { return slices.Equal(wholeReads(a), wholeReads(b)) }
 
 func wholeReads(c *pattern.Cycle) (reads []pages.Range) {

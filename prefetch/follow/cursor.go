@@ -1,6 +1,7 @@
 package follow
 
-// This file follows a target through a cycle: which read it is in, token after token, and how long its ops take.
+// This file follows a target through a cycle: which read it is in, token after token, and how long its ops
+// take.
 
 import (
 	"slices"
@@ -52,8 +53,9 @@ func (c *Cursor) ReadOf(p Position) int { return int(int64(p) % int64(c.Reads)) 
 // Token is the token that the target is in.
 func (c *Cursor) Token() int64 { return c.TokenOf(c.Now) }
 
-// BeginDecode follows a decode. The position moves to the first read of the next token: at once if it is certain that
-// the decode has this cycle, otherwise with the first read that belongs to it. begun is as Begun.
+// BeginDecode follows a decode. The position moves to the first read of the next token: at once if it is
+// certain that the decode has this cycle, otherwise with the first read that belongs to it. begun is as
+// Begun.
 func (c *Cursor) BeginDecode(tid int32, decode uint32, begun int64, certain bool) {
 	c.Decode, c.TID, c.Met, c.Begun, c.ended, c.moved = decode, tid, 0, begun, begun, false
 	if certain {
@@ -68,8 +70,9 @@ func (c *Cursor) moveToNextToken() {
 	}
 }
 
-// NoteRead notes that the target has done an op that reads the weight at offset in a file. nanos is how long it
-// computed without waiting for the disk; -1 if that was not observed. It returns false if the cycle has no such read.
+// NoteRead notes that the target has done an op that reads the weight at offset in a file. nanos is how long
+// it computed without waiting for the disk; -1 if that was not observed. It returns false if the cycle has no
+// such read.
 func (c *Cursor) NoteRead(file int, offset int64, o *event.Op, nanos int64) bool {
 	reads := c.index[start{file, offset}]
 	if len(reads) == 0 {

@@ -1,8 +1,8 @@
 package mixture
 
-// This file reads experts before their router has chosen them, while the disk has nothing else to do. One rule admits
-// such reads: the disk must be idle for long enough until the next layer chooses, as it was measured to be. What was
-// chosen always comes first.
+// This file reads experts before their router has chosen them, while the disk has nothing else to do. One
+// rule admits such reads: the disk must be idle for long enough until the next layer chooses, as it was
+// measured to be. What was chosen always comes first.
 
 import (
 	"time"
@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// readPiece is read at a time, up to readTick in a tick, because what is chosen meanwhile waits for that. No more
-	// than mostUnder is under way, in bytes.
+	// readPiece is read at a time, up to readTick in a tick, because what is chosen meanwhile waits for that.
+	// No more than mostUnder is under way, in bytes.
 	readPiece, readTick, mostUnder = 512 << 10, 1 << 20, 4 << 20
 	// idleShare of the times that the disk was idle after a layer's choice were shorter than is expected. An
 	// expectation moves by a part of idleStep of what was seen.
@@ -20,8 +20,8 @@ const (
 	mostIdle            = time.Second
 	// leastRated is how many bytes have to be read at once to tell the disk's bandwidth from it.
 	leastRated = 256 << 10
-	// Pause is how long to wait at most until it is looked again whether the disk is idle, leastPause how long at
-	// least.
+	// Pause is how long to wait at most until it is looked again whether the disk is idle, leastPause how
+	// long at least.
 	Pause, leastPause = time.Millisecond, 250 * time.Microsecond
 )
 
@@ -73,8 +73,8 @@ func (m *Mixture) beginIdle(now time.Time) {
 	}
 }
 
-// endIdle notes that the next layer has chosen. It moves the expectation of how long the disk was idle: a running
-// quantile, of which idleShare of what was seen is below.
+// endIdle notes that the next layer has chosen. It moves the expectation of how long the disk was idle: a
+// running quantile, of which idleShare of what was seen is below.
 func (m *Mixture) endIdle(now time.Time) {
 	a := &m.ahead
 	if !a.asked.IsZero() {
@@ -108,8 +108,9 @@ func (m *Mixture) PauseFor(now time.Time) time.Duration {
 	return min(max(m.ahead.lookAt.Sub(now), leastPause), Pause)
 }
 
-// ReadPredicted reads as much of what is predicted as the disk is expected to deliver until the next layer has chosen,
-// once it has nothing else to do. free says that nothing else is to be read: all other weights are in memory.
+// ReadPredicted reads as much of what is predicted as the disk is expected to deliver until the next layer
+// has chosen, once it has nothing else to do. free says that nothing else is to be read: all other weights
+// are in memory.
 func (m *Mixture) ReadPredicted(free bool) error {
 	a := &m.ahead
 	if a.asked.IsZero() {
@@ -234,8 +235,8 @@ func (e *expert) pendingPiece() pages.Range {
 	return pages.Range{}
 }
 
-// admit makes room for a predicted expert, if those that have to give way for it are less likely to be chosen than it
-// is when their layer comes.
+// admit makes room for a predicted expert, if those that have to give way for it are less likely to be chosen
+// than it is when their layer comes.
 func (m *Mixture) admit(e *expert) bool {
 	over := m.resident + e.bytes - m.room
 	victims, enough := m.findVictims(over, func(l *layer, v *expert) bool { return l.chance(v) < e.predicted })
@@ -255,8 +256,8 @@ func (m *Mixture) admit(e *expert) bool {
 	return true
 }
 
-// settlePredicted drops what was predicted of a layer, which has chosen now. It says whether some of it may have been
-// begun to be read.
+// settlePredicted drops what was predicted of a layer, which has chosen now. It says whether some of it may
+// have been begun to be read.
 func (m *Mixture) settlePredicted(l *layer, ids []int32) (begun bool) {
 	a := &m.ahead
 	if a.predictor == nil {

@@ -1,11 +1,12 @@
 // Package mixture keeps and reads the experts of a mixture-of-experts model.
 //
-// A router chooses a few experts of a layer for each token. Those that it has chosen are read at once, beside each
-// other, before the target touches them one page after the other. Experts that are likely to be chosen soon stay in
-// what room the weights leave that every token reads. Those that are expected to be chosen last give way.
+// A router chooses a few experts of a layer for each token. Those that it has chosen are read at once, beside
+// each other, before the target touches them one page after the other. Experts that are likely to be chosen
+// soon stay in what room the weights leave that every token reads. Those that are expected to be chosen last
+// give way.
 //
-// A [Predictor] may say what a router is going to choose. Then experts are read before they are chosen, as far as the
-// disk is measured to be idle.
+// A [Predictor] may say what a router is going to choose. Then experts are read before they are chosen, as
+// far as the disk is measured to be idle.
 //
 // Nothing here is safe for concurrent use.
 package mixture

@@ -11,8 +11,8 @@ const (
 	maxScore = 1e200
 	// neverScore is the chance, in a token, of an expert that was not chosen lately.
 	neverScore = 1e-4
-	// mostStrayRest is how many choices pass at most between two looks for strays. In each look the kernel walks what
-	// it remembers of the pages that were there, which takes as long as asking for reads does.
+	// mostStrayRest is how many choices pass at most between two looks for strays. In each look the kernel
+	// walks what it remembers of the pages that were there, which takes as long as asking for reads does.
 	mostStrayRest = 16
 )
 
@@ -38,8 +38,8 @@ func (l *layer) chance(e *expert) float64 {
 	return min(e.score/l.step/scoreMemory+neverScore, 1)
 }
 
-// tokensUntil is after how many tokens an expert is expected to be chosen, where its layer comes after a part of a
-// token.
+// tokensUntil is after how many tokens an expert is expected to be chosen, where its layer comes after a part
+// of a token.
 func (l *layer) tokensUntil(e *expert, part float64) float64 { return 1/l.chance(e) - 1 + part }
 
 // partUntil is what part of a token passes until a layer chooses next.
@@ -61,8 +61,8 @@ func (m *Mixture) MakeRoom() {
 	}
 }
 
-// findVictims finds experts of so many bytes that are expected to be chosen last, of those that are resident, not in
-// use, and may be taken. enough says that they have as many bytes.
+// findVictims finds experts of so many bytes that are expected to be chosen last, of those that are resident,
+// not in use, and may be taken. enough says that they have as many bytes.
 func (m *Mixture) findVictims(bytes int64, may func(*layer, *expert) bool) (found []*expert, enough bool) {
 	if bytes <= 0 {
 		return nil, true
@@ -92,8 +92,8 @@ type victim struct {
 	until float64
 }
 
-// victims are a heap with the expert on top that is expected last. Of thousands few have to give way. To sort all of
-// them for each choice would take longer than the rest of it.
+// victims are a heap with the expert on top that is expected last. Of thousands few have to give way. To sort
+// all of them for each choice would take longer than the rest of it.
 type victims []victim
 
 func (v victims) Len() int           { return len(v) }
@@ -125,8 +125,8 @@ type strays struct {
 	rest  uint64 // the last pause between two looks, in choices
 }
 
-// lookForStrays looks in the layer that chose before, if some of its experts were left to the target. Otherwise it
-// looks in one layer after the other, the more rarely the longer there was none.
+// lookForStrays looks in the layer that chose before, if some of its experts were left to the target.
+// Otherwise it looks in one layer after the other, the more rarely the longer there was none.
 func (m *Mixture) lookForStrays(before int, unread bool) error {
 	if unread && before != m.now {
 		return m.evictStrays(&m.layers[before])
@@ -150,8 +150,8 @@ func (m *Mixture) lookForStrays(before int, unread bool) error {
 	return nil
 }
 
-// evictStrays pages out what is in memory of a layer's experts that should not be. What was to be paged out within the
-// last token may still wait for that.
+// evictStrays pages out what is in memory of a layer's experts that should not be. What was to be paged out
+// within the last token may still wait for that.
 func (m *Mixture) evictStrays(l *layer) error {
 	for i := range l.experts {
 		e := &l.experts[i]

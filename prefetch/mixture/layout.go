@@ -101,8 +101,9 @@ func trimToPages(r pages.Range) pages.Range {
 	return pages.Range{File: r.File, Offset: first, Length: max(end-first, 0)}
 }
 
-// AddUnread adds to a cycle those experts of a file that were not read, because they were computed elsewhere. That may
-// change. file is the number that the cycle has for it. All experts come behind what else is read, layer by layer.
+// AddUnread adds to a cycle those experts of a file that were not read, because they were computed elsewhere.
+// That may change. file is the number that the cycle has for it. All experts come behind what else is read,
+// layer by layer.
 func AddUnread(cycle *pattern.Cycle, file int, part *gguf.File) {
 	var experts []pattern.CycleRead
 	chosen := 1

@@ -18,10 +18,11 @@ type Levers interface {
 	pages.Reclaimer
 }
 
-// Routes knows which experts are computed elsewhere, so that the target does not read them. Its call must not take
-// long.
+// Routes knows which experts are computed elsewhere, so that the target does not read them. Its call must not
+// take long.
 type Routes interface {
-	// Elsewhere says whether an expert is computed elsewhere. Layers have the numbers that they have in the model.
+	// Elsewhere says whether an expert is computed elsewhere. Layers have the numbers that they have in the
+	// model.
 	Elsewhere(layer, expert int32) bool
 }
 
@@ -32,8 +33,8 @@ type Options struct {
 	Keep bool
 	// Routes is nil if no expert is computed elsewhere.
 	Routes Routes
-	// Predict makes a predictor once it is known how many experts a token chooses. nil, or a nil result, means that
-	// experts are read only when they were chosen.
+	// Predict makes a predictor once it is known how many experts a token chooses. nil, or a nil result,
+	// means that experts are read only when they were chosen.
 	Predict func(Routers) Predictor
 	// Refuse is told, at most once by what it keeps itself, that the target says something impossible.
 	Refuse func(what string, args ...any)
@@ -74,8 +75,9 @@ type layer struct {
 // expert is the slices of a layer's tensors that belong together.
 type expert struct {
 	slices []pages.Range // one of each tensor, in the order of use
-	// owned are the whole pages of them that nobody else needs. Neighbours share pages, and blocks that every token
-	// reads begin within slices. Pages that have to stay for reads (see pages.DemandReader.SlicePieceBytes) are left out.
+	// owned are the whole pages of them that nobody else needs. Neighbours share pages, and blocks that every
+	// token reads begin within slices. Pages that have to stay for reads (see
+	// pages.DemandReader.SlicePieceBytes) are left out.
 	owned []pages.Range
 	bytes int64 // of slices, without what the blocks have of them
 
@@ -104,14 +106,16 @@ type totals struct {
 }
 
 const (
-	// maxExperts bounds how many experts a layer may have, whatever a target says. llama.cpp's own bound is 512.
+	// maxExperts bounds how many experts a layer may have, whatever a target says. llama.cpp's own bound is
+	// 512.
 	maxExperts = 4096
-	// margin is left free, in bytes. What gives way is paged out behind the reads that need its room, and faults of the
-	// target read around themselves. With 12 MiB tokens were no faster.
+	// margin is left free, in bytes. What gives way is paged out behind the reads that need its room, and
+	// faults of the target read around themselves. With 12 MiB tokens were no faster.
 	margin = 24 << 20
 )
 
-// New finds the experts in a cycle; nil if it has none. blocks are those of the schedule, which every token reads.
+// New finds the experts in a cycle; nil if it has none. blocks are those of the schedule, which every token
+// reads.
 func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
 	found := findExperts(cycle, blocks, opts.Levers.SlicePieceBytes)
 	if len(found.layers) == 0 {
@@ -143,8 +147,8 @@ func (m *Mixture) SetRoom(bytes int64) {
 	}
 }
 
-// Select is told which experts a layer is about to read, and reads what is missing of them. It returns how many bytes
-// it asked for.
+// Select is told which experts a layer is about to read, and reads what is missing of them. It returns how
+// many bytes it asked for.
 func (m *Mixture) Select(e event.Selected) (read int64, err error) {
 	at, known := m.index[e.Layer]
 	if !known || len(e.IDs) == 0 || !m.isPossible(at, &e) {
@@ -155,7 +159,8 @@ func (m *Mixture) Select(e event.Selected) (read int64, err error) {
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	if m.opts.Routes != nil {
-		// When experts are computed elsewhere, the op is met again with the others only. That is no new choice.
+		// When experts are computed elsewhere, the op is met again with the others only. That is no new
+		// choice.
 		if at == m.now && e.Decode == m.last.decode && containsAll(m.last.ids, ids) {
 			return 0, nil
 		}
@@ -198,7 +203,8 @@ func (m *Mixture) isPossible(at int, e *event.Selected) bool {
 	}
 	for _, id := range e.IDs {
 		if id < 0 || int(id) >= len(m.layers[at].experts) {
-			m.opts.Refuse("the target says that it reads an expert that its model has not", "layer", e.Layer, "expert", id)
+			m.opts.Refuse("the target says that it reads an expert that its model has not",
+				"layer", e.Layer, "expert", id)
 			return false
 		}
 	}
@@ -225,8 +231,8 @@ func (m *Mixture) releaseElsewhere(l *layer, number int32) {
 	}
 }
 
-// learnLeast notes what a token chooses of a layer. That varies a little between layers, whose tensors may be of
-// different types.
+// learnLeast notes what a token chooses of a layer. That varies a little between layers, whose tensors may be
+// of different types.
 func (m *Mixture) learnLeast(l *layer, ids []int32) {
 	var bytes int64
 	for _, id := range ids {
@@ -237,10 +243,10 @@ func (m *Mixture) learnLeast(l *layer, ids []int32) {
 	}
 }
 
-// readChosen reads what is missing of experts, in the order in which the target is going to touch them: tensor by
-// tensor. What is known to be missing comes first. Then what is believed to be in memory is looked at, as the kernel
-// may have taken it. What a prompt chooses beyond the room is left to the target: it would take the place of what is
-// read before.
+// readChosen reads what is missing of experts, in the order in which the target is going to touch them:
+// tensor by tensor. What is known to be missing comes first. Then what is believed to be in memory is looked
+// at, as the kernel may have taken it. What a prompt chooses beyond the room is left to the target: it would
+// take the place of what is read before.
 func (m *Mixture) readChosen(l *layer, ids []int32) error {
 	missing, resident, fresh := m.sortChosen(l, ids)
 	if fresh > margin/2 {
@@ -271,8 +277,8 @@ func (m *Mixture) readChosen(l *layer, ids []int32) error {
 	return nil
 }
 
-// sortChosen separates chosen experts that are missing from those that are believed to be resident. The missing ones
-// count as resident from now on; fresh is how many bytes they add.
+// sortChosen separates chosen experts that are missing from those that are believed to be resident. The
+// missing ones count as resident from now on; fresh is how many bytes they add.
 func (m *Mixture) sortChosen(l *layer, ids []int32) (missing, resident []*expert, fresh int64) {
 	m.total.chosen += int64(len(ids))
 	var bytes int64
@@ -308,8 +314,9 @@ func (m *Mixture) sortChosen(l *layer, ids []int32) (missing, resident []*expert
 	return missing, resident, fresh
 }
 
-// readNow reads what of a range is not in memory, and returns how many bytes that is. Pages that are in memory may be
-// about to be paged out. So a range that was evicted is asked for even if all of it is still there.
+// readNow reads what of a range is not in memory, and returns how many bytes that is. Pages that are in
+// memory may be about to be paged out. So a range that was evicted is asked for even if all of it is still
+// there.
 func (m *Mixture) readNow(r pages.Range, evicted bool) (bytes int64, err error) {
 	if m.levers.IsReading(r) { // it was chosen a moment ago, too
 		return 0, nil

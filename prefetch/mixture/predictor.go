@@ -12,21 +12,23 @@ import (
 
 // Routers are those of a mixture that a Predictor is for.
 type Routers struct {
-	Blocks  []int32 // the numbers of their layers in the model, in the order of use; elsewhere layers are indices of this
-	Experts int     // the most that a layer has
-	Chosen  int     // how many of them a token is sent to
-	File    int     // the file that has the first expert, by the levers' number; the model may have others
+	// Blocks has the numbers of their layers in the model, in the order of use. Elsewhere a layer is an index of it.
+	Blocks  []int32
+	Experts int // the most that a layer has
+	Chosen  int // how many of them a token is sent to
+	File    int // the file that has the first expert, by the levers' number; the model may have others
 }
 
-// Predictor says which experts routers are likely to choose next. The predictors of package moe are such, and say in
-// which order the calls come. No call may take long: whoever makes it has a processor meanwhile that the target
-// wants.
+// Predictor says which experts routers are likely to choose next. The predictors of package moe are such, and
+// say in which order the calls come. No call may take long: whoever makes it has a processor meanwhile that
+// the target wants.
 type Predictor interface {
 	// Begin starts a token, whose id is negative if it is not known.
 	Begin(id int32)
 	// Observe tells what a layer has chosen, the highest score first.
 	Observe(layer int, chosen []int32)
-	// Scores writes the natural logarithms of the odds that a layer chooses each of its experts when it comes next.
+	// Scores writes the natural logarithms of the odds that a layer chooses each of its experts when it comes
+	// next.
 	Scores(layer int, scores []float32)
 }
 
@@ -71,8 +73,8 @@ func (m *Mixture) NoteInput(e event.RouterInput) {
 	}
 }
 
-// observeChoice tells the predictor what a layer, by its index, has chosen, and asks it for the next one. A prompt,
-// which chooses for many tokens, and the warm-up, which chooses all, are not told.
+// observeChoice tells the predictor what a layer, by its index, has chosen, and asks it for the next one. A
+// prompt, which chooses for many tokens, and the warm-up, which chooses all, are not told.
 func (m *Mixture) observeChoice(at int, e event.Selected) {
 	a := &m.ahead
 	if e.IDRows != 1 || len(e.IDs) >= len(m.layers[at].experts) {
@@ -93,7 +95,8 @@ func (m *Mixture) observeChoice(at int, e event.Selected) {
 	}
 }
 
-// hasPredictor makes a predictor once it is known how many experts a token chooses. It says whether there is one.
+// hasPredictor makes a predictor once it is known how many experts a token chooses. It says whether there is
+// one.
 func (m *Mixture) hasPredictor(chosen int) bool {
 	a := &m.ahead
 	if a.predictor != nil || a.none {
@@ -127,7 +130,8 @@ func (m *Mixture) beginToken(decode uint32) {
 // next is the index of the layer behind the one whose experts are under way.
 func (m *Mixture) next() int { return (m.now + 1) % len(m.layers) }
 
-// predictNext asks what the next layer is likely to choose, and queues what is missing of that, the likeliest first.
+// predictNext asks what the next layer is likely to choose, and queues what is missing of that, the likeliest
+// first.
 func (m *Mixture) predictNext() {
 	a, at := &m.ahead, m.next()
 	l := &m.layers[at]

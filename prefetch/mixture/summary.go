@@ -22,8 +22,8 @@ type Speculation struct {
 	Used  int64  `json:"used_bytes"` // of these, of experts that their layer then chose
 }
 
-// Summary adds what was done to what had been done before. before is nil, or the summary of an earlier mixture: of the
-// time when the target was helped last, or of another model.
+// Summary adds what was done to what had been done before. before is nil, or the summary of an earlier
+// mixture: of the time when the target was helped last, or of another model.
 func (m *Mixture) Summary(before *Summary) *Summary {
 	s := &Summary{All: m.size, Kept: m.resident, Room: m.room, Chosen: m.total.chosen, Missed: m.total.missed,
 		Read: m.total.read, Strays: m.total.strays, Speculation: m.speculation()}

@@ -1,7 +1,7 @@
 // Package models finds the model files that a process maps, and says where the weights lie in them.
 //
-// Files are recognised by what they contain, not by their names. What a target or a path says is checked against the
-// file before it is believed.
+// Files are recognised by what they contain, not by their names. What a target or a path says is checked
+// against the file before it is believed.
 package models
 
 import (
@@ -54,7 +54,8 @@ func (m *Model) add(of knownFile, base uint64) {
 	m.Parts = append(m.Parts, of.part)
 }
 
-// knownFile is a model file that was read. A target keeps the same files for long, and they are asked for often.
+// knownFile is a model file that was read. A target keeps the same files for long, and they are asked for
+// often.
 type knownFile struct {
 	path string
 	id   event.FileID
@@ -70,8 +71,9 @@ func (f *knownFile) isUnchanged(path string) bool {
 		now.ModTime().Equal(f.info.ModTime())
 }
 
-// MappedBy returns a function that lists the GGUF files which the process pid maps at the time, in the order of their
-// addresses. Its errors are those of proc.Mappings, OpenPart and pattern.FilesOf. It is not safe for concurrent use.
+// MappedBy returns a function that lists the GGUF files which the process pid maps at the time, in the order
+// of their addresses. Its errors are those of proc.Mappings, OpenPart and pattern.FilesOf. It is not safe for
+// concurrent use.
 func MappedBy(pid int) func() (Model, error) {
 	others := map[proc.FileID]bool{} // files that are no models
 	known := map[proc.FileID]knownFile{}
@@ -108,7 +110,7 @@ func MappedBy(pid int) func() (Model, error) {
 
 // readFile reads what is known about the model file at a place.
 func readFile(at proc.Place) (knownFile, error) {
-	id := event.FileID(at.ID)
+	id := at.ID
 	part, err := OpenPart(at.Path, id)
 	if err != nil {
 		return knownFile{}, err

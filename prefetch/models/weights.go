@@ -1,6 +1,7 @@
 package models
 
-// This file says where the weights of a file lie, so that nothing else is read ahead or held, whatever a target says.
+// This file says where the weights of a file lie, so that nothing else is read ahead or held, whatever a
+// target says.
 
 import (
 	"cmp"
@@ -33,14 +34,14 @@ func ReadWeights(path string, id event.FileID) (Weights, error) {
 	return w, nil
 }
 
-// OpenPart reads the structure of the file at path, which must be the file with this id. Its errors are those of
-// ReadWeights.
+// OpenPart reads the structure of the file at path, which must be the file with this id. Its errors are those
+// of ReadWeights.
 func OpenPart(path string, id event.FileID) (*gguf.Model, error) {
 	m, err := gguf.OpenPart(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the structure of a file that the target maps: %w", err)
 	}
-	if event.FileID(proc.IDOf(m.Files[0].Info())) != id {
+	if proc.IDOf(m.Files[0].Info()) != id {
 		return nil, fmt.Errorf("read the structure of %s: %w", path, proc.ErrOtherFile)
 	}
 	return m, nil

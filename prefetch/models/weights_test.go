@@ -57,5 +57,5 @@ func fileID(t *testing.T, path string) event.FileID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return event.FileID(id)
+	return id
 }

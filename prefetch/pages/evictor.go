@@ -1,10 +1,10 @@
 package pages
 
-// This file frees pages beside the control loop: paging a megabyte of single pages out takes a quarter of a
+// This file frees pages beside the control loop. Paging out a megabyte of single pages takes a quarter of a
 // millisecond, in which a chosen expert would wait.
 
 import (
-	gocontext "context"
+	"context"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -20,7 +20,7 @@ type evictor struct {
 	work    sync.Cond
 	queue   []eviction
 	freeing eviction   // the range that is being freed; empty: none
-	again   []eviction // parts of it that are wanted by now
+	rereads []eviction // parts of it that somebody wants by now
 	closed  bool
 	stopped chan struct{}
 }
@@ -32,40 +32,46 @@ type eviction struct {
 	address uint64
 }
 
-// maxEvictions may wait.
+// maxEvictions is how many ranges may wait.
 const maxEvictions = 4096
 
-// newEvictor begins to free what is queued, by free. read reads again what came to be wanted while it was being freed.
-func newEvictor(free, read func(eviction) error, log *slog.Logger) *evictor {
+// newEvictor begins to free what is queued, by calling free. It calls readAgain for what came to be wanted
+// while it was being freed.
+func newEvictor(free, readAgain func(eviction) error, log *slog.Logger) *evictor {
 	e := &evictor{stopped: make(chan struct{})}
 	e.work.L = &e.mu
-	go func() {
-		defer close(e.stopped)
-		// The loop's priority is not for this. The thread ends with its goroutine, as it stays locked.
-		runtime.LockOSThread()
-		if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 0); err != nil {
-			log.Debug("cannot lower the priority of the thread that pages out", "error", err)
-		}
-		level := slog.LevelWarn
-		for {
-			r, ok := e.next()
-			if !ok {
-				return
-			}
-			if err := free(r); err != nil {
-				log.Log(gocontext.Background(), level, "cannot page out", "error", fmt.Errorf("free %d bytes of the model: %w", r.Length, err))
-				level = slog.LevelDebug // what fails does so for each
-			}
-			for _, part := range e.freed() {
-				if err := read(part); err != nil { // the target reads it by itself
-					log.Debug("cannot read what was paged out too soon", "error", err)
-				}
-			}
-		}
-	}()
+	go e.run(free, readAgain, log)
 	return e
 }
 
+func (e *evictor) run(free, readAgain func(eviction) error, log *slog.Logger) {
+	defer close(e.stopped)
+	// This thread is not to have the control loop's priority. It ends with its goroutine, because it stays
+	// locked.
+	runtime.LockOSThread()
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 0); err != nil {
+		log.Debug("cannot lower the priority of the thread that pages out", "error", err)
+	}
+	level := slog.LevelWarn
+	for {
+		r, ok := e.next()
+		if !ok {
+			return
+		}
+		if err := free(r); err != nil {
+			err = fmt.Errorf("free %d bytes of the model: %w", r.Length, err)
+			log.Log(context.Background(), level, "cannot page out", "error", err)
+			level = slog.LevelDebug // if it fails once, it fails for each range
+		}
+		for _, part := range e.finishFreeing() {
+			if err := readAgain(part); err != nil { // the target reads it by itself
+				log.Debug("cannot read what was paged out too soon", "error", err)
+			}
+		}
+	}
+}
+
+// next waits for the next range to be freed; false after close.
 func (e *evictor) next() (eviction, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -80,20 +86,20 @@ func (e *evictor) next() (eviction, bool) {
 	return e.freeing, true
 }
 
-// freed notes that a range was freed, and returns those parts of it that came to be wanted meanwhile: whoever asked
-// for them then found them in memory.
-func (e *evictor) freed() []eviction {
+// finishFreeing notes that a range was freed. It returns those parts of it that were asked for meanwhile:
+// they were in memory then, so nobody has read them.
+func (e *evictor) finishFreeing() []eviction {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	again := e.again
-	e.freeing, e.again = eviction{}, nil
+	again := e.rereads
+	e.freeing, e.rereads = eviction{}, nil
 	if e.closed {
 		return nil
 	}
 	return again
 }
 
-// add queues a range; false if too many wait.
+// add queues a range. It returns false if too many wait.
 func (e *evictor) add(r eviction) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -105,8 +111,9 @@ func (e *evictor) add(r eviction) bool {
 	return true
 }
 
-// spare forgets what waits to be freed and overlaps r. What of r is being freed now is read again after that.
-func (e *evictor) spare(r Range) {
+// cancel takes what overlaps r from the queue. The part of r that is being freed now is read again after
+// that.
+func (e *evictor) cancel(r Range) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.queue = slices.DeleteFunc(e.queue, func(q eviction) bool { return q.Overlaps(r) })
@@ -114,7 +121,7 @@ func (e *evictor) spare(r Range) {
 		first, end := max(f.Offset, r.Offset), min(f.End(), r.End())
 		f.address += uint64(first - f.Offset)
 		f.Offset, f.Length = first, end-first
-		e.again = append(e.again, f)
+		e.rereads = append(e.rereads, f)
 	}
 }
 

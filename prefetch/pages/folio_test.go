@@ -21,8 +21,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// Blocks of a run that are asked for at once are read as large folios, whatever the order, and nothing but them; the
-// target finds no readahead mark on them.
+// Blocks of a run that are asked for at once are read as large folios, whatever the order, and nothing else
+// is read. The target finds no readahead mark on them.
 func TestFolios(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := filepath.Join(t.TempDir(), "model")
@@ -90,7 +90,8 @@ func TestFolios(t *testing.T) {
 			return true
 		})
 	}
-	// huge is how much of a block this process finds in large folios when it touches it; that is what the target finds.
+	// huge is how many bytes of a block this process finds in large folios when it touches it. The target
+	// finds the same.
 	huge := func(b int64) int64 {
 		t.Helper()
 		m := k.files[file]
@@ -107,10 +108,10 @@ func TestFolios(t *testing.T) {
 		}
 		return n
 	}
-	read(6) // of nothing behind it is known: single pages
+	read(6) // nothing behind it is in memory: single pages
 	read(3, 4, 5)
 	if n := resident(whole); n != 8*mib {
-		t.Errorf("%d bytes are in memory, of 4 blocks that were asked for", n)
+		t.Errorf("%d bytes are in memory, want 4 blocks, %d", n, 8*mib)
 	}
 	for b, want := range map[int64]int64{3: 2 * mib, 4: 2 * mib, 5: 2 * mib, 6: 0} {
 		if n := huge(b); n != want {
@@ -121,7 +122,7 @@ func TestFolios(t *testing.T) {
 		touched += target[at]
 	}
 	if n := resident(whole); n != 8*mib {
-		t.Errorf("%d bytes are in memory after the target touched 8 MiB", n)
+		t.Errorf("%d bytes are in memory after the target touched 8 MiB, want %d", n, 8*mib)
 	}
 	if err := k.PageOut(whole); err != nil {
 		t.Fatal(err)
@@ -145,38 +146,39 @@ func TestFolios(t *testing.T) {
 		return resident(two) == 4*mib && !k.IsReading(two)
 	})
 	if n := resident(whole); huge(10) != 2*mib || huge(11) != 2*mib || n != 6*mib {
-		t.Errorf("a block of two folios: %d and %d bytes lie in large ones; %d are in memory", huge(10), huge(11), n)
+		t.Errorf("a block of two folios: %d and %d bytes lie in large ones, %d are in memory; want 2, 2 and 6 MiB",
+			huge(10), huge(11), n)
 	}
 	read(31) // the last of the file: nothing follows
 	if n := huge(31); n != 2*mib {
-		t.Errorf("the last block: %d bytes lie in a large folio", n)
+		t.Errorf("the last block: %d bytes lie in a large folio, want %d", n, 2*mib)
 	}
-	// What somebody else has read of blocks in single pages says nothing about the file system.
+	// Blocks that somebody else has read in single pages say nothing about the file system.
 	m := k.files[file]
-	m.reads, m.looked, m.small = 0, 0, 0
+	m.reads, m.inspected, m.smallInRow = 0, 0, 0
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
 		t.Fatal(err)
 	}
 	read(28)
-	for b := int64(27); b > 27-2*firstLooks; b-- {
+	for b := int64(27); b > 27-2*inspectFirst; b-- {
 		if _, err := f.ReadAt(make([]byte, 1), block(b).Offset); err != nil {
 			t.Fatal(err)
 		}
 		if n := resident(block(b)); n == 0 || n == 2*mib {
-			t.Fatalf("%d bytes of block %d are in memory", n, b)
+			t.Fatalf("%d bytes of block %d are in memory, want a part of it", n, b)
 		}
 		read(b)
 	}
 	if k.BlockBytes() != 2*mib {
-		t.Error("large folios were given up")
+		t.Errorf("large folios were given up: blocks of %d bytes, want %d", k.BlockBytes(), 2*mib)
 	}
 }
 
-var touched byte // a load that is not used would not be made
+var touched byte // takes loads: the compiler drops a load whose value is not used
 
-// What is used in the order of the file is read so, all of it in large folios: the first one at once, and the last
-// one, behind which nothing is in memory. Several are read at once. Afterwards a folio waits for what follows it
-// again.
+// Reads in the order of the file are all of large folios: the first one does not wait, and neither does the
+// last one, behind which nothing is in memory. Several are read at once. Afterwards a folio waits again for
+// what follows it.
 func TestInOrder(t *testing.T) {
 	const blocks = 16
 	m := newMappedFile(t, 2*blocks*2*mib)
@@ -186,18 +188,19 @@ func TestInOrder(t *testing.T) {
 	}
 	block := func(i int64) Range { return m.part(i*2*mib, 2*mib) }
 	if err := m.k.SetInOrder(true); err != nil || !m.k.CanReadApart() {
-		t.Fatalf("%v, apart: %v", err, m.k.CanReadApart())
+		t.Fatalf("in order: %v, can read apart: %v, want true", err, m.k.CanReadApart())
 	}
 	for i := range int64(blocks) {
 		if !m.k.ReadAhead(block(i)) {
 			t.Fatal("refused")
 		}
 	}
-	if err := m.k.begin(); err != nil {
+	if err := m.k.beginWaiting(); err != nil {
 		t.Fatal(err)
 	}
-	if len(m.k.underWay) != blocks || len(m.k.waiting) != 0 {
-		t.Errorf("%d reads are under way, %d wait for what follows them", len(m.k.underWay), len(m.k.waiting))
+	if len(m.k.folioReads) != blocks || len(m.k.waitingFolios) != 0 {
+		t.Errorf("%d reads are under way, %d wait for what follows them; want %d and 0",
+			len(m.k.folioReads), len(m.k.waitingFolios), blocks)
 	}
 	whole := m.part(0, blocks*2*mib)
 	testenv.WaitFor(t, "the blocks to be read", func() bool {
@@ -207,28 +210,28 @@ func TestInOrder(t *testing.T) {
 		return !m.k.IsReading(whole)
 	})
 	if n := m.resident(m.part(0, int64(len(m.mapping)))); n != whole.Length {
-		t.Errorf("%d bytes are in memory, of %d that were asked for", n, whole.Length)
+		t.Errorf("%d bytes are in memory, want %d", n, whole.Length)
 	}
 	f := m.k.files[m.file]
 	if err := unix.Madvise(f.Part(whole), unix.MADV_POPULATE_READ); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := pagecache.Huge(f.Part(whole)); n != whole.Length || err != nil {
-		t.Errorf("%d bytes of %d lie in large folios, %v", n, whole.Length, err)
+		t.Errorf("%d bytes lie in large folios, want %d, %v", n, whole.Length, err)
 	}
 	if err := errors.Join(f.Unmap(whole), m.k.SetInOrder(false)); err != nil || m.k.CanReadApart() {
-		t.Fatalf("%v, apart: %v", err, m.k.CanReadApart())
+		t.Fatalf("not in order: %v, can read apart: %v, want false", err, m.k.CanReadApart())
 	}
 	for _, b := range []int64{20, 21} {
 		if !m.k.ReadAhead(block(b)) {
 			t.Fatal("refused")
 		}
 	}
-	if err := m.k.begin(); err != nil {
+	if err := m.k.beginWaiting(); err != nil {
 		t.Fatal(err)
 	}
-	if len(m.k.waiting) != 1 || m.k.waiting[0] != block(20) {
-		t.Errorf("what waits for what follows it is %v", m.k.waiting)
+	if len(m.k.waitingFolios) != 1 || m.k.waitingFolios[0] != block(20) {
+		t.Errorf("waiting for what follows: %v, want %v", m.k.waitingFolios, block(20))
 	}
 	testenv.WaitFor(t, "these to be read, too", func() bool {
 		if err := m.k.Poll(); err != nil {
@@ -238,18 +241,18 @@ func TestInOrder(t *testing.T) {
 	})
 }
 
-// While nothing is read khugepaged is to leave the model alone.
+// While nothing is read, khugepaged leaves the model alone.
 func TestRest(t *testing.T) {
 	testenv.NeedRoot(t)
-	k := &Kernel{folio: pagecache.FolioBytes()}
-	if k.folio == 0 {
+	k := &Kernel{folioBytes: pagecache.FolioBytes()}
+	if k.folioBytes == 0 {
 		t.Skip("this kernel has no large folios")
 	}
 	path := filepath.Join(t.TempDir(), "model")
 	if err := os.WriteFile(path, make([]byte, 4*mib), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f, err := OpenFile(proc.Place{Path: path, ID: proc.FileID(idOf(t, path))}, k.folio)
+	f, err := OpenFile(proc.Place{Path: path, ID: idOf(t, path)}, k.folioBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +282,8 @@ func vmFlags(t *testing.T, mapping []byte) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, after, found := strings.Cut(string(smaps), fmt.Sprintf("%x-", uintptr(unsafe.Pointer(unsafe.SliceData(mapping)))))
+	start := uintptr(unsafe.Pointer(unsafe.SliceData(mapping)))
+	_, after, found := strings.Cut(string(smaps), fmt.Sprintf("%x-", start))
 	_, after, flagged := strings.Cut(after, "VmFlags: ")
 	if !found || !flagged {
 		t.Fatal("the mapping is not in smaps")
@@ -288,8 +292,8 @@ func vmFlags(t *testing.T, mapping []byte) []string {
 	return strings.Fields(line)
 }
 
-// As many large folios are read at once as the disk brings while one is read by itself, and one; never fewer than
-// before.
+// One large folio more is read at once than the disk delivers while one is read by itself, and never fewer
+// than before.
 func TestAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model")
 	if err := os.WriteFile(path, make([]byte, 16*mib), 0o644); err != nil {
@@ -313,30 +317,31 @@ func TestAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := k.ResidentBytes(Range{file, 0, size}); n != 0 || err != nil {
-		t.Errorf("looking for large folios has left %d bytes in memory, %v", n, err)
+		t.Errorf("looking for large folios has left %d bytes in memory, want 0, %v", n, err)
 	}
 	m := k.files[file]
 	if m.FolioBytes == 0 {
 		t.Skipf("no large folios on this file system: blocks of %d", k.BlockBytes())
 	}
-	if m.alone <= 0 || m.alone > time.Second {
-		t.Errorf("a large folio takes %v by itself", m.alone)
+	if m.readTime <= 0 || m.readTime > time.Second {
+		t.Errorf("a large folio takes %v by itself, want up to %v", m.readTime, time.Second)
 	}
-	m.alone = time.Millisecond
+	m.readTime = time.Millisecond
 	if err := k.NoteDiskRate(1e12); err != nil || k.BlocksAtOnce() != 3 {
-		t.Errorf("before reads have shown more than that: %d at once, %v", k.BlocksAtOnce(), err)
+		t.Errorf("before enough reads: %d at once, want 3, %v", k.BlocksAtOnce(), err)
 	}
 	m.reads = settledReads
-	folios := func(n float64) float64 { return n * float64(m.FolioBytes) / m.alone.Seconds() } // a disk that brings n in that time
+	// folios is the rate of a disk that delivers n large folios in that time.
+	folios := func(n float64) float64 { return n * float64(m.FolioBytes) / m.readTime.Seconds() }
 	for _, s := range []struct {
-		delivers float64
-		want     int
+		rate float64 // bytes per second
+		want int
 	}{{0, 3}, {folios(0.8), 3}, {folios(1.9), 3}, {folios(3.5), 5}, {folios(2), 5}, {folios(100), 8}} {
-		if err := k.NoteDiskRate(s.delivers); err != nil {
+		if err := k.NoteDiskRate(s.rate); err != nil {
 			t.Fatal(err)
 		}
 		if got := k.BlocksAtOnce(); got != s.want {
-			t.Errorf("at %.0f bytes per second %d are read at once, want %d", s.delivers, got, s.want)
+			t.Errorf("at %.0f bytes per second %d are read at once, want %d", s.rate, got, s.want)
 		}
 	}
 }

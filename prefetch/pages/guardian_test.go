@@ -1,5 +1,7 @@
 package pages
 
+// This file lets the test's program be its own guardian.
+
 import (
 	"os"
 	"testing"

@@ -1,7 +1,9 @@
 package pages
 
+// This file tests which head is read, and how much of it.
+
 import (
-	gocontext "context"
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -17,7 +19,9 @@ func TestNamedHead(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	write := func(name string, layers int) string {
-		plan, err := synth.NewPlan(synth.Config{Layers: layers, Embd: 512, FF: 2048, Heads: 2, KVHeads: 2, Vocab: 300, Ctx: 64, Type: gguf.Q8_0, Seed: 1})
+		plan, err := synth.NewPlan(synth.Config{
+			Layers: layers, Embd: 512, FF: 2048, Heads: 2, KVHeads: 2, Vocab: 300, Ctx: 64, Type: gguf.Q8_0, Seed: 1,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,7 +47,8 @@ func TestNamedHead(t *testing.T) {
 		want  int64 // bytes; 0: none is named
 		named int64 // bytes of all that are named; 0: not known
 	}{
-		"all":           {[]string{"llama-cli", "-m", model, "-md", draft, "-n", "1"}, 1 << 30, size(model), size(model) + size(draft)},
+		"all": {[]string{"llama-cli", "-m", model, "-md", draft, "-n", "1"},
+			1 << 30, size(model), size(model) + size(draft)},
 		"after =":       {[]string{"llama-cli", "--model=" + model}, 1 << 30, size(model), size(model)},
 		"most":          {[]string{"llama-cli", "-m", model}, 12 << 20, 12 << 20, size(model)},
 		"budget":        {[]string{"llama-cli", "-m", model}, 9<<20 + 4096, 9<<20 + 4096, size(model)},
@@ -54,14 +59,14 @@ func TestNamedHead(t *testing.T) {
 	} {
 		h := OpenNamedHead(tc.args, tc.most)
 		if (h == nil) != (tc.want == 0) {
-			t.Errorf("%s: %v", name, h)
+			t.Errorf("%s: head %v, want one: %v", name, h, tc.want != 0)
 			continue
 		}
 		if h == nil {
 			continue
 		}
 		if h.NamedBytes() != tc.named {
-			t.Errorf("%s: %d bytes are named, not %d", name, h.NamedBytes(), tc.named)
+			t.Errorf("%s: NamedBytes = %d, want %d", name, h.NamedBytes(), tc.named)
 		}
 		testenv.NeedMachine(t)
 		f, err := os.OpenFile(model, os.O_RDWR, 0)
@@ -71,7 +76,7 @@ func TestNamedHead(t *testing.T) {
 		if left, err := pagecache.Drop(t.Context(), f); left > 0 || err != nil {
 			t.Skipf("%d bytes stay in memory, %v: set TMPDIR to a directory on a disk", left, err)
 		}
-		ended, end := gocontext.WithCancel(t.Context())
+		ended, end := context.WithCancel(t.Context())
 		end()
 		h.Read(ended)
 		h.Read(t.Context())
@@ -79,7 +84,7 @@ func TestNamedHead(t *testing.T) {
 		there, err := pagecache.Resident(f, 0, (want+PageSize-1)/PageSize*PageSize)
 		beyond, _ := pagecache.Resident(f, (want+PageSize-1)/PageSize*PageSize, size(model)-want)
 		if err != nil || there < want || beyond > 0 {
-			t.Errorf("%s: %d bytes are there, and %d beyond; want %d", name, there, beyond, want)
+			t.Errorf("%s: %d bytes are there, and %d beyond; want %d and 0", name, there, beyond, want)
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)

@@ -1,6 +1,7 @@
 package pages
 
-// This file tests what the kernel is asked for experts: reads at once, paging out beside the loop, a processor at once.
+// This file tests what is asked of the kernel for experts: reads at once, and paging out beside the control
+// loop.
 
 import (
 	"bytes"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -22,7 +24,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// mappedFile is a file of which nothing is in memory, that this process, the target, maps.
+// mappedFile is a file of which nothing is in memory. This process, which is the target here, maps it.
 type mappedFile struct {
 	t       *testing.T
 	k       *Kernel
@@ -43,7 +45,8 @@ func newMappedFile(t *testing.T, size int) *mappedFile {
 	if _, err := f.Write(bytes.Repeat([]byte{1}, size)); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil { // a page that is not written back stays
+	// A page that is not written back stays in memory.
+	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
 		t.Fatal(err)
 	}
 	m := &mappedFile{t: t}
@@ -82,13 +85,14 @@ func (m *mappedFile) resident(r Range) int64 {
 
 func (m *mappedFile) touch(r Range) {
 	for at := r.Offset; at < r.End(); at += PageSize {
-		m.touched += m.mapping[at] // a load that is not used would not be made
+		m.touched += m.mapping[at] // the compiler drops a load whose value is not used
 	}
 }
 
 func (m *mappedFile) read(r Range) {
 	m.t.Helper()
-	testenv.WaitFor(m.t, "a range to be read", func() bool { // a kernel that reclaims what is cold may take a page at any time
+	// A kernel that reclaims what is cold may take a page at any time.
+	testenv.WaitFor(m.t, "a range to be read", func() bool {
 		if err := errors.Join(m.k.ReadNow(r), m.k.Poll()); err != nil {
 			m.t.Fatal(err)
 		}
@@ -116,17 +120,19 @@ func openFiles(t *testing.T) []string {
 			all = append(all, n.Name()+" "+target)
 		}
 	}
-	return slices.DeleteFunc(all, func(s string) bool { return bytes.Contains([]byte(s), []byte("/fd")) }) // that of the directory itself
+	ofDirectory := func(s string) bool { return strings.Contains(s, "/fd") } // opened by ReadDir
+	return slices.DeleteFunc(all, ofDirectory)
 }
 
-// ReadNow reads a range, and nothing but it; Evict frees one, whether the target maps it or nobody, and nothing but it.
+// ReadNow reads a range, and nothing else. Evict frees one, and nothing else, whether or not the target maps
+// it.
 func TestReadNowAndEvict(t *testing.T) {
 	m := newMappedFile(t, 16*mib)
 	defer m.close()
 	inside := m.part(mib+PageSize, 3*mib) // as slices lie, across blocks
 	m.read(inside)
 	if n := m.resident(m.part(0, 16*mib)); n != inside.Length {
-		t.Errorf("%d bytes are in memory, of %d that were asked for", n, inside.Length)
+		t.Errorf("%d bytes are in memory, want %d", n, inside.Length)
 	}
 	used, unused, stays := m.part(6*mib, mib), m.part(8*mib, mib), m.part(7*mib, mib)
 	for _, r := range []Range{used, unused, stays} {
@@ -135,7 +141,8 @@ func TestReadNowAndEvict(t *testing.T) {
 	m.touch(used)
 	m.touch(stays)
 	for _, r := range []Range{used, unused} {
-		testenv.WaitFor(t, "a range to be freed", func() bool { // a page that another processor has in hand is skipped
+		// A page that another processor is working on is skipped.
+		testenv.WaitFor(t, "a range to be freed", func() bool {
 			if !m.k.Evict(r) {
 				t.Fatal("refused")
 			}
@@ -143,21 +150,21 @@ func TestReadNowAndEvict(t *testing.T) {
 		})
 	}
 	if n := m.resident(stays); n != mib {
-		t.Errorf("%d bytes of the neighbour are left", n)
+		t.Errorf("%d bytes of the neighbour are left, want %d", n, mib)
 	}
 }
 
-// Where it cannot be read in pieces, a long range is read as large folios, as far as it holds whole ones, and
-// something follows them in it unless marks do nothing: nothing but it is read. It is freed as a whole.
+// A long range that cannot be read in pieces is read as large folios, as far as it holds whole ones. Unless
+// marks do nothing, the last of these is read in pages. Nothing else is read. The range is freed as a whole.
 func TestReadNowFolios(t *testing.T) {
-	for unmarked, want := range map[bool]int64{false: 6 * mib, true: 8 * mib} {
+	for smallReadahead, want := range map[bool]int64{false: 6 * mib, true: 8 * mib} {
 		m := newMappedFile(t, 32*mib)
 		defer m.close()
 		if m.k.BlockBytes() != 2*mib {
 			t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
 		}
 		m.k.SetGuardian(nil)
-		if unmarked {
+		if smallReadahead {
 			if err := m.k.NoteSmallReadahead(true); err != nil {
 				t.Fatal(err)
 			}
@@ -173,7 +180,7 @@ func TestReadNowFolios(t *testing.T) {
 			return m.resident(slice) == slice.Length && !m.k.IsReading(slice)
 		})
 		if n := m.resident(m.part(0, 32*mib)); n != slice.Length {
-			t.Errorf("%v: %d bytes are in memory, of %d that were asked for", unmarked, n, slice.Length)
+			t.Errorf("small readahead %v: %d bytes are in memory, want %d", smallReadahead, n, slice.Length)
 		}
 		f := m.k.files[m.file]
 		folios := int64(0)
@@ -192,11 +199,12 @@ func TestReadNowFolios(t *testing.T) {
 			t.Fatal(err)
 		}
 		if folios != want {
-			t.Errorf("%v: %d bytes lie in large folios, want %d", unmarked, folios, want)
+			t.Errorf("small readahead %v: %d bytes lie in large folios, want %d", smallReadahead, folios, want)
 		}
 		m.touch(slice)
 		if n := m.resident(m.part(0, 32*mib)); n != slice.Length {
-			t.Errorf("%v: the target's touch has read: %d bytes are in memory, of %d that were asked for", unmarked, n, slice.Length)
+			t.Errorf("small readahead %v: %d bytes are in memory after the target's touch, want %d",
+				smallReadahead, n, slice.Length)
 		}
 		testenv.WaitFor(t, "the slice to be freed", func() bool {
 			if !m.k.Evict(slice) {
@@ -207,8 +215,8 @@ func TestReadNowFolios(t *testing.T) {
 	}
 }
 
-// inFolios is how many pages of memory that was touched lie in folios of several pages.
-func inFolios(t *testing.T, mem []byte) (pages int) {
+// countInFolios counts the pages of memory that was touched which lie in folios of several pages.
+func countInFolios(t *testing.T, mem []byte) (pages int) {
 	t.Helper()
 	word := func(path string, at uint64) uint64 {
 		f, err := os.Open(path)
@@ -235,37 +243,45 @@ func inFolios(t *testing.T, mem []byte) (pages int) {
 	return pages
 }
 
-// A slice is read in folios of several pages, and nothing but it; the target's touch reads no more, also where it
-// reads around its faults. It is freed as a whole.
+// A slice is read in folios of several pages, and nothing else is read. The target's touch reads no more,
+// even where it reads around its faults. The slice is freed as a whole.
 func TestReadNowSlice(t *testing.T) {
-	for _, unmarked := range []bool{false, true} {
+	for _, smallReadahead := range []bool{false, true} {
 		m := newMappedFile(t, 16*mib)
 		defer m.close()
 		if m.k.slicesFor(m.part(0, mib)) == nil {
 			t.Skip("no large folios on this file system, or its readahead cannot be changed")
 		}
 		advice := unix.MADV_NORMAL
-		if unmarked {
+		if smallReadahead {
 			advice = unix.MADV_RANDOM
 		}
-		if err := errors.Join(m.k.NoteSmallReadahead(unmarked), unix.Madvise(m.mapping, advice)); err != nil {
+		if err := errors.Join(m.k.NoteSmallReadahead(smallReadahead), unix.Madvise(m.mapping, advice)); err != nil {
 			t.Fatal(err)
 		}
-		for i, slice := range []Range{m.part(mib+100, mib+5000), m.part(3*mib-PageSize, mib), m.part(8*mib+9*PageSize+1, 2*mib), m.part(5*mib+3*PageSize+17, 9*mib+300*1024)} {
+		for i, slice := range []Range{
+			m.part(mib+100, mib+5000),
+			m.part(3*mib-PageSize, mib),
+			m.part(8*mib+9*PageSize+1, 2*mib),
+			m.part(5*mib+3*PageSize+17, 9*mib+300*1024),
+		} {
 			whole := m.part(slice.Offset&^(PageSize-1), 0)
 			whole.Length = (slice.End()+PageSize-1)&^(PageSize-1) - whole.Offset
 			m.k.Announce(slice)
-			// A disk may take longer than ReadNow waits for the first page (firstWait); then it reads single pages.
+			// A disk may take longer than ReadNow waits for the first page (maxFirstPageWait). Then it reads
+			// single pages.
 			reader := m.k.slicesFor(slice)
 			for _, p := range SlicePieces(slice, m.k.SlicePieceBytes(m.file)) {
-				testenv.WaitFor(t, "the first page", func() bool { return ask(reader.marks, reader.first, p.Offset/PageSize) })
+				testenv.WaitFor(t, "the first page", func() bool {
+					return readNoWait(reader.marks, reader.oneByte, p.Offset/PageSize)
+				})
 			}
 			testenv.WaitFor(t, "a slice to be read", func() bool {
 				if err := m.k.ReadNow(slice); err != nil {
 					t.Fatal(err)
 				}
-				if m.k.IsReading(slice) && requestBytes(m.k.files[m.file].File) < math.MaxInt64 {
-					t.Fatalf("%v, slice %d: some of it was left to workers", unmarked, i)
+				if m.k.IsReading(slice) && maxRequestBytes(m.k.files[m.file].File) < math.MaxInt64 {
+					t.Fatalf("small readahead %v, slice %d: some of it was left to workers", smallReadahead, i)
 				}
 				arrived, err := m.k.HasArrived(slice)
 				if err != nil {
@@ -275,10 +291,13 @@ func TestReadNowSlice(t *testing.T) {
 			})
 			m.touch(whole)
 			if n := m.resident(m.part(0, 16*mib)); n != whole.Length {
-				t.Errorf("%v, slice %d: %d bytes are in memory, of %d that were asked for", unmarked, i, n, whole.Length)
+				t.Errorf("small readahead %v, slice %d: %d bytes are in memory, want %d",
+					smallReadahead, i, n, whole.Length)
 			}
-			if n, all := inFolios(t, m.mapping[whole.Offset:whole.End()]), int(whole.Length/PageSize); n < all*3/4 {
-				t.Errorf("%v, slice %d: %d of %d pages lie in folios of several", unmarked, i, n, all)
+			all := int(whole.Length / PageSize)
+			if n := countInFolios(t, m.mapping[whole.Offset:whole.End()]); n < all*3/4 {
+				t.Errorf("small readahead %v, slice %d: %d pages lie in folios of several, want at least 3/4 of %d",
+					smallReadahead, i, n, all)
 			}
 			testenv.WaitFor(t, "the slice to be freed", func() bool {
 				if !m.k.Evict(whole) {
@@ -290,7 +309,7 @@ func TestReadNowSlice(t *testing.T) {
 	}
 }
 
-// What is read again while it waits to be freed stays, be it still in memory.
+// What is read again while it waits to be freed stays, even if it is still in memory.
 func TestReadNowSpares(t *testing.T) {
 	m := newMappedFile(t, 8*mib)
 	defer m.close()
@@ -308,8 +327,8 @@ func TestReadNowSpares(t *testing.T) {
 			begun <- struct{}{}
 			<-gate
 			defer func() { freed <- struct{}{} }()
-			return m.k.free(e)
-		}, eviction.read, m.k.log)
+			return m.k.freeNow(e)
+		}, eviction.readAgain, m.k.log)
 		first, second := m.part(0, mib), m.part(4*mib, mib)
 		m.read(first)
 		m.read(second)
@@ -324,12 +343,14 @@ func TestReadNowSpares(t *testing.T) {
 		m.k.evictor.close()
 		m.k.evictor = nil
 		if n := len(freed); n != 0 || m.resident(second) != mib {
-			t.Errorf("%s: freed %d ranges more, %d bytes are left of what was read again", name, n, m.resident(second))
+			t.Errorf("%s: %d more ranges were freed, want 0; %d bytes are left of what was read again, want %d",
+				name, n, m.resident(second), mib)
 		}
 	}
 }
 
-// What is asked for at once while it is being freed is in memory after that, though it was there when it was asked for.
+// What is asked for at once while it is being freed is in memory after that, although it was there when it
+// was asked for.
 func TestReadNowWhileEvicting(t *testing.T) {
 	m := newMappedFile(t, 8*mib)
 	defer m.close()
@@ -338,8 +359,8 @@ func TestReadNowWhileEvicting(t *testing.T) {
 		begun <- struct{}{}
 		<-gate
 		defer close(freed)
-		for range 1000 { // a page that another processor has in hand, or that is being read, is skipped
-			if err := m.k.free(e); err != nil {
+		for range 1000 { // a page that another processor is working on, or that is being read, is skipped
+			if err := m.k.freeNow(e); err != nil {
 				return err
 			}
 			if n, err := m.k.ResidentBytes(e.Range); n == 0 || err != nil {
@@ -348,7 +369,7 @@ func TestReadNowWhileEvicting(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 		return errors.New("it stays in memory")
-	}, eviction.read, m.k.log)
+	}, eviction.readAgain, m.k.log)
 	r, wanted := m.part(2*mib, mib), m.part(2*mib+PageSize, mib/2)
 	m.read(r)
 	m.k.Evict(r)
@@ -366,11 +387,11 @@ func TestReadNowWhileEvicting(t *testing.T) {
 		return arrived
 	})
 	if n := m.resident(r); n == 0 || n > wanted.Length {
-		t.Errorf("%d bytes are in memory again, want %d", n, wanted.Length)
+		t.Errorf("%d bytes are in memory again, want up to %d", n, wanted.Length)
 	}
 }
 
-// What is not in memory has not arrived; what was read has, after a moment.
+// What is not in memory has not arrived. What was read has, after a moment.
 func TestArrived(t *testing.T) {
 	m := newMappedFile(t, 8*mib)
 	defer m.close()
@@ -384,21 +405,21 @@ func TestArrived(t *testing.T) {
 		return is
 	}
 	if arrived(inside) {
-		t.Error("what nobody read has arrived")
+		t.Error("a range that nobody read has arrived")
 	}
 	testenv.WaitFor(t, "a range to arrive", func() bool {
 		m.read(inside) // again, if somebody takes a page
 		return arrived(inside)
 	})
 	if arrived(m.part(mib+PageSize, 3*mib)) {
-		t.Error("a range has arrived of which the end was not read")
+		t.Error("a range has arrived, but its end was not read")
 	}
 	if !arrived(m.part(4*mib, 0)) {
-		t.Error("nothing has not arrived")
+		t.Error("an empty range has not arrived")
 	}
 }
 
-// Close frees no more, and leaves nothing behind.
+// Close frees no more ranges, and leaves nothing behind.
 func TestCloseWhileEvicting(t *testing.T) {
 	testenv.NeedRoot(t)
 	ignore := goleak.IgnoreCurrent()
@@ -418,5 +439,3 @@ func TestCloseWhileEvicting(t *testing.T) {
 	goleak.VerifyNone(t, ignore)
 	testenv.WaitFor(t, "files to be closed", func() bool { return len(openFiles(t)) <= len(before) })
 }
-
-// Urgent has this thread, and only this, run before all others, until it is not urgent any more.

@@ -1,7 +1,6 @@
 package pages
 
-// This file has a file of the model as the levers on the kernel's page cache need it: open, mapped, and known by the
-// folios that its file system gives.
+// This file opens and maps a file of the model, and finds out whether its file system has large folios.
 
 import (
 	"errors"
@@ -18,45 +17,49 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// modelFile is a file of the model, open for reading ahead, and mapped for locking and for reading large folios. Of
-// the mapping only locked pages stay touched: MADV_PAGEOUT skips pages that two processes map, so what is streamed
-// must not be mapped here.
+// File is a file of the model. It is open for reading ahead, and mapped for locking and for reading large
+// folios. Only locked pages of the mapping stay touched. MADV_PAGEOUT skips pages that two processes map, so
+// what is streamed must not be mapped here.
 type File struct {
 	Path       string
 	File       *os.File
 	info       os.FileInfo
-	Size       int64
-	PieceBytes int64  // bytes of one read ahead by pages
-	base       uint64 // address in the target of the first byte
+	Size       int64  // bytes
+	PieceBytes int64  // bytes of one request to read single pages ahead
+	base       uint64 // address of the first byte in the target
 	Mapping    []byte
-	Reserved   []byte       // of address space, with the mapping in it
-	slices     *sliceReader // nil: slices are read in single pages, or none was
-	sliced     bool         // it was tried to make one
-	most       int64        // pages that one read of it takes, an odd number
+	Reserved   []byte // address space, with the mapping in it
 
-	FolioBytes int64         // bytes of a large folio; 0 if the file system gives none, for all that is known
-	alone      time.Duration // that the read of one takes by itself; 0: not known
+	// Slices of experts.
+	slices      *sliceReader // nil: none was needed, or slices are read in single pages
+	triedSlices bool         // it was tried to make one
+	maxPages    int64        // that one read of a slice takes, an odd number
+
+	// Large folios.
+	FolioBytes int64         // of a large folio; 0 if the file system seems to have none
+	readTime   time.Duration // that reading one takes by itself; 0: not known
 	reads      int           // of large folios
-	looked     int           // at how many of these
-	small      int           // and the last so many in a row were none
+	inspected  int           // how many of these reads were inspected
+	smallInRow int           // how many of them, up to the last one, gave no large folio
 }
 
-// FADV_WILLNEED reads no more of a range than the device's readahead or its largest request, without an error.
+// Bounds of File.PieceBytes. FADV_WILLNEED reads no more of a range than the device's readahead or its
+// largest request, and reports no error.
 const (
 	minPiece = 128 << 10 // Linux's usual readahead
 	maxPiece = MinBlock
 )
 
-// Whether what was read is a large folio is looked at for the first firstLooks reads, and then for one of lookEvery.
-// Folios are given up after firstLooks small ones in a row at the beginning, as the file system has none then, and
-// later after lastLooks: memory is fragmented.
+// The first inspectFirst reads are inspected, and then one of inspectEvery. Large folios are given up after
+// inspectFirst small ones in a row at the beginning, because the file system has none then. Later they are
+// given up after maxSmallInRow, because memory is fragmented.
 const (
-	firstLooks = 3
-	lastLooks  = 8
-	lookEvery  = 64
+	inspectFirst  = 3
+	inspectEvery  = 64
+	maxSmallInRow = 8
 )
 
-// openModelFile opens and maps a file. folio is the size of large folios to try, or 0.
+// OpenFile opens and maps a file. folio is the size of large folios to try, in bytes, or 0.
 func OpenFile(at proc.Place, folio int64) (*File, error) {
 	f, err := at.Open()
 	if err != nil {
@@ -66,15 +69,19 @@ func OpenFile(at proc.Place, folio int64) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
 	}
-	m := &File{Path: at.Path, File: f, info: info, Size: info.Size(), FolioBytes: folio, PieceBytes: pieceOf(f), most: mostPages(f)}
-	if err := m.prepare(); err != nil {
+	m := &File{
+		Path: at.Path, File: f, info: info, Size: info.Size(),
+		FolioBytes: folio, PieceBytes: pieceBytes(f), maxPages: maxReadPages(f),
+	}
+	if err := m.mapAndAdvise(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
 
-// prepare maps the file, and advises the kernel how it is read. The caller must call unmapAll, also after an error.
-func (m *File) prepare() error {
+// mapAndAdvise maps the file, and advises the kernel how it is read. The caller must call unmapAll, even
+// after an error.
+func (m *File) mapAndAdvise() error {
 	if err := m.MapAligned(m.FolioBytes); err != nil {
 		return fmt.Errorf("map %s: %w", m.Path, err)
 	}
@@ -82,28 +89,31 @@ func (m *File) prepare() error {
 		m.FolioBytes = 0
 	}
 	if m.FolioBytes == 0 {
-		if err := m.onlyPages(); err != nil {
+		if err := m.giveUpFolios(); err != nil {
 			return err
 		}
 	}
-	// Reads through the descriptor must not leave readahead marks, which would make the target read ahead in file
-	// order.
+	// Reads through the descriptor must not leave readahead marks. Those would make the target read ahead in
+	// the order of the file.
 	if err := unix.Fadvise(int(m.File.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
 		return fmt.Errorf("advise %s: %w", m.Path, err)
 	}
 	return nil
 }
 
-// mmap maps the file so that its large folios lie at multiples of their size: only then one page table entry maps each.
+// MapAligned maps the file so that its large folios lie at multiples of their size: only then one page table
+// entry maps each. align is that size in bytes; 0 stands for a page.
 func (m *File) MapAligned(align int64) error {
 	align = max(align, PageSize)
 	var err error
-	if m.Reserved, err = unix.Mmap(-1, 0, int(m.Size+align), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+	const addressesOnly = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
+	if m.Reserved, err = unix.Mmap(-1, 0, int(m.Size+align), unix.PROT_NONE, addressesOnly); err != nil {
 		return err
 	}
 	start := unsafe.Pointer(unsafe.SliceData(m.Reserved))
 	start = unsafe.Add(start, (align-int64(uintptr(start))%align)%align)
-	at, err := unix.MmapPtr(int(m.File.Fd()), 0, start, uintptr(m.Size), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED)
+	const inPlace = unix.MAP_SHARED | unix.MAP_FIXED
+	at, err := unix.MmapPtr(int(m.File.Fd()), 0, start, uintptr(m.Size), unix.PROT_READ, inPlace)
 	if err != nil {
 		return err
 	}
@@ -111,46 +121,48 @@ func (m *File) MapAligned(align int64) error {
 	return nil
 }
 
-// onlyPages gives up large folios.
-func (m *File) onlyPages() error {
+// giveUpFolios makes the file one that is read in single pages.
+func (m *File) giveUpFolios() error {
 	if m.FolioBytes > 0 {
 		m.FolioBytes = 0
 		if err := unix.Madvise(m.Mapping, unix.MADV_NOHUGEPAGE); err != nil {
 			return fmt.Errorf("advise the mapping of %s: %w", m.Path, err)
 		}
 	}
-	return m.oneByOne() // a fault of mlock must not read around itself
+	return m.adviseOneByOne() // otherwise a fault of mlock would read around itself
 }
 
-// oneByOne has a fault read one page or large folio: else it reads around itself, or two of these.
-func (m *File) oneByOne() error {
+// adviseOneByOne makes a fault read one page or one large folio. Otherwise it reads around itself, or two
+// large folios.
+func (m *File) adviseOneByOne() error {
 	if err := unix.Madvise(m.Mapping, unix.MADV_RANDOM); err != nil {
 		return fmt.Errorf("advise the mapping of %s: %w", m.Path, err)
 	}
 	return nil
 }
 
-// inMemoryShare of the least time that a read took before is too little for one: what it was to read was in memory.
+// inMemoryShare of the least time that a read took before is too short for a read: the folio was in memory
+// already.
 const inMemoryShare = 8
 
-// took notes how long a read took that is over. Of a short one, at the end of the file, that says nothing.
-func (m *File) took(r read, took time.Duration) {
-	if r.Length == m.FolioBytes && took > m.alone/inMemoryShare {
-		m.alone = min(m.alone, took)
+// noteReadTime notes how long a read took that is over. A short one, at the end of the file, says nothing.
+func (m *File) noteReadTime(r folioRead, took time.Duration) {
+	if r.Length == m.FolioBytes && took > m.readTime/inMemoryShare {
+		m.readTime = min(m.readTime, took)
 	}
 }
 
-// probe reads large folios, one by itself, to see whether the file system has any, and how long that takes. It takes
-// what is not in memory, from the end of the file on, and drops it again.
+// Probe reads some large folios, each by itself, to see whether the file system has any, and how long a read
+// takes. It takes parts of the file that are not in memory, beginning at its end, and drops them again.
 func (m *File) Probe() error {
 	if m.FolioBytes == 0 {
 		return nil
 	}
-	if err := m.oneByOne(); err != nil {
+	if err := m.adviseOneByOne(); err != nil {
 		return err
 	}
 	probed := 0
-	for at := (m.Size/m.FolioBytes - 1) * m.FolioBytes; at >= 0 && probed < firstLooks; at -= m.FolioBytes {
+	for at := (m.Size/m.FolioBytes - 1) * m.FolioBytes; at >= 0 && probed < inspectFirst; at -= m.FolioBytes {
 		r := Range{Offset: at, Length: m.FolioBytes}
 		if there, err := pagecache.Resident(m.File, r.Offset, min(2*m.FolioBytes, m.Size-r.Offset)); err != nil {
 			return err
@@ -161,7 +173,7 @@ func (m *File) Probe() error {
 		begun := time.Now()
 		err := unix.Madvise(m.Part(r), unix.MADV_POPULATE_READ)
 		took := time.Since(begun)
-		gone := m.look(r)
+		gone := m.inspect(r)
 		if e := m.Unmap(r); e != nil {
 			return e
 		}
@@ -169,10 +181,10 @@ func (m *File) Probe() error {
 			return fmt.Errorf("drop pages of %s: %w", m.Path, e)
 		}
 		if gone || errors.Is(err, unix.EINVAL) { // before Linux 5.14 there is no MADV_POPULATE_READ
-			return m.onlyPages()
+			return m.giveUpFolios()
 		}
-		if err == nil && m.small == 0 && (m.alone == 0 || took < m.alone) {
-			m.alone = took
+		if err == nil && m.smallInRow == 0 && (m.readTime == 0 || took < m.readTime) {
+			m.readTime = took
 		}
 	}
 	if err := unix.Madvise(m.Mapping, unix.MADV_NORMAL); err != nil {
@@ -181,14 +193,14 @@ func (m *File) Probe() error {
 	return nil
 }
 
-// wholeFolios says whether a range is made of large folios, the last one as far as the file has it.
-func (m *File) wholeFolios(r Range) bool {
+// isWholeFolios says whether a range is made of large folios. The end of the file may cut the last one.
+func (m *File) isWholeFolios(r Range) bool {
 	return m.FolioBytes > 0 && r.Offset%m.FolioBytes == 0 && (r.Length%m.FolioBytes == 0 || r.End() >= m.Size)
 }
 
-// inner are the large folios within a range that can be read as such: all, or all but the last, which has to be in
-// memory for the one before it (see kernel.go). A range of which that leaves none has the length 0.
-func (m *File) inner(r Range, all bool) Range {
+// innerFolios are the large folios within a range that can be read as such: all of them, or all but the last
+// one, which has to be in memory for the one before it (see kernel.go). The length is 0 if there are none.
+func (m *File) innerFolios(r Range, all bool) Range {
 	if m.FolioBytes == 0 {
 		return Range{File: r.File}
 	}
@@ -199,27 +211,29 @@ func (m *File) inner(r Range, all bool) Range {
 	return Range{r.File, first, max(end-first, 0)}
 }
 
-// toLook says whether the next read is to be looked at.
-func (m *File) toLook() bool { return m.looked < firstLooks || m.reads%lookEvery == 0 }
+// shouldInspect says whether the next read of a large folio is to be inspected.
+func (m *File) shouldInspect() bool { return m.inspected < inspectFirst || m.reads%inspectEvery == 0 }
 
-// look looks whether what was read, and is mapped, lies in large folios. It says whether they are to be given up.
-func (m *File) look(r Range) (givenUp bool) {
-	m.looked++
+// inspect looks whether a range that was read, and is mapped, lies in large folios. It says whether large
+// folios are to be given up.
+func (m *File) inspect(r Range) (givenUp bool) {
+	m.inspected++
 	huge, err := pagecache.Huge(m.Part(r))
 	if err == nil && huge >= min(r.Length, m.FolioBytes) {
-		m.small = 0
+		m.smallInRow = 0
 		return false
 	}
-	m.small++ // before Linux 6.7 it is not known
-	return m.small == m.looked && m.small >= firstLooks || m.small >= lastLooks
+	m.smallInRow++ // before Linux 6.7 it is not known
+	return m.smallInRow == m.inspected && m.smallInRow >= inspectFirst || m.smallInRow >= maxSmallInRow
 }
 
-// pieceOf is how many bytes of a file may be advised at once.
-func pieceOf(f *os.File) int64 {
+// pieceBytes is how many bytes of a file one FADV_WILLNEED may ask for.
+func pieceBytes(f *os.File) int64 {
 	return min(max(readAheadBytes(f), minPiece), maxPiece) / PageSize * PageSize
 }
 
-// readAheadBytes is the readahead of the device that holds a file, as the kernel knows it by the file's device number.
+// readAheadBytes is the readahead of the device that holds a file, as the kernel knows it by the file's
+// device number.
 func readAheadBytes(f *os.File) int64 {
 	if bytes, ok := deviceBytes(f, "/sys/class/bdi/%d:%d/read_ahead_kb"); ok {
 		return bytes
@@ -227,8 +241,9 @@ func readAheadBytes(f *os.File) int64 {
 	return minPiece
 }
 
-// deviceBytes is what the kernel says in KiB of the device that holds a file, in a file of sysfs whose path has the
-// device's major and minor number; false if it says nothing.
+// deviceBytes reads a number of KiB that the kernel has of the device that holds a file, and returns it in
+// bytes. path is that of a file in sysfs, as a format for the device's major and minor number. It returns
+// false if there is none.
 func deviceBytes(f *os.File, path string) (int64, bool) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
@@ -242,10 +257,10 @@ func deviceBytes(f *os.File, path string) (int64, bool) {
 	return kib << 10, err == nil
 }
 
-// part is a range of the mapping.
+// Part is a range of the mapping.
 func (m *File) Part(r Range) []byte { return m.Mapping[r.Offset:min(r.End(), m.Size)] }
 
-// unmap drops this process's page table entries of a range.
+// Unmap drops this process's page table entries of a range.
 func (m *File) Unmap(r Range) error {
 	if err := unix.Madvise(m.Part(r), unix.MADV_DONTNEED); err != nil {
 		return fmt.Errorf("unmap %d bytes of %s: %w", r.Length, m.Path, err)
@@ -253,7 +268,7 @@ func (m *File) Unmap(r Range) error {
 	return nil
 }
 
-// close unmaps the file, which undoes all locks.
+// Close unmaps the file, which undoes all locks, and closes it.
 func (m *File) Close() error {
 	var err error
 	if m.slices != nil {
@@ -262,7 +277,7 @@ func (m *File) Close() error {
 	return errors.Join(err, m.unmapAll(), m.File.Close())
 }
 
-// unmapAll undoes mmap.
+// unmapAll undoes MapAligned.
 func (m *File) unmapAll() error {
 	if m.Reserved == nil {
 		return nil

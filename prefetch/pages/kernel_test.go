@@ -1,13 +1,14 @@
 package pages
 
+// This file tests the levers that hold and free pages.
+
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"unsafe"
-
-	"log/slog"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -20,8 +21,8 @@ import (
 
 const mib = 1 << 20
 
-// The levers do to the kernel's page cache what Pages promises. The target is this process, which maps the file a
-// second time.
+// The levers do to the kernel's page cache what Levers promises. The target is this process, which maps the
+// file a second time.
 func TestKernelPages(t *testing.T) {
 	testenv.NeedRoot(t) // to lock memory, and to page out a process
 	const size = 16 * mib
@@ -52,7 +53,7 @@ func TestKernelPages(t *testing.T) {
 	}
 	file, got, err := k.Open(path, idOf(t, path))
 	if err != nil || got != size {
-		t.Fatalf("%d bytes, %v", got, err)
+		t.Fatalf("Open: %d bytes, want %d, %v", got, size, err)
 	}
 	if again, _, err := k.Open(path, idOf(t, path)); again != file || err != nil {
 		t.Errorf("the same file is number %d, then %d, %v", file, again, err)
@@ -69,7 +70,8 @@ func TestKernelPages(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := k.Open(fifo, idOf(t, fifo)); !errors.Is(err, regular.ErrNotRegular) { // with os.Open the test would hang here
+	// With os.Open the test would hang here.
+	if _, _, err := k.Open(fifo, idOf(t, fifo)); !errors.Is(err, regular.ErrNotRegular) {
 		t.Errorf("a FIFO that took the place of the model: %v", err)
 	}
 	k.Map(file, uint64(uintptr(unsafe.Pointer(&mapping[0]))))
@@ -98,11 +100,11 @@ func TestKernelPages(t *testing.T) {
 	touched := byte(0)
 	touch := func(r Range) {
 		for at := r.Offset; at < r.End(); at += PageSize {
-			touched += mapping[at] // a load that is not used would not be made
+			touched += mapping[at] // the compiler drops a load whose value is not used
 		}
 	}
 
-	settle := func() { // what is paged out after a moment
+	settle := func() { // until what is paged out later is
 		t.Helper()
 		testenv.WaitFor(t, "requests to end", func() bool { check("poll", k.Poll()); return k.queue.InFlight() == 0 })
 	}
@@ -118,23 +120,26 @@ func TestKernelPages(t *testing.T) {
 		return resident(block(0)) == 2*mib
 	})
 	if n := resident(block(1)); n != 0 {
-		t.Errorf("%d bytes behind the range were read, too", n)
+		t.Errorf("%d bytes behind the range were read, want 0", n)
 	}
 
 	before := locked()
 	check("lock", k.Lock(block(1)))
 	check("keep", k.Keep(block(2)))
 	if n := locked() - before; n != 2*mib {
-		t.Errorf("%d bytes are locked", n)
+		t.Errorf("%d bytes are locked, want %d", n, 2*mib)
 	}
 	for _, b := range []int64{0, 1, 2} {
-		testenv.WaitFor(t, "a block to be resident", func() bool { // a kernel that reclaims what is cold (DAMON) may take a page at any time
+		// A kernel that reclaims what is cold (DAMON) may take a page at any time.
+		testenv.WaitFor(t, "a block to be resident", func() bool {
 			touch(block(b))
 			return resident(block(b)) == 2*mib
 		})
 	}
-	for b, want := range []int64{0, 2 * mib, 0} { // what is kept is kept only as long as nobody, be it us, takes it
-		testenv.WaitFor(t, "all to be paged out but what is locked", func() bool { // a page that another processor has in hand is skipped
+	// What is locked stays. What is kept is paged out like anything else. A page that another processor is
+	// working on is skipped.
+	for b, want := range []int64{0, 2 * mib, 0} {
+		testenv.WaitFor(t, "all to be paged out but what is locked", func() bool {
 			check("page out", k.PageOut(whole))
 			settle()
 			return resident(block(int64(b))) == want
@@ -144,22 +149,22 @@ func TestKernelPages(t *testing.T) {
 	check("page out", k.PageOut(block(1)))
 	settle()
 	if n, l := resident(block(1)), locked()-before; n != 0 || l != 0 {
-		t.Errorf("%d bytes are resident, %d locked, after release", n, l)
+		t.Errorf("%d bytes are resident, %d locked, after Release; want 0 and 0", n, l)
 	}
 
-	// What cannot be read is an error of its own: here, as somebody has truncated the file.
+	// A range that cannot be read is an error of its own. Here somebody has truncated the file.
 	end := int64(size) - 2*mib
 	check("truncate", os.Truncate(path, end))
 	for name, hold := range map[string]func(Range) error{"keep": k.Keep, "lock": k.Lock} {
 		if err := hold(Range{file, end, 2 * mib}); !errors.Is(err, ErrUnreadable) {
-			t.Errorf("%s behind the end of the file: %v", name, err)
+			t.Errorf("%s behind the end of the file: %v, want %v", name, err, ErrUnreadable)
 		}
 	}
 
 	check("lock", k.Lock(block(3)))
 	check("close", k.Close())
 	if n := locked() - before; n != 0 {
-		t.Errorf("%d bytes are locked after Close", n)
+		t.Errorf("%d bytes are locked after Close, want 0", n)
 	}
 }
 
@@ -184,7 +189,7 @@ func TestKernelPagesFull(t *testing.T) {
 		n++
 	}
 	if n == 0 || n > QueueEntries {
-		t.Errorf("%d reads were taken, room is for %d", n, QueueEntries)
+		t.Errorf("%d reads were taken, want at most %d", n, QueueEntries)
 	}
 	if err := k.Poll(); err != nil {
 		t.Fatal(err)
@@ -203,5 +208,5 @@ func idOf(t *testing.T, path string) event.FileID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return event.FileID(id)
+	return id
 }

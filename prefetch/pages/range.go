@@ -4,8 +4,8 @@ package pages
 
 import "cmp"
 
-// MinBlock is the least unit, in bytes, in which the model is held and streamed. Blocks are aligned in the file,
-// because a lock that cuts a large folio keeps the whole folio in memory.
+// MinBlock is the least unit, in bytes, in which the model is held and streamed. Blocks are aligned in the
+// file, because a lock that cuts a large folio keeps the whole folio in memory.
 const MinBlock = 1 << 20
 
 // Range is a part of a file of the model.
@@ -23,7 +23,7 @@ func (r Range) Overlaps(q Range) bool {
 	return r.File == q.File && r.Offset < q.End() && q.Offset < r.End()
 }
 
-// Compare orders ranges by file and offset.
+// CompareRanges orders ranges by file and offset.
 func CompareRanges(a, b Range) int {
 	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset))
 }

@@ -1,23 +1,24 @@
 package plan
 
-// This file expects how long a token takes with a plan: it goes through tokens as the target does, with what the disk
-// brings meanwhile.
+// This file expects how long a token takes with a plan: it goes through tokens as the target does, with what
+// the disk brings meanwhile.
 
 import "time"
 
-// A steady state is reached when two tokens in a row differ by no more than a steadyShare of one. It is looked for in
-// as many as steadyTokens.
+// A steady state is reached when two tokens in a row differ by no more than a steadyShare of one. It is
+// looked for in as many as steadyTokens.
 const (
 	steadyTokens = 8
 	steadyShare  = 1000
 )
 
-// ExpectToken is how long a token takes in the steady state; 0 if the disk's rate is not known. held says which
-// blocks are held. All others are read each time that they are visited, from a disk that delivers so many bytes per
-// second. The disk reads ahead in the order of the visits, as far as the window, in bytes, has room. A block is in
-// the window from when it is asked for until the op of its visit's last read is over, or is lead bytes ahead of it
-// (see Lead). An op goes through its weight from the first byte to the last, in proportion to its time, and waits
-// where a block has not come yet. What the window has no room for the op reads itself, waiting.
+// ExpectToken is how long a token takes in the steady state; 0 if the disk's rate is not known. held says
+// which blocks are held. All others are read each time that they are visited, from a disk that delivers so
+// many bytes per second. The disk reads ahead in the order of the visits, as far as the window, in bytes, has
+// room. A block is in the window from when it is asked for until the op of its visit's last read is over, or
+// is lead bytes ahead of it (see Lead). An op goes through its weight from the first byte to the last, in
+// proportion to its time, and waits where a block has not come yet. What the window has no room for the op
+// reads itself, waiting.
 func (s *Schedule) ExpectToken(held []bool, window, lead int64, t OpTimes, disk float64) time.Duration {
 	if disk <= 0 {
 		return 0
@@ -46,9 +47,9 @@ func (s *Schedule) ExpectToken(held []bool, window, lead int64, t OpTimes, disk 
 	return time.Duration((before + token) / 2) // long and short tokens may alternate
 }
 
-// Bound is the most tokens per second that anybody could reach with room for so many bytes of the model and a disk of
-// so many bytes per second, in the best of all orders: the ops compute, and meanwhile the disk delivers what has no
-// room. It is 0 if the disk's rate is not known.
+// Bound is the most tokens per second that anybody could reach with room for so many bytes of the model and a
+// disk of so many bytes per second, in the best of all orders: the ops compute, and meanwhile the disk
+// delivers what has no room. It is 0 if the disk's rate is not known.
 func (s *Schedule) Bound(room int64, t OpTimes, disk float64) float64 {
 	if disk <= 0 {
 		return 0
@@ -104,8 +105,8 @@ func (r *simulation) readNext() {
 	r.ready[i] = r.disk
 }
 
-// dropPassed takes visits out of the window that an op has passed, which reads on at offset. It looks at those from
-// passed on, and returns the next one to look at.
+// dropPassed takes visits out of the window that an op has passed, which reads on at offset. It looks at
+// those from passed on, and returns the next one to look at.
 func (r *simulation) dropPassed(passed int, offset int64) int {
 	for n := len(r.visits); passed < r.used; passed++ {
 		v := &r.visits[passed%n]

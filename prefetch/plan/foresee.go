@@ -1,6 +1,7 @@
 package plan
 
-// This file says what a strategy would hold of a cycle, and how long a token would take then, before there is a target.
+// This file says what a strategy would hold of a cycle, and how long a token would take then, before there is
+// a target.
 
 import (
 	"time"
@@ -16,8 +17,8 @@ type Foreseen struct {
 	Held   []pages.Range // in memory all the time
 	Window int64         // bytes that may be read ahead, or wait to be paged out
 	Missed int64         // bytes that a token reads from disk, of what each token reads
-	// Token is how long a token takes if what is missed is read ahead (Traits.Streams). Otherwise it is 0: the token
-	// waits for its own faults.
+	// Token is how long a token takes if what is missed is read ahead (Traits.Streams). Otherwise it is 0:
+	// the token waits for its own faults.
 	Token time.Duration
 }
 
@@ -28,9 +29,9 @@ const (
 	folio = 2 << 20
 )
 
-// Foresee plans for a target that reads this cycle and computes for so long in a token. memory is how many bytes
-// there are for the model and its helper, and disk how many bytes per second the disk delivers. The file system is
-// taken to have large folios. Experts, and other slices that are gathered, are not counted.
+// Foresee plans for a target that reads this cycle and computes for so long in a token. memory is how many
+// bytes there are for the model and its helper, and disk how many bytes per second the disk delivers. The
+// file system is taken to have large folios. Experts, and other slices that are gathered, are not counted.
 func Foresee(c *pattern.Cycle, s Strategy, memory int64, compute time.Duration, disk float64) Foreseen {
 	free := room.Room{Bytes: memory - ownMemory, Limit: memory}
 	free.Bytes = max(free.Bytes-free.Margin(), 0)

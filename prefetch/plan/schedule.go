@@ -14,13 +14,14 @@ import (
 const (
 	// grain is what the bounds of a block are multiples of, in bytes.
 	grain = 64 << 10
-	// MaxBlocks bounds the number of blocks, and so the number of mappings: each locked run of blocks splits one, and
-	// Linux allows 65530 of them (vm.max_map_count).
+	// MaxBlocks bounds the number of blocks, and so the number of mappings: each locked run of blocks splits
+	// one, and Linux allows 65530 of them (vm.max_map_count).
 	MaxBlocks = 16384
-	// MaxCycleBytes bounds what a token reads, each read counted. It is a thousand times the largest model's size, and
-	// sums of it do not overflow.
+	// MaxCycleBytes bounds what a token reads, each read counted. It is a thousand times the largest model's
+	// size, and sums of it do not overflow.
 	MaxCycleBytes = 1 << 50
-	// leastBlocks is how many blocks a cycle is cut into at least, unless they would be smaller than pages.MinBlock.
+	// leastBlocks is how many blocks a cycle is cut into at least, unless they would be smaller than
+	// pages.MinBlock.
 	leastBlocks = 64
 )
 
@@ -37,16 +38,17 @@ type Schedule struct {
 	Nanos   []int64       // by read: how long its op was seen to compute, in ns; -1 if that was not seen
 }
 
-// Visit is an uninterrupted use of a block: it is needed from the beginning of read From to the end of read To.
+// Visit is an uninterrupted use of a block: it is needed from the beginning of read From to the end of read
+// To.
 type Visit struct {
 	Block    int // index in Schedule.Blocks
 	From, To int // indices in Schedule.Reads
 }
 
-// NewSchedule cuts a cycle into blocks of size bytes, a power of two. It takes a multiple of size if there would be
-// more than MaxBlocks. The cycle's reads must lie within their files and add up to MaxCycleBytes at most. near is how
-// many bytes may be read between two uses of a block so that the block stays in memory in between: at most the
-// window.
+// NewSchedule cuts a cycle into blocks of size bytes, a power of two. It takes a multiple of size if there
+// would be more than MaxBlocks. The cycle's reads must lie within their files and add up to MaxCycleBytes at
+// most. near is how many bytes may be read between two uses of a block so that the block stays in memory in
+// between: at most the window.
 func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 	s := &Schedule{}
 	extents, total := s.addReads(c)
@@ -60,8 +62,8 @@ func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 // extent is the part of a file from the first byte that a token reads to the last.
 type extent struct{ first, end int64 }
 
-// addReads takes over the reads that every token makes. It returns what is read of each file, to which blocks are
-// clipped because what lies outside may not be mapped, and the sum of the reads.
+// addReads takes over the reads that every token makes. It returns what is read of each file, to which blocks
+// are clipped because what lies outside may not be mapped, and the sum of the reads.
 func (s *Schedule) addReads(c *pattern.Cycle) (extents map[int]extent, total int64) {
 	extents = map[int]extent{}
 	for i := range c.Reads {
@@ -88,8 +90,9 @@ type use struct {
 	before int64 // bytes that the token has read before it
 }
 
-// cutBlocks makes the blocks, and returns the uses of each. A block has only what is read of it, from the first byte to
-// the last: where the rest of a file is not read, small weights lie alone, each in a block of its own.
+// cutBlocks makes the blocks, and returns the uses of each. A block has only what is read of it, from the
+// first byte to the last: where the rest of a file is not read, small weights lie alone, each in a block of
+// its own.
 func (s *Schedule) cutBlocks(size int64, extents map[int]extent) (uses [][]use) {
 	type key struct {
 		file  int
@@ -163,8 +166,8 @@ func BytesOf(c *pattern.Cycle) (sum int64) {
 	return sum
 }
 
-// BlockSize is the size of a cycle's blocks in bytes, where unit is the size in which pages are best read. A small
-// model's blocks are smaller, so that a part of the model can be held.
+// BlockSize is the size of a cycle's blocks in bytes, where unit is the size in which pages are best read. A
+// small model's blocks are smaller, so that a part of the model can be held.
 func BlockSize(c *pattern.Cycle, unit int64) int64 {
 	if unit > pages.MinBlock && BytesOf(c)/unit < leastBlocks {
 		return pages.MinBlock

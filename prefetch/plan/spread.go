@@ -8,11 +8,12 @@ import (
 	"tensorcast/prefetch/pages"
 )
 
-// spreadOverFile holds budget bytes. Blocks that a token needs more than once come first, because streaming one costs
-// its bytes each time. The others are spread evenly over the file, and so over each weight. Then there is always
-// something to read from disk while held blocks are computed, and as few blocks as possible are streamed in a row. A
-// row of streamed blocks ends at a held one, which is needed: a block is read as a large folio only where the block
-// behind it is in memory (see the head of pages/kernel.go). What is held already stays, as far as the budget allows.
+// spreadOverFile holds budget bytes. Blocks that a token needs more than once come first, because streaming
+// one costs its bytes each time. The others are spread evenly over the file, and so over each weight. Then
+// there is always something to read from disk while held blocks are computed, and as few blocks as possible
+// are streamed in a row. A row of streamed blocks ends at a held one, which is needed: a block is read as a
+// large folio only where the block behind it is in memory (see the head of pages/kernel.go). What is held
+// already stays, as far as the budget allows.
 func spreadOverFile(in Input, budget int64) Plan {
 	s := in.Schedule
 	p := Plan{Budget: min(max(budget, 0), s.Bytes)}
@@ -33,9 +34,9 @@ func spreadOverFile(in Input, budget int64) Plan {
 	return p
 }
 
-// holdTogether holds budget bytes as spreadOverFile does, but those that a token needs once as one run from the
-// beginning of the files. What is left to the target then lies together. Its faults read around themselves, and find
-// nothing there that they need not read.
+// holdTogether holds budget bytes as spreadOverFile does, but those that a token needs once as one run from
+// the beginning of the files. What is left to the target then lies together. Its faults read around
+// themselves, and find nothing there that they need not read.
 func holdTogether(in Input, budget int64) Plan {
 	s := in.Schedule
 	p := Plan{Budget: min(max(budget, 0), s.Bytes)}
@@ -75,7 +76,8 @@ func splitHeld(in Input) (held, rest []int) {
 	return held, rest
 }
 
-// splitByUses separates blocks that a token needs once from those that it needs several times, both in file order.
+// splitByUses separates blocks that a token needs once from those that it needs several times, both in file
+// order.
 func (s *Schedule) splitByUses(blocks []int) (once, often []int) {
 	for _, b := range blocks {
 		if s.Uses[b] > 1 {
@@ -90,7 +92,8 @@ func (s *Schedule) splitByUses(blocks []int) (once, often []int) {
 	return once, often
 }
 
-// pickAtMost picks blocks of about budget bytes in all, and not more, spread evenly over the order of the candidates.
+// pickAtMost picks blocks of about budget bytes in all, and not more, spread evenly over the order of the
+// candidates.
 func (s *Schedule) pickAtMost(candidates []int, budget int64) []int {
 	total := s.sumBytes(candidates)
 	if budget >= total {
@@ -113,8 +116,8 @@ func (s *Schedule) pickAtMost(candidates []int, budget int64) []int {
 	return picked
 }
 
-// pickAtLeast picks blocks of at least so many bytes, if there are as many, spread evenly over the order of the
-// candidates.
+// pickAtLeast picks blocks of at least so many bytes, if there are as many, spread evenly over the order of
+// the candidates.
 func (s *Schedule) pickAtLeast(candidates []int, bytes int64) []int {
 	total := s.sumBytes(candidates)
 	if bytes >= total {

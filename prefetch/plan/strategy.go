@@ -34,8 +34,8 @@ type Strategy interface {
 
 // Traits are what the control loop does, or leaves alone, with a strategy.
 type Traits struct {
-	// Streams says that what is not held is read ahead of its use. Otherwise the target reads it by itself. Either
-	// way it is paged out behind the target.
+	// Streams says that what is not held is read ahead of its use. Otherwise the target reads it by itself.
+	// Either way it is paged out behind the target.
 	Streams bool
 	// ReadsExperts says that the experts of a mixture are read when their router has chosen them.
 	ReadsExperts bool

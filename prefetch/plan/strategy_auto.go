@@ -1,7 +1,7 @@
 package plan
 
-// Auto holds what fits and streams the rest. What is streamed is paged out behind its use, so nothing presses on what
-// is held.
+// Auto holds what fits and streams the rest. What is streamed is paged out behind its use, so nothing presses
+// on what is held.
 type Auto struct{}
 
 // Name implements Strategy.

@@ -1,7 +1,7 @@
 package plan
 
-// Pattern does what Auto does, but only by a stored pattern. What the target reads is compared with the pattern, and is
-// never learned instead of it.
+// Pattern does what Auto does, but only by a stored pattern. What the target reads is compared with the
+// pattern, and is never learned instead of it.
 type Pattern struct{ Auto }
 
 // Name implements Strategy.

@@ -1,7 +1,7 @@
 package plan
 
-// Pin holds what fits. The target reads the rest by itself, for which the window's room is left. The rest is paged out
-// behind the target, so nothing presses on what is held.
+// Pin holds what fits. The target reads the rest by itself, for which the window's room is left. The rest is
+// paged out behind the target, so nothing presses on what is held.
 type Pin struct{}
 
 // Name implements Strategy.

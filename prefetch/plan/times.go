@@ -1,7 +1,7 @@
 package plan
 
-// This file tells how long ops compute from how long they were seen to take. What was seen may include waits for the
-// disk: what is told is how long ops take by themselves, and beside what is being read.
+// This file tells how long ops compute from how long they were seen to take. What was seen may include waits
+// for the disk: what is told is how long ops take by themselves, and beside what is being read.
 
 import "slices"
 
@@ -12,8 +12,8 @@ const minLayers = 4
 type OpTimes struct {
 	// Reads has the ops, by read, without waits for the disk.
 	Reads []float64
-	// Gaps has what is computed in between: by read, the time from the op before it, or the token's beginning, to its
-	// own; and last the time from the last op to the token's end.
+	// Gaps has what is computed in between: by read, the time from the op before it, or the token's
+	// beginning, to its own; and last the time from the last op to the token's end.
 	Gaps []float64
 }
 
@@ -41,15 +41,16 @@ func NewObserved(s *Schedule) Observed {
 	return Observed{slices.Clone(s.Nanos), unseen(len(s.Reads)), unseen(len(s.Reads) + 1)}
 }
 
-// Times are the times of a token's ops by themselves, as far as they can be told. held says which blocks are held, and
-// window is its size in bytes.
+// Times are the times of a token's ops by themselves, as far as they can be told. held says which blocks are
+// held, and window is its size in bytes.
 //
-// The least that an op was seen to take still includes the waits that it has in each token. Ops of the same length do
-// the same in other layers, and may have waited less. An op always waits if the window has no room for all that is
-// streamed of it. It is taken to need no more for a byte than the slowest of those ops whose weights are all held,
-// or, if there are none, than the slowest of those that are there in several layers. Other waits may be counted as
-// computing. Then the disk was slower than the processor, and decides all the same. An op that was not seen is taken
-// to need the mean time for a byte, and a gap that was not seen is taken to be none.
+// The least that an op was seen to take still includes the waits that it has in each token. Ops of the same
+// length do the same in other layers, and may have waited less. An op always waits if the window has no room
+// for all that is streamed of it. It is taken to need no more for a byte than the slowest of those ops whose
+// weights are all held, or, if there are none, than the slowest of those that are there in several layers.
+// Other waits may be counted as computing. Then the disk was slower than the processor, and decides all the
+// same. An op that was not seen is taken to need the mean time for a byte, and a gap that was not seen is
+// taken to be none.
 func (s *Schedule) Times(held []bool, window int64, seen *Observed) OpTimes {
 	streamed := s.streamedByRead(held)
 	groups := s.leastByLength(seen.Least)
@@ -91,11 +92,11 @@ func (s *Schedule) Times(held []bool, window int64, seen *Observed) OpTimes {
 	return t
 }
 
-// TimesBesideReads are the times of a token's ops beside what is being read, as they were lately. Reading makes
-// computing slower, because it takes memory bandwidth and processors: ours, and those of a hypervisor that serves the
-// disk. By how much is told by the layers' ops that wait least. What also these wait is counted as computing. Then
-// the disk was slower than the processor, and decides all the same. The other ops are taken to be slowed as much.
-// Without layers nothing is known. The gaps are as they were lately anyway.
+// TimesBesideReads are the times of a token's ops beside what is being read, as they were lately. Reading
+// makes computing slower, because it takes memory bandwidth and processors: ours, and those of a hypervisor
+// that serves the disk. By how much is told by the layers' ops that wait least. What also these wait is
+// counted as computing. Then the disk was slower than the processor, and decides all the same. The other ops
+// are taken to be slowed as much. Without layers nothing is known. The gaps are as they were lately anyway.
 func (s *Schedule) TimesBesideReads(held []bool, window int64, seen *Observed) OpTimes {
 	t, alone := s.Times(held, window, seen), s.leastByLength(seen.Least)
 	var before, now float64

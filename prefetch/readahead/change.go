@@ -1,6 +1,7 @@
 package readahead
 
-// This file makes a change, and undoes it. Whoever does either holds the target's files open, or may trace it.
+// This file makes a change, and undoes it. Whoever does either holds the target's files open, or may trace
+// the target.
 
 import (
 	"errors"
@@ -18,12 +19,14 @@ type Way string
 const (
 	ByFile   Way = "fd"     // through the open file with which the model was mapped
 	ByInject Way = "inject" // by a thread of the target, which advises the mapping
-	byOwn    Way = "own"    // through files that the helper has opened for itself: nobody else reads by them, so nothing is undone
+	// byOwn is through files that the helper has opened for itself. Nobody else reads by them, so nothing is
+	// undone.
+	byOwn Way = "own"
 )
 
-// SmallKiB is what a fault then reads around itself, in KiB, by the way of the open file. It is near Linux's usual 128,
-// with which a mixture of experts that nobody helps is fastest, and is nobody's choice: as long as a disk's setting
-// is this one, it is ours.
+// SmallKiB is what a fault reads around itself after a change ByFile, in KiB. It is near Linux's usual 128,
+// with which a mixture of experts that nobody helps is fastest. Nobody else would choose 124: a disk whose
+// setting it is was changed by us.
 const SmallKiB = 124
 
 // change is what is done, and what is needed to undo it.
@@ -34,22 +37,23 @@ type change struct {
 	Areas []advice  `json:"areas,omitempty"` // ByInject
 }
 
-// setting is that of the disk on which a file lies.
+// setting is the readahead of the disk on which a file lies, and of the file.
 type setting struct {
-	Disk string `json:"disk"` // its path
-	Now  int64  `json:"now"`  // KiB, when it was looked at last
-	Was  int64  `json:"was"`  // KiB that faults in the file read
+	Disk string `json:"disk"` // path of the disk's setting
+	Now  int64  `json:"now"`  // KiB, the disk's when it was read last
+	Was  int64  `json:"was"`  // KiB that faults in the file read before the change
 }
 
-// advice is what the target itself had advised about an area.
+// advice is an area, and what the target itself had advised about it.
 type advice struct {
-	Area
+	area
 	advised
 }
 
-// advise is fadvise(2), which tests replace.
-type advise func(f *os.File, advice int) error
+// adviseFunc is fadvise or a test's replacement of it.
+type adviseFunc func(f *os.File, advice int) error
 
+// fadvise advises all of a file (posix_fadvise(2)).
 func fadvise(f *os.File, advice int) error {
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, advice); err != nil {
 		return fmt.Errorf("advise the target's file: %w", err)
@@ -58,25 +62,26 @@ func fadvise(f *os.File, advice int) error {
 }
 
 // apply makes the change. files are the target's own.
-func (c *change) apply(files []*os.File, advise advise) error {
+func (c *change) apply(files []*os.File, advise adviseFunc) error {
 	if c.Way == ByInject {
-		return c.inject(func(advice) int { return unix.MADV_RANDOM })
+		return c.adviseInTarget(func(advice) int { return unix.MADV_RANDOM })
 	}
 	for i, f := range files {
-		if err := briefly(c.Files[i].Disk, SmallKiB, func() error { return advise(f, unix.FADV_NORMAL) }); err != nil {
+		err := withSetting(c.Files[i].Disk, SmallKiB, func() error { return advise(f, unix.FADV_NORMAL) })
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// undo takes it back.
-func (c *change) undo(files []*os.File, advise advise) error {
+// undo undoes the change.
+func (c *change) undo(files []*os.File, advise adviseFunc) error {
 	if c.Way == byOwn {
 		return nil
 	}
 	if c.Way == ByInject {
-		return c.inject(func(a advice) int {
+		return c.adviseInTarget(func(a advice) int {
 			switch {
 			case a.Random:
 				return unix.MADV_RANDOM
@@ -93,9 +98,9 @@ func (c *change) undo(files []*os.File, advise advise) error {
 	return errors.Join(errs...)
 }
 
-// undo gives a file the readahead that it had. As a rule that needs no change of the disk's.
-func (s *setting) undo(f *os.File, advise advise) error {
-	kib, err := readDisk(s.Disk)
+// undo gives a file the readahead that it had. Usually the disk's setting need not be changed for that.
+func (s *setting) undo(f *os.File, advise adviseFunc) error {
+	kib, err := readSetting(s.Disk)
 	switch {
 	case err != nil:
 		return err
@@ -104,20 +109,22 @@ func (s *setting) undo(f *os.File, advise advise) error {
 	case s.Was == 2*kib:
 		return advise(f, unix.FADV_SEQUENTIAL)
 	}
-	return briefly(s.Disk, s.Was, func() error { return advise(f, unix.FADV_NORMAL) })
+	return withSetting(s.Disk, s.Was, func() error { return advise(f, unix.FADV_NORMAL) })
 }
 
-// recover restores the disks' settings for a guardian that was killed while one of them was ours.
-func (c *change) recover() error {
+// recoverDisks restores the disks' settings after a guardian was killed, which may have been while one of
+// them was ours.
+func (c *change) recoverDisks() error {
 	var errs []error
 	for _, s := range c.Files {
-		errs = append(errs, restore(s.Disk, SmallKiB, s.Now))
+		errs = append(errs, restoreDisk(s.Disk, SmallKiB, s.Now))
 	}
 	return errors.Join(errs...)
 }
 
-// inject has the target advise its areas, as far as it still maps them. A target that has ended has none.
-func (c *change) inject(advice func(advice) int) error {
+// adviseInTarget makes the target advise those areas that it still maps (madvise(2)). A target that has ended
+// maps none.
+func (c *change) adviseInTarget(choose func(advice) int) error {
 	p, err := proc.Open(c.PID)
 	if err != nil {
 		return err
@@ -131,7 +138,8 @@ func (c *change) inject(advice func(advice) int) error {
 	for _, a := range c.Areas {
 		for _, m := range mappings {
 			if m.Start == a.Start && m.End == a.End && m.Path == a.Path && m.File.Ino == a.Ino {
-				calls = append(calls, proc.SystemCall{Number: unix.SYS_MADVISE, Args: [3]uint64{a.Start, a.End - a.Start, uint64(advice(a))}})
+				args := [3]uint64{a.Start, a.End - a.Start, uint64(choose(a))}
+				calls = append(calls, proc.SystemCall{Number: unix.SYS_MADVISE, Args: args})
 			}
 		}
 	}

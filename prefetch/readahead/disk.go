@@ -1,7 +1,7 @@
 package readahead
 
-// This file changes the readahead of a disk for a moment. It is everybody's: who opens a file in that moment gets it,
-// too.
+// This file changes the readahead of a disk for a moment. That setting is everybody's: whoever opens a file
+// in that moment gets it, too.
 
 import (
 	"errors"
@@ -14,28 +14,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is the readahead of a disk, in KiB: the file read_ahead_kb of its bdi, which is locked, so that two who change
-// it for a moment do not restore what the other has set.
+// disk is the readahead of a disk in KiB, the file read_ahead_kb of its bdi. The file is locked, so that two
+// processes that change it for a moment do not restore each other's values.
 type disk struct{ *os.File }
 
-// settingOf is the path of the setting of the disk with a number that the kernel has given it (major<<20 | minor). A
-// file system on several disks (btrfs) has none.
-func settingOf(dev uint64) string {
+// settingPath is the path of a disk's setting. dev is the kernel's number of the disk (major<<20 | minor). A
+// file system on several disks (btrfs) has no setting.
+func settingPath(dev uint64) string {
 	return fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", dev>>20, dev&(1<<20-1))
 }
 
-// A disk that somebody else is changing is waited for for lockTime.
+// Somebody else may be changing the setting. Then the lock is tried for lockTime.
 const (
 	lockTime = 200 * time.Millisecond
 	lockStep = time.Millisecond
 )
 
-// ErrBusy says that somebody else has the setting locked.
-var ErrBusy = errors.New("somebody else is changing the disk's readahead")
+// errBusy says that somebody else has the setting locked.
+var errBusy = errors.New("somebody else is changing the disk's readahead")
 
-// openDisk opens and locks a setting. The lock is on its inode (flock), which is the same one for all who see the
-// same sysfs.
-func openDisk(path string) (disk, error) {
+// lockDisk opens and locks a setting. The lock is on its inode (flock), which all processes that see the same
+// sysfs have in common.
+func lockDisk(path string) (disk, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return disk{}, fmt.Errorf("the disk's readahead: %w", err)
@@ -48,14 +48,14 @@ func openDisk(path string) (disk, error) {
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(until):
 			continue
 		case errors.Is(err, unix.EWOULDBLOCK):
-			err = ErrBusy
+			err = errBusy
 		}
 		return disk{}, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
 	}
 }
 
-// readDisk is a setting at a moment.
-func readDisk(path string) (kib int64, err error) {
+// readSetting reads a setting.
+func readSetting(path string) (kib int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, fmt.Errorf("the disk's readahead: %w", err)
@@ -84,9 +84,10 @@ func (d disk) write(kib int64) error {
 	return nil
 }
 
-// briefly does something while the setting is kib, and restores it, unless somebody has changed it meanwhile.
-func briefly(path string, kib int64, do func() error) (err error) {
-	d, err := openDisk(path)
+// withSetting calls do while the setting is kib. Then it restores the setting, unless somebody has changed it
+// meanwhile.
+func withSetting(path string, kib int64, do func() error) (err error) {
+	d, err := lockDisk(path)
 	if err != nil {
 		return err
 	}
@@ -105,7 +106,7 @@ func briefly(path string, kib int64, do func() error) (err error) {
 	return errors.Join(err, d.restore(kib, was))
 }
 
-// restore sets a setting to what it was, if it is still ours.
+// restore sets the setting to what it was, if it is still ours.
 func (d disk) restore(ours, was int64) error {
 	now, err := d.read()
 	if err == nil && now != ours {
@@ -114,9 +115,9 @@ func (d disk) restore(ours, was int64) error {
 	return errors.Join(err, d.write(was))
 }
 
-// restore does so for one who was killed while the setting was ours.
-func restore(path string, ours, was int64) (err error) {
-	d, err := openDisk(path)
+// restoreDisk restores a setting for somebody who was killed while it was ours.
+func restoreDisk(path string, ours, was int64) (err error) {
+	d, err := lockDisk(path)
 	if err != nil {
 		return err
 	}

@@ -1,11 +1,12 @@
 package readahead
 
-// This file is the process that makes a change and undoes it, and how it is talked to: the change in a line of JSON
-// on its standard input, then steps, which undo it and make it again. What became of each it says on its standard
-// output. At the end of its input, which comes however the one who has started it ends, it undoes the change.
+// This file is the guardian, a process that makes a change and undoes it, and what its starter says to it.
+// The guardian reads the change from its standard input as a line of JSON, then steps that undo the change
+// and make it again. It answers each on its standard output. At the end of its input it undoes the change.
+// The input ends with the starter, however that ends.
 //
-// Of two processes either may be killed. If it is the guardian in the moment in which a disk's setting is changed,
-// the other one restores that. Only if both are killed in that moment it stays as it is.
+// Either process may be killed. If the guardian is killed in the moment in which a disk's setting is changed,
+// the starter restores the setting. The setting stays changed only if both are killed in that moment.
 
 import (
 	"encoding/json"
@@ -21,30 +22,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// step has the change made, or undone.
+// step asks for the change, or asks to undo it.
 type step struct {
-	Little bool `json:"little"` // made: faults read little
+	Small bool `json:"little"` // faults are to read little: the change is made
 }
 
-// answer is what became of a step.
+// answer says what became of a step. Error is empty after success.
 type answer struct {
 	Error string `json:"error"`
 }
 
-// firstFile is the guardian's first descriptor of the target's.
-const firstFile = 3
+// firstTargetFD is the first of the guardian's descriptors that are the target's files.
+const firstTargetFD = 3
 
-// Guard is the guardian: a program calls it when it is started by the command that New was given.
+// Guard is the guardian. A program calls it when it is started by the command that New was given.
 func Guard(in io.Reader, out io.Writer) error {
-	// It ends when it has undone its change, not before.
-	signal.Ignore(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
-	// Who has started it offers itself to the out-of-memory killer. It is small, and needed if that happens. Where
-	// this is refused it works all the same.
+	// It ends when it has undone its change, and no earlier.
+	signal.Ignore(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
+	// Its starter offers itself to the out-of-memory killer. The guardian must survive that, and is small. If
+	// this is refused, it works all the same.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
-	return guard(in, out, fadvise)
+	return runGuardian(in, out, fadvise)
 }
 
-func guard(in io.Reader, out io.Writer, advise advise) error {
+// runGuardian is Guard with a replaceable fadvise.
+func runGuardian(in io.Reader, out io.Writer, advise adviseFunc) error {
 	steps := json.NewDecoder(in)
 	var c change
 	if err := steps.Decode(&c); err != nil {
@@ -55,32 +58,32 @@ func guard(in io.Reader, out io.Writer, advise advise) error {
 	}
 	var files []*os.File
 	for i := range c.Files {
-		f := os.NewFile(uintptr(firstFile+i), c.Files[i].Disk)
+		f := os.NewFile(uintptr(firstTargetFD+i), c.Files[i].Disk)
 		defer f.Close()
 		files = append(files, f)
 	}
 	applied := c.apply(files, advise)
-	tell(out, applied)
-	little := true // also if a part of it failed
+	answerStep(out, applied)
+	small := true // even if only a part of the change was made
 	for s := (step{}); applied == nil && steps.Decode(&s) == nil; {
 		var err error
-		if s.Little {
-			little, err = true, c.apply(files, advise)
+		if s.Small {
+			small, err = true, c.apply(files, advise)
 		} else if err = c.undo(files, advise); err == nil {
-			little = false
+			small = false
 		}
-		tell(out, err)
+		answerStep(out, err)
 	}
 	var undone error
-	if little {
+	if small {
 		undone = c.undo(files, advise)
 	}
-	tell(out, undone)
+	answerStep(out, undone)
 	return errors.Join(applied, undone)
 }
 
-// tell says what became of a step, to whoever still listens.
-func tell(out io.Writer, err error) {
+// answerStep says what became of a step, to whoever still listens.
+func answerStep(out io.Writer, err error) {
 	a := answer{}
 	if err != nil {
 		a.Error = err.Error()
@@ -88,22 +91,22 @@ func tell(out io.Writer, err error) {
 	_ = json.NewEncoder(out).Encode(a)
 }
 
-// guardian is one that was started.
+// guardian is a guardian that was started.
 type guardian struct {
 	change  change
-	little  bool // the change is made, or may be
+	small   bool // the change is made, or may be
 	files   []*os.File
 	cmd     *exec.Cmd
 	in      io.WriteCloser
 	answers *json.Decoder
 }
 
-// start starts a guardian by its command, and returns when it has made the change. files belong to the caller, and
-// must stay open until undo.
-func start(command []string, c change, files []*os.File) (*guardian, error) {
-	g := &guardian{change: c, little: true, files: files, cmd: exec.Command(command[0], command[1:]...)}
+// startGuardian starts a guardian by its command, and returns when it has made the change. files belong to
+// the caller, and must stay open until end.
+func startGuardian(command []string, c change, files []*os.File) (*guardian, error) {
+	g := &guardian{change: c, small: true, files: files, cmd: exec.Command(command[0], command[1:]...)}
 	g.cmd.ExtraFiles = files
-	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what ends this process's group leaves it alone
+	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a signal to this process's group does not reach it
 	var err error
 	if g.in, err = g.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -117,8 +120,7 @@ func start(command []string, c change, files []*os.File) (*guardian, error) {
 		return nil, fmt.Errorf("start the guardian of the readahead: %w", err)
 	}
 	if err := json.NewEncoder(g.in).Encode(c); err == nil {
-		err = g.answer()
-		if err == nil {
+		if err = g.awaitAnswer(); err == nil {
 			return g, nil
 		}
 		return nil, errors.Join(err, g.end())
@@ -126,9 +128,10 @@ func start(command []string, c change, files []*os.File) (*guardian, error) {
 	return nil, errors.Join(fmt.Errorf("tell the guardian of the readahead what to do: %w", err), g.end())
 }
 
-// ShrinkOwn has files that the caller has opened for itself, and nobody else reads by, read little ahead: SmallKiB. A
-// guardian does that, started by command and ended again: it restores the disk's setting even if the caller is killed
-// in that moment, and the caller if the guardian is. It takes as long as that program takes to start.
+// ShrinkOwn makes reads of files read SmallKiB ahead. The caller must have opened them for itself, so that
+// nobody else reads by them. A guardian, which command starts, does that and ends. It restores the disk's
+// setting even if the caller is killed in that moment, and the caller does if the guardian is. It takes as
+// long as that program takes to start.
 func ShrinkOwn(command []string, files ...*os.File) error {
 	c := change{Way: byOwn, PID: os.Getpid()}
 	for _, f := range files {
@@ -136,14 +139,14 @@ func ShrinkOwn(command []string, files ...*os.File) error {
 		if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
 			return fmt.Errorf("stat %s: %w", f.Name(), err)
 		}
-		path := settingOf(uint64(unix.Major(stat.Dev))<<20 | uint64(unix.Minor(stat.Dev)))
-		now, err := readDisk(path)
+		path := settingPath(uint64(unix.Major(stat.Dev))<<20 | uint64(unix.Minor(stat.Dev)))
+		now, err := readSetting(path)
 		if err != nil {
 			return err
 		}
 		c.Files = append(c.Files, setting{Disk: path, Now: now, Was: now})
 	}
-	g, err := start(command, c, files)
+	g, err := startGuardian(command, c, files)
 	if err != nil {
 		return err
 	}
@@ -153,7 +156,8 @@ func ShrinkOwn(command []string, files ...*os.File) error {
 // errGone says that the guardian ended without an answer.
 var errGone = errors.New("the guardian of the readahead was killed")
 
-func (g *guardian) answer() error {
+// awaitAnswer waits until the guardian has done what it was asked to.
+func (g *guardian) awaitAnswer() error {
 	var a answer
 	switch err := g.answers.Decode(&a); {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, os.ErrClosed):
@@ -166,36 +170,36 @@ func (g *guardian) answer() error {
 	return nil
 }
 
-// set has the guardian make its change again, or undo it. After an error there is nothing to do but to end it.
-func (g *guardian) set(little bool) error {
-	if g.little == little {
+// setSmall asks the guardian to make its change again, or to undo it. After an error it can only be ended.
+func (g *guardian) setSmall(small bool) error {
+	if g.small == small {
 		return nil
 	}
-	g.little = true
-	if err := json.NewEncoder(g.in).Encode(step{little}); err != nil {
+	g.small = true
+	if err := json.NewEncoder(g.in).Encode(step{small}); err != nil {
 		return fmt.Errorf("%w: %w", errGone, err)
 	}
-	if err := g.answer(); err != nil {
+	if err := g.awaitAnswer(); err != nil {
 		return err
 	}
-	g.little = little
+	g.small = small
 	return nil
 }
 
-// guardTime is how long undoing may take.
-const guardTime = 10 * time.Second
+// maxUndoTime is how long undoing may take.
+const maxUndoTime = 10 * time.Second
 
-// end has the guardian undo its change, and end. One that was killed is stood in for.
+// end lets the guardian undo its change and end. If it was killed, the change is undone here.
 func (g *guardian) end() error {
-	late := time.AfterFunc(guardTime, func() { _ = g.cmd.Process.Kill() })
+	late := time.AfterFunc(maxUndoTime, func() { _ = g.cmd.Process.Kill() })
 	defer late.Stop()
 	closed := g.in.Close()
-	undone := g.answer()
-	_ = g.cmd.Wait() // what it has to say it has answered
-	if errors.Is(undone, errGone) && !g.little {
+	undone := g.awaitAnswer()
+	_ = g.cmd.Wait() // its answer says what there is to say
+	if errors.Is(undone, errGone) && !g.small {
 		undone = nil
 	} else if errors.Is(undone, errGone) {
-		undone = errors.Join(g.change.recover(), g.change.undo(g.files, fadvise))
+		undone = errors.Join(g.change.recoverDisks(), g.change.undo(g.files, fadvise))
 	}
 	return errors.Join(closed, undone)
 }

@@ -1,6 +1,6 @@
 package readahead
 
-// This file tests that a disk's setting is restored whoever is killed.
+// This file tests that a disk's setting is restored, whichever process is killed.
 
 import (
 	"math/rand/v2"
@@ -15,34 +15,34 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// However the one ends who started the guardian, the setting is what it was when the guardian has ended.
+// If the guardian's starter is killed, the setting is what it was when the guardian has ended.
 func TestKilled(t *testing.T) {
 	path := fakeDisk(t)
 	random := rand.New(rand.NewPCG(1, 2))
 	during := 0
 	const kills = 10
 	for range kills {
-		parent := role(t, "parent "+path)
+		parent := roleProcess(t, "parent "+path)
 		if err := parent.Start(); err != nil {
 			t.Fatal(err)
 		}
-		testenv.WaitFor(t, "a change", func() bool { kib, err := readDisk(path); return err == nil && kib != 8192 })
+		testenv.WaitFor(t, "a change", func() bool { kib, err := readSetting(path); return err == nil && kib != 8192 })
 		time.Sleep(time.Duration(random.Int64N(int64(20 * time.Millisecond))))
 		if err := parent.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		if kib, err := readDisk(path); err == nil && kib != 8192 {
+		if kib, err := readSetting(path); err == nil && kib != 8192 {
 			during++
 		}
 		_ = parent.Wait() // killed
-		testenv.WaitFor(t, "the guardian to end", func() bool { return !alive(t) })
+		testenv.WaitFor(t, "the guardian to end", func() bool { return !hasProcesses(t) })
 		checkDisk(t, path, 8192)
 	}
-	t.Logf("%d of %d were killed while the setting was another one", during, kills)
+	t.Logf("%d of %d starters were killed while the setting was changed", during, kills)
 }
 
-// If the guardian is killed in the moment in which the setting is another one, who started it restores that; not what
-// somebody else has set.
+// If the guardian is killed in the moment in which the setting is changed, its starter restores the setting,
+// but not one that somebody else has made.
 func TestGuardianKilled(t *testing.T) {
 	for _, tc := range []struct {
 		others string
@@ -64,7 +64,7 @@ func TestGuardianKilled(t *testing.T) {
 		killed := make(chan error)
 		go func() {
 			for {
-				if kib, err := readDisk(path); err == nil && kib == SmallKiB {
+				if kib, err := readSetting(path); err == nil && kib == SmallKiB {
 					break
 				}
 				time.Sleep(time.Millisecond)
@@ -77,12 +77,12 @@ func TestGuardianKilled(t *testing.T) {
 			}
 			killed <- killMarked(t.Name())
 		}()
-		_, err = start(as("hanging-guardian"), c, []*os.File{f})
+		_, err = startGuardian(helperCommand("hanging-guardian"), c, []*os.File{f})
 		if e := <-killed; e != nil {
 			t.Fatal(e)
 		}
 		if err == nil || !strings.Contains(err.Error(), "killed") {
-			t.Errorf("started: %v", err)
+			t.Errorf("startGuardian: %v, want an error that it was killed", err)
 		}
 		want := int64(8192)
 		if others != "" {
@@ -92,7 +92,8 @@ func TestGuardianKilled(t *testing.T) {
 	}
 }
 
-// The caller's own files are not advised again in the end, and nothing stays of the setting, nor of the guardian.
+// The caller's own files are not advised again in the end. Neither the changed setting nor the guardian
+// stays.
 func TestMakeSmall(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedMachine(t)
@@ -109,26 +110,26 @@ func TestMakeSmall(t *testing.T) {
 	if err := unix.Fstat(int(files[0].Fd()), &stat); err != nil {
 		t.Fatal(err)
 	}
-	path := settingOf(uint64(unix.Major(stat.Dev))<<20 | uint64(unix.Minor(stat.Dev)))
-	before, err := readDisk(path)
+	path := settingPath(uint64(unix.Major(stat.Dev))<<20 | uint64(unix.Minor(stat.Dev)))
+	before, err := readSetting(path)
 	if err != nil {
 		t.Skip(err)
 	}
 	t.Setenv(markVariable, t.Name())
-	if err := ShrinkOwn(as("guardian"), files...); err != nil {
+	if err := ShrinkOwn(helperCommand("guardian"), files...); err != nil {
 		t.Error(err)
 	}
 	checkDisk(t, path, before)
-	if alive(t) {
+	if hasProcesses(t) {
 		t.Error("the guardian is still there")
 	}
 	if err := ShrinkOwn([]string{"/nonexistent"}, files...); err == nil || !strings.Contains(err.Error(), "guardian") {
-		t.Errorf("without a guardian: %v", err)
+		t.Errorf("without a guardian: %v, want an error that names it", err)
 	}
 	checkDisk(t, path, before)
 }
 
-// killMarked kills the processes with a mark, but this one.
+// killMarked kills the processes with a mark, except this one.
 func killMarked(mark string) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -139,7 +140,8 @@ func killMarked(mark string) error {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		if env, err := os.ReadFile("/proc/" + e.Name() + "/environ"); err == nil && strings.Contains(string(env), markVariable+"="+mark+"\x00") {
+		env, err := os.ReadFile("/proc/" + e.Name() + "/environ")
+		if err == nil && strings.Contains(string(env), markVariable+"="+mark+"\x00") {
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 				return err
 			}
@@ -148,8 +150,8 @@ func killMarked(mark string) error {
 	return nil
 }
 
-// A guardian that is asked to end by a terminal or a service manager undoes its change first, when the one who
-// started it has ended, too.
+// A guardian that a terminal or a service manager asks to end goes on until its starter has ended, and undoes
+// its change first.
 func TestGuardianSignals(t *testing.T) {
 	path := fakeDisk(t)
 	c, err := changeFor(path)
@@ -161,7 +163,7 @@ func TestGuardianSignals(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	g, err := start(as("guardian"), c, []*os.File{f})
+	g, err := startGuardian(helperCommand("guardian"), c, []*os.File{f})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,16 +174,17 @@ func TestGuardianSignals(t *testing.T) {
 		}
 	}
 	if err := g.end(); err != nil || !g.cmd.ProcessState.Success() {
-		t.Errorf("undone: %v, %v", err, g.cmd.ProcessState)
+		t.Errorf("end: %v, the guardian: %v, want success", err, g.cmd.ProcessState)
 	}
 	checkDisk(t, path, 8192)
 }
 
-// What is no change is refused, and nothing is changed.
+// Input that is no change is refused, and nothing is changed.
 func TestGuardRefuses(t *testing.T) {
 	for _, text := range []string{"", "{", "{}", "[]\n", "null\n", `{"way":"exec"}` + "\n"} {
 		var out strings.Builder
-		if err := guard(strings.NewReader(text), &out, func(*os.File, int) error { t.Error("it advised"); return nil }); err == nil {
+		advise := func(*os.File, int) error { t.Errorf("%q: it advised", text); return nil }
+		if err := runGuardian(strings.NewReader(text), &out, advise); err == nil {
 			t.Errorf("%q: no error", text)
 		}
 	}

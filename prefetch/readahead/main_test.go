@@ -1,7 +1,7 @@
 package readahead
 
-// This file lets the test's program be what a test needs beside itself: a target, a guardian, and one who starts a
-// guardian and is killed.
+// This file lets the test's program play the other processes of a test: a target, a guardian, and a process
+// that starts a guardian and is killed.
 
 import (
 	"bufio"
@@ -41,10 +41,11 @@ func TestMain(m *testing.M) {
 		err = beLate(argument)
 	case "guardian":
 		err = Guard(os.Stdin, os.Stdout)
-	case "hanging-guardian": // in the moment in which the disk's setting is another one
-		err = guard(os.Stdin, os.Stdout, func(*os.File, int) error { select {} })
+	case "hanging-guardian": // hangs in the moment in which the disk's setting is changed
+		err = runGuardian(os.Stdin, os.Stdout, func(*os.File, int) error { select {} })
 	case "restless-guardian":
-		err = guard(os.Stdin, os.Stdout, func(*os.File, int) error { time.Sleep(5 * time.Millisecond); return nil })
+		slowly := func(*os.File, int) error { time.Sleep(5 * time.Millisecond); return nil }
+		err = runGuardian(os.Stdin, os.Stdout, slowly)
 	case "parent":
 		err = beParent(argument)
 	}
@@ -54,22 +55,22 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// as is a command that plays a role.
-func as(role string) []string {
+// helperCommand is a command that plays a role.
+func helperCommand(role string) []string {
 	return []string{"env", roleVariable + "=" + role, noSleep, os.Args[0]}
 }
 
-// noSleep has the race detector not wait for a second when a program ends.
+// noSleep keeps the race detector from waiting for a second when a program ends.
 const noSleep = "GORACE=atexit_sleep_ms=0"
 
 // computed is what a target computes.
 var computed atomic.Uint64
 
-// openTime is how long beLate has its file open: much less than what passes between two looks at a target that has
+// openTime is how long beLate has its file open. Much more time passes between two looks at a target that has
 // been waited for.
 const openTime = 50 * time.Millisecond
 
-// beLate maps a file when it is told to, with a thread that did not exist before, and closes it soon.
+// beLate maps a file when it is told to, with a thread that did not exist before, and soon closes it.
 func beLate(path string) error {
 	in := bufio.NewScanner(os.Stdin)
 	fmt.Println("waits")
@@ -138,7 +139,7 @@ func beTarget(path string) error {
 	}
 }
 
-// beHelper has a target's faults read less, says how, and waits to be killed.
+// beHelper makes a target's faults read little, says how, and waits to be killed.
 func beHelper(argument string) error {
 	var pid int
 	var base uint64
@@ -150,16 +151,16 @@ func beHelper(argument string) error {
 	if err != nil {
 		return err
 	}
-	t := New(process, choice, as("guardian"), slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	t.waitTaken(choice)
+	t := New(process, choice, helperCommand("guardian"), slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	t.awaitFiles(choice)
 	t.Shrink([]uint64{base})
-	fmt.Println(t.told.Way)
+	fmt.Println(t.outcome.Way)
 	time.Sleep(time.Hour)
 	return nil
 }
 
-// waitTaken waits until the model's file was taken, if it is to be.
-func (t *Target) waitTaken(choice Choice) {
+// awaitFiles waits until the model's file was taken, if it is to be.
+func (t *Target) awaitFiles(choice Choice) {
 	for taken := false; !taken && (choice == Auto || choice == FD); time.Sleep(time.Millisecond) {
 		t.mu.Lock()
 		taken = len(t.files) > 0
@@ -178,7 +179,7 @@ func beParent(setting string) error {
 		if err != nil {
 			return err
 		}
-		g, err := start(as("restless-guardian"), c, []*os.File{f})
+		g, err := startGuardian(helperCommand("restless-guardian"), c, []*os.File{f})
 		if err != nil {
 			return err
 		}
@@ -188,15 +189,15 @@ func beParent(setting string) error {
 	}
 }
 
-// changeFor is a change of a file on a disk with this setting, of which faults read five times as much as the disk
-// says: undoing it takes a change of the disk's.
+// changeFor is a change of a file on a disk with this setting. Faults in the file read five times as much as
+// the disk's setting, so that undoing the change takes a change of the disk's.
 func changeFor(path string) (change, error) {
-	kib, err := readDisk(path)
+	kib, err := readSetting(path)
 	return change{Way: ByFile, PID: os.Getpid(), Files: []setting{{Disk: path, Now: kib, Was: 5 * kib}}}, err
 }
 
-// role starts a process in a role.
-func role(t *testing.T, name string) *exec.Cmd {
+// roleProcess prepares a process in a role.
+func roleProcess(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), roleVariable+"="+name, markVariable+"="+t.Name(), noSleep)
@@ -204,8 +205,8 @@ func role(t *testing.T, name string) *exec.Cmd {
 	return cmd
 }
 
-// alive says whether processes are left that a test has started.
-func alive(t *testing.T) bool {
+// hasProcesses says whether processes are left that the test has started.
+func hasProcesses(t *testing.T) bool {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

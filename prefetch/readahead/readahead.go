@@ -24,48 +24,55 @@ import (
 // Choice says what is to be done.
 type Choice string
 
+// All choices.
 const (
 	Auto   Choice = "auto"           // ByFile where the target's faults read much, if that can be done
 	Leave  Choice = "leave"          // nothing
 	FD     Choice = Choice(ByFile)   // ByFile at any readahead
 	Inject Choice = Choice(ByInject) // ByInject at any readahead
-	much          = 512 << 10        // bytes that faults may read around themselves without harm: half of what the smallest experts weigh that are worth it
 )
 
-// Choices are all of them, the usual one first.
+// harmlessBytes is how much faults may read around themselves without harm: half of what the smallest experts
+// weigh that are worth helping.
+const harmlessBytes = 512 << 10
+
+// Choices returns all choices, the default first.
 func Choices() []string { return []string{string(Auto), string(Leave), string(FD), string(Inject)} }
 
-// Target is a process whose faults are to read less. Its methods are for one goroutine.
+// Target is a process whose faults are to read little. Its methods are for one goroutine.
 type Target struct {
 	process *proc.Process
 	choice  Choice
-	command []string
+	command []string // starts a guardian
 	log     *slog.Logger
 
+	// The watch for model files that the target maps.
 	stopWatch context.CancelFunc
 	watching  sync.WaitGroup
-	watched   chan struct{} // closed when what the target maps from then on is noticed, or is not going to be
-	mu        sync.Mutex    // while watching
-	files     []opened
-	guardian  *guardian
-	seen      bool // what faults read was seen: told.Before
-	told      *Outcome
-	view      *view // since Prepare; nil: there is none
+	watched   chan struct{} // closed when what the target maps from then on is noticed, or will not be
+	mu        sync.Mutex    // guards files while watching
+	files     []openedFile
+
+	// What was done.
+	view        *view // since Prepare; nil: there is none
+	guardian    *guardian
+	outcome     *Outcome // nil: Shrink was not called
+	beforeKnown bool     // outcome.Before is known
 }
 
-// opened is a file that the target has, or had, open and mapped, and which is open here, too.
-type opened struct {
+// openedFile is a file that the target has, or had, open and mapped. It is open here, too.
+type openedFile struct {
 	path string // as the target's memory map has it
 	file *os.File
 }
 
-// Outcome says what was done. Sizes are bytes that a fault reads around itself at most.
+// Outcome says what was done.
 type Outcome struct {
-	Way    Way    `json:"way"` // empty: nothing was done
-	Before int64  `json:"before_bytes"`
-	After  int64  `json:"after_bytes"`
-	Why    string `json:"why,omitempty"` // nothing was done, or it was not undone
-	Closed bool   `json:"closed"`        // nothing was done, as the target had closed the file before anybody took it
+	Way    Way    `json:"way"`           // empty: nothing was done
+	Before int64  `json:"before_bytes"`  // bytes that a fault read around itself at most
+	After  int64  `json:"after_bytes"`   // bytes that it read then
+	Why    string `json:"why,omitempty"` // why nothing was done, or why it was not undone
+	Closed bool   `json:"closed"`        // nothing was done: the target had closed the file before anybody took it
 	Undone bool   `json:"undone"`
 }
 
@@ -74,7 +81,8 @@ func (t *Outcome) String() string {
 	if t.Way == "" {
 		return "what the target's faults read around themselves was left as it is: " + t.Why
 	}
-	line := fmt.Sprintf("the target's faults read up to %s around themselves, %s before (%s)", size(t.After), size(t.Before), t.Way)
+	line := fmt.Sprintf("the target's faults read up to %s around themselves, %s before (%s)",
+		size(t.After), size(t.Before), t.Way)
 	switch {
 	case t.Undone:
 		return line + "; undone"
@@ -84,9 +92,9 @@ func (t *Outcome) String() string {
 	return line
 }
 
-// New prepares to do something for a process, of which it takes the model's files as soon as it has mapped them.
-// command starts this program again, as a guardian, see Guard. The process belongs to the caller, and must stay open
-// until End, which has to be called.
+// New prepares to change the readahead of a process. From now on it takes the model's files from the process,
+// as soon as the process has mapped them. command starts this program again as a guardian, see Guard. The
+// process belongs to the caller, and must stay open until End, which has to be called.
 func New(process *proc.Process, choice Choice, command []string, log *slog.Logger) *Target {
 	t := &Target{process: process, choice: choice, command: command, log: log, watched: make(chan struct{})}
 	ctx := context.Background()
@@ -99,41 +107,42 @@ func New(process *proc.Process, choice Choice, command []string, log *slog.Logge
 	return t
 }
 
-// AwaitWatch waits until all that the target maps from now on is noticed, where the kernel tells of that. A command that
-// was started is let run behind it: one whose model is in memory loads it in some 15 ms, which is less than the
-// kernel takes to begin, see proc.EaseWatch.
+// AwaitWatch waits until everything that the target maps from now on will be noticed, where the kernel tells
+// of that. Call it before a command is let run. A command whose model is in memory loads it in some 15 ms,
+// which is less than the kernel takes to begin to tell, see proc.EaseWatch.
 func (t *Target) AwaitWatch() { <-t.watched }
 
-// Where the kernel does not tell what the target maps, it is looked at in an interval that is a lookShare of the time
-// since the first look, within bounds: llama.cpp closes its file when it has loaded the model, which takes 30 ms for
-// 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
+// Where the kernel does not tell what the target maps, the target is looked at in intervals. llama.cpp closes
+// its file when it has loaded the model, which takes 30 ms for 100 MB. So an interval is a lookShare of the
+// time since the first look, within bounds. A target that has waited for longer than longWait is looked at
+// less often (laterShare), because large models take longer.
 const (
-	lookShare  = 200
-	laterShare = 20
-	leastLook  = time.Millisecond
-	mostLook   = 250 * time.Millisecond
-	soon       = time.Second
-	// A target may map something all the time. Looks take at most 1/restShare of the time, and lookGrace besides: it
-	// maps a lot when it starts, its model at the end of that.
+	lookShare       = 200
+	laterShare      = 20
+	minLookInterval = time.Millisecond
+	maxLookInterval = 250 * time.Millisecond
+	longWait        = time.Second
+	// A target may map something all the time. Looks take at most 1/restShare of the time, and lookGrace
+	// besides: the target maps a lot when it starts, and its model at the end of that.
 	restShare = 20
 	lookGrace = 200 * time.Millisecond
 )
 
-// watch takes model files that the target maps and has open still, until ctx is done. It has a thread to itself
-// meanwhile, so that it is not behind what others wait for.
+// watch takes model files that the target maps and still has open, until ctx is done. It has a thread of its
+// own, so that it need not wait for this process's other work.
 func (t *Target) watch(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, niceness); err != nil {
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, watchNiceness); err != nil {
 		t.log.Debug("the target may close its file unseen", "error", err)
 	}
 	defer func() { _ = unix.Setpriority(unix.PRIO_PROCESS, 0, 0) }()
-	t.lookOnce() // a target that loads its model already does not wait until it is watched
+	t.lookForFiles() // a target that loads its model already does not wait until it is watched
 	maps, err := t.process.WatchMaps()
 	close(t.watched)
 	if err != nil {
 		t.log.Debug("the target is looked at now and then for what it maps", "error", err)
-		t.lookOften(ctx)
+		t.lookPeriodically(ctx)
 		return
 	}
 	defer func() {
@@ -144,8 +153,8 @@ func (t *Target) watch(ctx context.Context) {
 	watched, looked := time.Now(), time.Duration(0)
 	for err == nil {
 		began := time.Now()
-		t.lookOnce() // the first time for what was mapped before it was watched
-		took, rest := time.Since(began), leastLook
+		t.lookForFiles() // the first time for what was mapped before it was watched
+		took, rest := time.Since(began), minLookInterval
 		if looked += took; looked > lookGrace+time.Since(watched)/restShare {
 			rest = max(rest, restShare*took)
 		}
@@ -163,34 +172,34 @@ func (t *Target) watch(ctx context.Context) {
 	}
 }
 
-// lookOften looks in an interval until ctx is done.
-func (t *Target) lookOften(ctx context.Context) {
+// lookPeriodically looks in intervals until ctx is done.
+func (t *Target) lookPeriodically(ctx context.Context) {
 	for began := time.Now(); ctx.Err() == nil; {
-		t.lookOnce()
+		t.lookForFiles()
 		passed := time.Since(began)
-		pause := max(passed/lookShare, leastLook)
-		if passed > soon {
+		pause := max(passed/lookShare, minLookInterval)
+		if passed > longWait {
 			pause = passed / laterShare
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(min(pause, mostLook)):
+		case <-time.After(min(pause, maxLookInterval)):
 		}
 	}
 }
 
-// lookOnce takes what is to be had now.
-func (t *Target) lookOnce() {
-	if err := t.take(); err != nil {
+// lookForFiles takes those files that can be taken now.
+func (t *Target) lookForFiles() {
+	if err := t.takeFiles(); err != nil {
 		t.log.Debug("cannot look for the file with which the target maps its model", "error", err)
 	}
 }
 
-// niceness is that of the watching thread.
-const niceness = -15
+// watchNiceness is the nice value of the watching thread.
+const watchNiceness = -15
 
-// take looks once.
-func (t *Target) take() error {
+// takeFiles takes what the target has open and maps now.
+func (t *Target) takeFiles() error {
 	names, err := t.process.Descriptors()
 	if err != nil {
 		return err
@@ -198,7 +207,8 @@ func (t *Target) take() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i, path := range names {
-		if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/dev/") || slices.ContainsFunc(t.files, func(o opened) bool { return o.path == path }) {
+		known := slices.ContainsFunc(t.files, func(o openedFile) bool { return o.path == path })
+		if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/dev/") || known {
 			delete(names, i)
 		}
 	}
@@ -217,39 +227,40 @@ func (t *Target) take() error {
 		if err != nil {
 			return err
 		}
-		if !model(f) {
+		if !isModel(f) {
 			if err := f.Close(); err != nil {
 				return err
 			}
 			continue
 		}
-		t.files = append(t.files, opened{path, f})
+		t.files = append(t.files, openedFile{path, f})
 	}
 	return nil
 }
 
-// model says whether a file is a model.
-func model(f *os.File) bool {
+// isModel says whether a file is a GGUF file.
+func isModel(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode().IsRegular() && gguf.Is(f)
 }
 
 var (
-	// errClosed says that the open file with which the model was mapped is not to be had any more.
+	// errClosed says that the open file with which the model was mapped cannot be taken any more.
 	errClosed = errors.New("the target has closed the file with which it mapped its model before anybody took it")
-	// errLittle says that there is nothing to be won.
+	// errLittle says that there is nothing to win.
 	errLittle = errors.New("it is little")
-	errLeft   = errors.New("so it was asked")
+	// errLeft says that the choice is Leave.
+	errLeft = errors.New("so it was asked")
 )
 
-// Prepare does what it can of the first Shrink. It has no effect if that was called.
+// Prepare does what it can of the first Shrink ahead of it. It has no effect after that.
 func (t *Target) Prepare() {
-	if t.choice == Leave || t.told != nil || t.view != nil {
+	if t.choice == Leave || t.outcome != nil || t.view != nil {
 		return
 	}
 	var err error
 	if t.view, err = newView(); err != nil {
-		t.log.Debug("Shrink will find that out, too", "error", err)
+		t.log.Debug("it cannot be told yet what the target's faults read", "error", err)
 	}
 }
 
@@ -260,38 +271,39 @@ func (t *Target) closeView() {
 	}
 }
 
-// Shrink makes what the target reads around its faults small, in the files of which it maps the first byte at these
-// addresses. What was not done is told: a target that is not helped in this way is helped in others. Once that was
-// so, it does nothing.
+// Shrink makes the target's faults read little in the files of which the target maps the first bytes at these
+// addresses. If that cannot be done, it is logged, and it is no error: the target is helped in other ways.
+// Then later calls do nothing.
 func (t *Target) Shrink(bases []uint64) {
 	switch {
 	case t.guardian != nil:
-		if err := t.guardian.set(true); err != nil {
-			t.stop(err)
+		if err := t.guardian.setSmall(true); err != nil {
+			t.endGuardian(err)
 		}
 		return
-	case t.told != nil && (t.told.Way == "" || t.told.Why != ""):
+	case t.outcome != nil && (t.outcome.Way == "" || t.outcome.Why != ""):
 		return
 	}
-	t.told = &Outcome{}
+	t.outcome = &Outcome{}
 	t.endWatch()
-	if err := t.begin(bases); err != nil {
-		t.told.Way, t.told.Why, t.told.Closed = "", err.Error(), errors.Is(err, errClosed)
+	if err := t.shrink(bases); err != nil {
+		t.outcome.Way, t.outcome.Why, t.outcome.Closed = "", err.Error(), errors.Is(err, errClosed)
 		level := slog.LevelInfo
 		if t.choice != Auto && !errors.Is(err, errLeft) {
 			level = slog.LevelWarn
 		}
-		t.log.Log(context.Background(), level, t.told.String(), "before", t.told.Before)
+		t.log.Log(context.Background(), level, t.outcome.String(), "before", t.outcome.Before)
 		return
 	}
-	t.log.Info(t.told.String())
+	t.log.Info(t.outcome.String())
 }
 
-func (t *Target) begin(bases []uint64) error {
+// shrink is the first Shrink.
+func (t *Target) shrink(bases []uint64) error {
 	if t.choice == Leave {
 		return errLeft
 	}
-	areas, err := Areas(t.process.PID(), bases)
+	areas, err := findAreas(t.process.PID(), bases)
 	if err != nil {
 		return err
 	}
@@ -301,12 +313,12 @@ func (t *Target) begin(bases []uint64) error {
 		}
 	}
 	defer t.closeView()
-	states, err := t.view.look(areas)
+	states, err := t.view.readStates(areas)
 	if err != nil {
 		return err
 	}
-	t.told.Before, t.seen = most(states), true
-	if t.choice == Auto && t.told.Before <= much {
+	t.outcome.Before, t.beforeKnown = maxFaultBytes(states), true
+	if t.choice == Auto && t.outcome.Before <= harmlessBytes {
 		return errLittle
 	}
 	c := change{Way: ByFile, PID: t.process.PID()}
@@ -316,42 +328,43 @@ func (t *Target) begin(bases []uint64) error {
 		for i, a := range areas {
 			c.Areas = append(c.Areas, advice{a, states[i].advised})
 		}
-	} else if files, err = t.changeOf(&c, areas, states); err != nil {
+	} else if files, err = t.addFiles(&c, areas, states); err != nil {
 		return err
 	}
-	if t.guardian, err = start(t.command, c, files); err != nil {
+	if t.guardian, err = startGuardian(t.command, c, files); err != nil {
 		return err
 	}
-	if states, err = t.view.look(areas); err != nil {
+	if states, err = t.view.readStates(areas); err != nil {
 		return err
 	}
-	t.told.Way, t.told.After = c.Way, most(states)
-	if t.told.After >= t.told.Before && t.told.Before > 0 {
-		return fmt.Errorf("it did not change: the mapping has another open file (%d bytes still)", t.told.After)
+	t.outcome.Way, t.outcome.After = c.Way, maxFaultBytes(states)
+	if t.outcome.After >= t.outcome.Before && t.outcome.Before > 0 {
+		return fmt.Errorf("it did not change: the mapping has another open file (%d bytes still)", t.outcome.After)
 	}
 	return nil
 }
 
-// most is what a fault reads in any of some areas.
-func most(states []state) (bytes int64) {
+// maxFaultBytes is the most that a fault reads in any of some areas.
+func maxFaultBytes(states []state) (bytes int64) {
 	for _, s := range states {
-		bytes = max(bytes, s.reads())
+		bytes = max(bytes, s.faultBytes())
 	}
 	return bytes
 }
 
-// reads is what a fault reads: one page where the target has advised that it reads at random.
-func (s *state) reads() int64 {
+// faultBytes is what a fault reads at most. It is one page where the target has advised that it reads at
+// random.
+func (s *state) faultBytes() int64 {
 	if s.Random {
 		return int64(os.Getpagesize())
 	}
 	return s.bytes
 }
 
-// changeOf completes a change of the files that areas are mapped with.
-func (t *Target) changeOf(c *change, areas []Area, states []state) (files []*os.File, err error) {
+// addFiles adds the files with which areas are mapped to a change, and returns them.
+func (t *Target) addFiles(c *change, areas []area, states []state) (files []*os.File, err error) {
 	for i, a := range areas {
-		at := slices.IndexFunc(t.files, func(o opened) bool { return o.path == a.Path })
+		at := slices.IndexFunc(t.files, func(o openedFile) bool { return o.path == a.Path })
 		if at < 0 {
 			return nil, errClosed
 		}
@@ -359,8 +372,8 @@ func (t *Target) changeOf(c *change, areas []Area, states []state) (files []*os.
 		if slices.Contains(files, f) {
 			continue
 		}
-		s := setting{Disk: settingOf(states[i].dev), Was: states[i].bytes >> 10}
-		if s.Now, err = readDisk(s.Disk); err != nil {
+		s := setting{Disk: settingPath(states[i].dev), Was: states[i].bytes >> 10}
+		if s.Now, err = readSetting(s.Disk); err != nil {
 			return nil, err
 		}
 		files, c.Files = append(files, f), append(c.Files, s)
@@ -368,63 +381,64 @@ func (t *Target) changeOf(c *change, areas []Area, states []state) (files []*os.
 	return files, nil
 }
 
-// endWatch ends the watch for files.
+// endWatch ends the watch for model files.
 func (t *Target) endWatch() {
 	t.stopWatch()
 	t.watching.Wait()
 }
 
-// Restore undoes it, until Shrink is called again.
+// Restore undoes Shrink, until Shrink is called again.
 func (t *Target) Restore() {
 	if t.guardian == nil {
 		return
 	}
-	if err := t.guardian.set(false); err != nil {
-		t.stop(err)
+	if err := t.guardian.setSmall(false); err != nil {
+		t.endGuardian(err)
 	}
 }
 
-// Suspend does so for a long time: nobody guards meanwhile, or looks for files that the target maps later.
+// Suspend undoes Shrink for a long time. Meanwhile there is no guardian, and files that the target maps later
+// are not taken.
 func (t *Target) Suspend() {
 	t.endWatch()
 	t.closeView()
-	t.stop(nil)
+	t.endGuardian(nil)
 }
 
-// stop undoes what was done, and ends the guardian; for good if that is for an error.
-func (t *Target) stop(err error) {
+// endGuardian undoes what was done, and ends the guardian. After an error it is not done again.
+func (t *Target) endGuardian(err error) {
 	if t.guardian == nil {
 		return
 	}
 	failed := err != nil
 	if err = t.guardian.end(); err != nil {
 		t.log.Warn("cannot undo what was done about the target's readahead", "error", err)
-		t.told.Why = err.Error()
+		t.outcome.Why = err.Error()
 	} else {
-		t.told.Undone = true
+		t.outcome.Undone = true
 	}
-	if t.guardian = nil; failed && t.told.Why == "" {
-		t.told.Why = "its guardian failed"
+	if t.guardian = nil; failed && t.outcome.Why == "" {
+		t.outcome.Why = "its guardian failed"
 	}
 }
 
-// IsSmall says whether faults in the target's model read less than a quarter of a large folio around themselves now,
-// for all that is known.
+// IsSmall says whether it is known that faults in the target's model read up to a quarter of a large folio
+// around themselves now.
 func (t *Target) IsSmall() bool {
-	if t.told == nil || !t.seen {
+	if t.outcome == nil || !t.beforeKnown {
 		return false
 	}
-	if t.guardian != nil && t.guardian.little {
-		return t.told.After <= much
+	if t.guardian != nil && t.guardian.small {
+		return t.outcome.After <= harmlessBytes
 	}
-	return t.told.Before <= much
+	return t.outcome.Before <= harmlessBytes
 }
 
-// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Shrink was not
-// called.
+// End undoes what was done, and closes the target's files here. It returns what was done, or nil if Shrink
+// was not called.
 func (t *Target) End() *Outcome {
 	t.endWatch()
-	t.stop(nil)
+	t.endGuardian(nil)
 	for _, o := range t.files {
 		if err := o.file.Close(); err != nil && !errors.Is(err, unix.EINTR) {
 			t.log.Debug("cannot close the target's file", "error", err)
@@ -432,5 +446,5 @@ func (t *Target) End() *Outcome {
 	}
 	t.files = nil
 	t.closeView()
-	return t.told
+	return t.outcome
 }

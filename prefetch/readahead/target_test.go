@@ -1,6 +1,6 @@
 package readahead
 
-// This file tests what a target's faults read, on the real kernel, on a disk of the test's own.
+// This file tests what a target's faults read, with the real kernel and a disk of the test's own.
 
 import (
 	"bufio"
@@ -69,14 +69,14 @@ func ownDisk(t *testing.T) (model string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(settingOf(id.Dev), fmt.Appendln(nil, diskKiB), 0); err != nil {
+	if err := os.WriteFile(settingPath(id.Dev), fmt.Appendln(nil, diskKiB), 0); err != nil {
 		t.Skipf("no readahead of its own: %v", err)
 	}
 	return model
 }
 
-// running is a target.
-type running struct {
+// runningTarget is a target.
+type runningTarget struct {
 	t       *testing.T
 	cmd     *exec.Cmd
 	in      io.Writer
@@ -85,15 +85,15 @@ type running struct {
 	model   *os.File
 }
 
-func startTarget(t *testing.T, model string) *running {
+func startTarget(t *testing.T, model string) *runningTarget {
 	t.Helper()
 	return startAs(t, "target", model)
 }
 
 // startAs starts a target in one of the roles that have a model.
-func startAs(t *testing.T, name, model string) *running {
+func startAs(t *testing.T, name, model string) *runningTarget {
 	t.Helper()
-	r := &running{t: t, cmd: role(t, name+" "+model)}
+	r := &runningTarget{t: t, cmd: roleProcess(t, name+" "+model)}
 	var err error
 	if r.in, err = r.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
@@ -119,19 +119,19 @@ func startAs(t *testing.T, name, model string) *running {
 	return r
 }
 
-func (r *running) end() {
+func (r *runningTarget) end() {
 	_ = r.cmd.Process.Kill()
 	_ = r.cmd.Wait()
 }
 
-func (r *running) wait() {
+func (r *runningTarget) wait() {
 	r.t.Helper()
 	if !r.out.Scan() {
 		r.t.Fatal("the target ended")
 	}
 }
 
-func (r *running) do(format string, args ...any) {
+func (r *runningTarget) do(format string, args ...any) {
 	r.t.Helper()
 	if _, err := fmt.Fprintf(r.in, format+"\n", args...); err != nil {
 		r.t.Fatal(err)
@@ -139,8 +139,8 @@ func (r *running) do(format string, args ...any) {
 	r.wait()
 }
 
-// base is where it maps its model.
-func (r *running) base() uint64 {
+// base is the address at which it maps its model.
+func (r *runningTarget) base() uint64 {
 	r.t.Helper()
 	mappings, err := proc.Mappings(r.cmd.Process.Pid)
 	if err != nil {
@@ -148,15 +148,15 @@ func (r *running) base() uint64 {
 	}
 	i := slices.IndexFunc(mappings, func(m proc.Mapping) bool { return strings.HasSuffix(m.Path, "/model.gguf") })
 	if i < 0 {
-		r.t.Fatal("it does not map its model")
+		r.t.Fatal("the target does not map its model")
 	}
 	return mappings[i].Start
 }
 
 // state is what the kernel says of its mapping.
-func (r *running) state() state {
+func (r *runningTarget) state() state {
 	r.t.Helper()
-	areas, err := Areas(r.cmd.Process.Pid, []uint64{r.base()})
+	areas, err := findAreas(r.cmd.Process.Pid, []uint64{r.base()})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -165,20 +165,22 @@ func (r *running) state() state {
 		r.t.Fatal(err)
 	}
 	defer v.close()
-	states, err := v.look(areas)
+	states, err := v.readStates(areas)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	if len(states) != 1 {
-		r.t.Fatalf("%d mappings", len(states))
+		r.t.Fatalf("%d mappings, want 1", len(states))
 	}
 	return states[0]
 }
 
-// miss has it touch a page that is not in memory, in the middle of its model, and says how much is in memory then.
-func (r *running) miss() int64 {
+// missBytes makes the target touch a page that is not in memory, in the middle of its model. It returns how
+// many bytes that has read.
+func (r *runningTarget) missBytes() int64 {
 	r.t.Helper()
-	if left, err := pagecache.Drop(r.t.Context(), r.model); err != nil || left > 1<<20 { // what it has touched before, it maps
+	// The target maps what it has touched before.
+	if left, err := pagecache.Drop(r.t.Context(), r.model); err != nil || left > 1<<20 {
 		r.t.Fatalf("%d bytes are left, %v", left, err)
 	}
 	before, err := pagecache.Resident(r.model, 0, modelBytes)
@@ -197,24 +199,24 @@ func logTo(t *testing.T) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// What the kernel says a fault reads is what it reads; FADV_SEQUENTIAL has doubled it; a descriptor's FADV_RANDOM
-// does not reach faults.
+// A fault reads what the kernel says that it reads. FADV_SEQUENTIAL has doubled it. A descriptor's
+// FADV_RANDOM does not reach faults.
 func TestLook(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	if s := r.state(); s.bytes != readBytes || s.Random || s.Sequential {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want %d bytes and no advice", s, readBytes)
 	}
 	d := descriptor(t, r)
 	if err := fadvise(d, unix.FADV_RANDOM); err != nil {
 		t.Fatal(err)
 	}
-	if n := r.miss(); n < readBytes/2 || n > readBytes {
-		t.Errorf("a fault read %d bytes", n)
+	if n := r.missBytes(); n < readBytes/2 || n > readBytes {
+		t.Errorf("a fault read %d bytes, want up to %d", n, readBytes)
 	}
 }
 
 // descriptor is the target's own open model.
-func descriptor(t *testing.T, r *running) *os.File {
+func descriptor(t *testing.T, r *runningTarget) *os.File {
 	t.Helper()
 	names, err := r.process.Descriptors()
 	if err != nil {
@@ -230,42 +232,45 @@ func descriptor(t *testing.T, r *running) *os.File {
 			return f
 		}
 	}
-	t.Fatal("the target has its model not open")
+	t.Fatal("the target does not have its model open")
 	return nil
 }
 
-// Faults read little, by the file that the target has closed meanwhile, until End; the disk's setting is what it was.
+// Faults read little until End, although the target has closed the file meanwhile. The disk's setting is what
+// it was.
 func TestByFile(t *testing.T) {
 	model := ownDisk(t)
 	for _, choice := range []Choice{Auto, FD} {
 		r := startTarget(t, model)
-		target := New(r.process, choice, as("guardian"), logTo(t))
-		target.waitTaken(target.choice)
+		target := New(r.process, choice, helperCommand("guardian"), logTo(t))
+		target.awaitFiles(target.choice)
 		r.do("close")
 		target.Shrink([]uint64{r.base()})
 		if got := r.state(); got.bytes != SmallKiB<<10 {
-			t.Errorf("%s: a fault reads %d bytes", choice, got.bytes)
+			t.Errorf("%s: a fault reads %d bytes, want %d", choice, got.bytes, SmallKiB<<10)
 		}
-		if n := r.miss(); n == 0 || n > SmallKiB<<10 {
-			t.Errorf("%s: a fault read %d bytes", choice, n)
+		if n := r.missBytes(); n == 0 || n > SmallKiB<<10 {
+			t.Errorf("%s: a fault read %d bytes, want up to %d", choice, n, SmallKiB<<10)
 		}
 		id, err := proc.FileOf(model)
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkDisk(t, settingOf(id.Dev), diskKiB)
-		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != SmallKiB<<10 || !told.Undone || told.Why != "" || target.IsSmall() {
-			t.Errorf("%s: told %+v", choice, told)
+		checkDisk(t, settingPath(id.Dev), diskKiB)
+		want := Outcome{Way: ByFile, Before: readBytes, After: SmallKiB << 10, Undone: true}
+		if got := target.End(); *got != want || target.IsSmall() {
+			t.Errorf("%s: outcome %+v, want %+v; small: %v, want false", choice, *got, want, target.IsSmall())
 		}
 		if got := r.state(); got.bytes != readBytes {
-			t.Errorf("%s: in the end a fault reads %d bytes", choice, got.bytes)
+			t.Errorf("%s: in the end a fault reads %d bytes, want %d", choice, got.bytes, readBytes)
 		}
-		checkDisk(t, settingOf(id.Dev), diskKiB)
+		checkDisk(t, settingPath(id.Dev), diskKiB)
 		r.end()
 	}
 }
 
-// A target that maps its model long after it began to be watched, and has the file open for a moment only, is seen.
+// The file of a target is taken even if the target maps its model long after the watch began, and has it open
+// for a moment only.
 func TestLate(t *testing.T) {
 	r := startAs(t, "late-target", ownDisk(t))
 	watch, err := r.process.WatchMaps()
@@ -275,30 +280,30 @@ func TestLate(t *testing.T) {
 	if err := watch.Close(); err != nil {
 		t.Fatal(err)
 	}
-	target := New(r.process, FD, as("guardian"), logTo(t))
+	target := New(r.process, FD, helperCommand("guardian"), logTo(t))
 	defer target.End()
 	target.AwaitWatch()
 	time.Sleep(5 * time.Second) // 250 ms would pass between two looks
 	r.do("map")
 	target.Shrink([]uint64{r.base()})
 	if got := r.state(); got.bytes != SmallKiB<<10 {
-		t.Errorf("a fault reads %d bytes, told %+v", got.bytes, target.told)
+		t.Errorf("a fault reads %d bytes, want %d; outcome %+v", got.bytes, SmallKiB<<10, target.outcome)
 	}
 }
 
-// They read as much as before in between, also if the guardian is killed then; and what was undone for long is done
-// again, by another one.
+// After Restore and Suspend faults read as much as before, even if the guardian is killed then. After Suspend
+// another guardian makes the change again.
 func TestBackAndForth(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
-	target := New(r.process, FD, as("guardian"), logTo(t))
+	target := New(r.process, FD, helperCommand("guardian"), logTo(t))
 	defer target.End()
-	target.waitTaken(target.choice)
+	target.awaitFiles(target.choice)
 	r.do("close")
 	bases := []uint64{r.base()}
 	check := func(when string, want int64) {
 		t.Helper()
 		if got := r.state(); got.bytes != want || target.IsSmall() != (want <= SmallKiB<<10) {
-			t.Errorf("%s: a fault reads %d bytes, told that this is little: %t", when, got.bytes, target.IsSmall())
+			t.Errorf("%s: a fault reads %d bytes, want %d; IsSmall: %t", when, got.bytes, want, target.IsSmall())
 		}
 	}
 	for range 3 {
@@ -314,7 +319,7 @@ func TestBackAndForth(t *testing.T) {
 	target.Suspend()
 	check("at rest", readBytes)
 	if process.ProcessState == nil || !process.ProcessState.Success() {
-		t.Errorf("at rest: the guardian is %v", process.ProcessState)
+		t.Errorf("at rest: the guardian is %v, want that it ended with success", process.ProcessState)
 	}
 	target.Restore()
 	target.Shrink(bases)
@@ -327,17 +332,17 @@ func TestBackAndForth(t *testing.T) {
 	check("without a guardian", readBytes)
 	target.Shrink(bases)
 	check("without another", readBytes)
-	if told := target.End(); told.Why == "" || !told.Undone {
-		t.Errorf("told %+v", told)
+	if got := target.End(); got.Why == "" || !got.Undone {
+		t.Errorf("outcome %+v, want undone, with a reason why it is not done any more", got)
 	}
 }
 
-// A large folio that somebody has read alone has a mark, at which a target reads more; not so where its faults read
-// less than the folio holds.
+// A large folio that somebody has read by itself has a mark, at which a target reads more. The mark does
+// nothing where the target's faults read less than the folio holds.
 func TestMarks(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
-	target := New(r.process, FD, as("guardian"), logTo(t))
-	target.waitTaken(target.choice)
+	target := New(r.process, FD, helperCommand("guardian"), logTo(t))
+	target.awaitFiles(target.choice)
 	const folio = 2 << 20
 	mapping, err := unix.Mmap(int(r.model.Fd()), 0, modelBytes, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
@@ -347,10 +352,12 @@ func TestMarks(t *testing.T) {
 	if left, err := pagecache.Drop(t.Context(), r.model); err != nil || left > 0 {
 		t.Fatalf("%d bytes are left, %v", left, err)
 	}
-	touched := func(at int64) int64 {
+	touch := func(at int64) (readBytes int64) {
 		t.Helper()
 		part := mapping[at : at+folio]
-		for _, advice := range []int{unix.MADV_RANDOM, unix.MADV_HUGEPAGE, unix.MADV_POPULATE_READ, unix.MADV_DONTNEED} {
+		for _, advice := range []int{
+			unix.MADV_RANDOM, unix.MADV_HUGEPAGE, unix.MADV_POPULATE_READ, unix.MADV_DONTNEED,
+		} {
 			if err := unix.Madvise(part, advice); err != nil {
 				t.Skipf("no large folios: %v", err)
 			}
@@ -366,20 +373,20 @@ func TestMarks(t *testing.T) {
 		}
 		return after - before
 	}
-	if n := touched(4 << 20); n == 0 {
+	if n := touch(4 << 20); n == 0 {
 		t.Log("this kernel left no mark")
 	}
 	target.Shrink([]uint64{r.base()})
-	if n := touched(16 << 20); n != 0 {
-		t.Errorf("the target's touch has read %d bytes", n)
+	if n := touch(16 << 20); n != 0 {
+		t.Errorf("the target's touch has read %d bytes, want 0", n)
 	}
-	if told := target.End(); told.Way != ByFile || !told.Undone {
-		t.Errorf("told %+v", told)
+	if got := target.End(); got.Way != ByFile || !got.Undone {
+		t.Errorf("outcome %+v, want way %q, undone", got, ByFile)
 	}
 }
 
-// Nothing is done where faults read little anyway, where it is not wanted, and where the file was closed before;
-// which is told.
+// Nothing is done where faults read little anyway, where it is not wanted, and where the file was closed
+// before. The outcome says why.
 func TestNothingToDo(t *testing.T) {
 	model := ownDisk(t)
 	id, err := proc.FileOf(model)
@@ -389,7 +396,7 @@ func TestNothingToDo(t *testing.T) {
 	for name, c := range map[string]struct {
 		choice Choice
 		kib    int
-		early  bool // it is looked at before the target closes its file
+		early  bool // the watch begins before the target closes its file
 		why    string
 		closed bool
 	}{
@@ -398,7 +405,7 @@ func TestNothingToDo(t *testing.T) {
 		"late":   {Auto, diskKiB, false, "closed", true},
 		"fd":     {FD, diskKiB, false, "closed", true},
 	} {
-		if err := os.WriteFile(settingOf(id.Dev), fmt.Appendln(nil, c.kib), 0); err != nil {
+		if err := os.WriteFile(settingPath(id.Dev), fmt.Appendln(nil, c.kib), 0); err != nil {
 			t.Fatal(err)
 		}
 		r := startTarget(t, model)
@@ -406,17 +413,18 @@ func TestNothingToDo(t *testing.T) {
 		if !c.early {
 			r.do("close")
 		}
-		target := New(r.process, c.choice, as("guardian"), logTo(t))
+		target := New(r.process, c.choice, helperCommand("guardian"), logTo(t))
 		if c.early {
-			target.waitTaken(target.choice)
+			target.awaitFiles(target.choice)
 			r.do("close")
 		}
 		target.Shrink([]uint64{r.base()})
 		if got := r.state(); got != before {
-			t.Errorf("%s: %+v, before %+v", name, got, before)
+			t.Errorf("%s: state %+v, want %+v as before", name, got, before)
 		}
-		if told := target.End(); told.Way != "" || !strings.Contains(told.Why, c.why) || told.Closed != c.closed || told.Undone {
-			t.Errorf("%s: told %+v", name, told)
+		got := target.End()
+		if got.Way != "" || !strings.Contains(got.Why, c.why) || got.Closed != c.closed || got.Undone {
+			t.Errorf("%s: outcome %+v, want none because of %q, closed %v", name, got, c.why, c.closed)
 		}
 		r.end()
 	}
@@ -427,29 +435,30 @@ func TestByInject(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	r.do("close")
 	r.do("compute")
-	target := New(r.process, Inject, as("guardian"), logTo(t))
+	target := New(r.process, Inject, helperCommand("guardian"), logTo(t))
 	target.Shrink([]uint64{r.base()})
 	if !r.state().Random {
-		t.Fatalf("told %+v", target.End())
+		t.Fatalf("the mapping is not advised; outcome %+v", target.End())
 	}
-	if n := r.miss(); n != int64(os.Getpagesize()) {
-		t.Errorf("a fault read %d bytes", n)
+	if n := r.missBytes(); n != int64(os.Getpagesize()) {
+		t.Errorf("a fault read %d bytes, want a page", n)
 	}
-	if told := target.End(); told.Way != ByInject || told.Before != readBytes || told.After != int64(os.Getpagesize()) || !told.Undone {
-		t.Errorf("told %+v", told)
+	want := Outcome{Way: ByInject, Before: readBytes, After: int64(os.Getpagesize()), Undone: true}
+	if got := target.End(); *got != want {
+		t.Errorf("outcome %+v, want %+v", *got, want)
 	}
 	if s := r.state(); s.Random {
-		t.Errorf("in the end %+v", s)
+		t.Errorf("in the end %+v, want no advice", s)
 	}
 }
 
-// If the one who began it is killed, the guardian undoes it.
+// If the helper is killed, the guardian undoes its change.
 func TestUndoneAfterKill(t *testing.T) {
 	model := ownDisk(t)
 	for way, choice := range map[Way]Choice{ByFile: FD, ByInject: Inject} {
 		r := startTarget(t, model)
 		r.do("compute")
-		helper := role(t, fmt.Sprintf("helper %d %d %s", r.cmd.Process.Pid, r.base(), choice))
+		helper := roleProcess(t, fmt.Sprintf("helper %d %d %s", r.cmd.Process.Pid, r.base(), choice))
 		out, err := helper.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -459,16 +468,19 @@ func TestUndoneAfterKill(t *testing.T) {
 		}
 		said := bufio.NewScanner(out)
 		if !said.Scan() || said.Text() != string(way) {
-			t.Errorf("%s: the helper said %q", way, said.Text())
+			t.Errorf("%s: the helper said %q, want %q", way, said.Text(), way)
 		}
-		if s := r.state(); s.reads() > SmallKiB<<10 {
-			t.Errorf("%s: %+v", way, s)
+		if s := r.state(); s.faultBytes() > SmallKiB<<10 {
+			t.Errorf("%s: %+v, want up to %d bytes", way, s, SmallKiB<<10)
 		}
 		if err := helper.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
 		_ = helper.Wait() // killed
-		testenv.WaitFor(t, "the guardian to undo it", func() bool { s := r.state(); return s.bytes == readBytes && !s.Random })
+		testenv.WaitFor(t, "the guardian to undo it", func() bool {
+			s := r.state()
+			return s.bytes == readBytes && !s.Random
+		})
 		r.end()
 	}
 }

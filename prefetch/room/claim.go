@@ -1,6 +1,6 @@
 package room
 
-// This file sees to it that a target has one helper: two would page out what the other reads ahead.
+// This file makes sure that a target has one helper. Of two, each would page out what the other reads ahead.
 
 import (
 	"errors"
@@ -16,32 +16,33 @@ import (
 // ErrClaimed says that another helper has claimed the target.
 var ErrClaimed = errors.New("another prefetcher helps this process already: end that one first, or leave it to it")
 
-// A claim is tried for claimTime: somebody who only asks ([IsClaimed]) holds it for a moment.
+// A claim is tried for claimTimeout, because somebody who only asks ([IsClaimed]) holds it for a moment.
 const (
-	claimTime = 100 * time.Millisecond
-	claimStep = 5 * time.Millisecond
+	claimTimeout = 100 * time.Millisecond
+	claimStep    = 5 * time.Millisecond
 )
 
-// TargetClaim is the exclusive right to help a process. It ends with Close, or with the process that holds it,
-// however that ends.
+// TargetClaim is the exclusive right to help a process. It ends with Close, or with the process that holds
+// it, however that ends.
 type TargetClaim struct{ lock *os.File }
 
 // Claim claims a target. The error is ErrClaimed if another process, or another call in this one, has it, and
 // proc.ErrNoProcess if the target has ended.
 //
-// It is a lock (flock) on the target's pidfd, which is one inode for all who open it since Linux 6.9 (pidfs). Before
-// that it is one on the target's directory in /proc, which is one inode for all who use the same mount of proc:
-// there, a helper in a container and one outside of it do not see each other. Neither needs any permission, so any
-// user of the machine can claim a process, and keep a helper away. Both locks leave nothing behind.
+// It is a lock (flock) on the target's pidfd, which is one inode for all who open it since Linux 6.9 (pidfs).
+// Before that it is a lock on the target's directory in /proc, which is one inode for all who use the same
+// mount of proc. Then a helper in a container and one outside of it do not see each other. Neither lock needs
+// any permission, so any user of the machine can claim a process, and keep a helper away. Neither leaves
+// anything behind.
 func Claim(p *proc.Process) (*TargetClaim, error) {
-	open, err := claimable(p)
+	open, err := chooseOpen(p)
 	if err != nil {
 		return nil, err
 	}
-	return claim(p, open)
+	return claimWith(p, open)
 }
 
-// IsClaimed asks whether a target is claimed.
+// IsClaimed says whether a target is claimed.
 func IsClaimed(p *proc.Process) (bool, error) {
 	c, err := Claim(p)
 	if errors.Is(err, ErrClaimed) {
@@ -56,11 +57,11 @@ func IsClaimed(p *proc.Process) (bool, error) {
 // Close gives the claim back.
 func (c *TargetClaim) Close() error { return c.lock.Close() }
 
-// opener opens what stands for a process.
-type opener func(pid int) (int, error)
+// openFunc opens what stands for a process, and returns a descriptor.
+type openFunc func(pid int) (int, error)
 
-// claimable chooses what stands for a process. Before pidfs, all pidfds had one inode in common.
-func claimable(p *proc.Process) (opener, error) {
+// chooseOpen chooses what stands for a process. Before pidfs, all pidfds had one inode in common.
+func chooseOpen(p *proc.Process) (openFunc, error) {
 	fd, err := openPidfd(p.PID())
 	if err != nil {
 		return nil, claimError(p, err)
@@ -82,21 +83,23 @@ func openProc(pid int) (int, error) {
 	return unix.Open(fmt.Sprintf("/proc/%d", pid), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// claim locks what open opens. A lock belongs to the open file description, so it is one of its own, and goes with
-// its last descriptor.
-func claim(p *proc.Process, open opener) (*TargetClaim, error) {
+// claimWith locks what open opens. The lock belongs to that open file description, and goes with its last
+// descriptor.
+func claimWith(p *proc.Process, open openFunc) (*TargetClaim, error) {
 	fd, err := open(p.PID())
 	if err != nil {
 		return nil, claimError(p, err)
 	}
 	c := &TargetClaim{os.NewFile(uintptr(fd), fmt.Sprintf("process %d", p.PID()))}
-	for until := time.Now().Add(claimTime); ; time.Sleep(claimStep) {
-		if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || !time.Now().Before(until) {
+	for until := time.Now().Add(claimTimeout); ; time.Sleep(claimStep) {
+		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		mayRetry := errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR)
+		if !mayRetry || !time.Now().Before(until) {
 			break
 		}
 	}
 	if err == nil {
-		// What was opened by number is p only if p has not ended meanwhile.
+		// What was opened by the process's number is p only if p has not ended meanwhile.
 		var ended bool
 		if ended, err = p.Ended(); err == nil && ended {
 			err = unix.ESRCH
@@ -108,6 +111,7 @@ func claim(p *proc.Process, open opener) (*TargetClaim, error) {
 	return c, nil
 }
 
+// claimError names the process in an error of the system.
 func claimError(p *proc.Process, err error) error {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):

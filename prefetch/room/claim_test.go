@@ -1,5 +1,7 @@
 package room
 
+// This file tests that a target has one helper.
+
 import (
 	"bufio"
 	"errors"
@@ -16,9 +18,9 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// claimerVariable makes the test program a process that claims a target, says how that went, and waits until it is
-// ended or its standard input is.
-const claimerVariable = "PREFETCH_TEST_CLAIM" // how and whom: "pidfd 123"
+// claimerVariable makes the test's program a process that claims a target, says how that went, and waits
+// until its standard input ends or it is killed. It says how and whom to claim: "pidfd 123".
+const claimerVariable = "PREFETCH_TEST_CLAIM"
 
 func init() {
 	how, text, ok := strings.Cut(os.Getenv(claimerVariable), " ")
@@ -28,17 +30,17 @@ func init() {
 	pid, _ := strconv.Atoi(text)
 	p, err := proc.Open(pid)
 	if err == nil {
-		_, err = claim(p, openers[how])
+		_, err = claimWith(p, openers[how])
 	}
 	fmt.Println(err)
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 	os.Exit(0)
 }
 
-var openers = map[string]opener{"pidfd": openPidfd, "proc": openProc}
+var openers = map[string]openFunc{"pidfd": openPidfd, "proc": openProc}
 
-// claimer starts that process, and returns it with what it said.
-func claimer(t *testing.T, how string, pid int) (*exec.Cmd, string) {
+// startClaimer starts such a process. It also returns what the process said: the error of its claim.
+func startClaimer(t *testing.T, how string, pid int) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", claimerVariable, how, pid))
@@ -60,8 +62,8 @@ func claimer(t *testing.T, how string, pid int) (*exec.Cmd, string) {
 	return cmd, strings.TrimSpace(line)
 }
 
-// sleeper is a process to claim.
-func sleeper(t *testing.T) (*proc.Process, *exec.Cmd) {
+// startSleeper starts a process to claim.
+func startSleeper(t *testing.T) (*proc.Process, *exec.Cmd) {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {
@@ -76,48 +78,47 @@ func sleeper(t *testing.T) (*proc.Process, *exec.Cmd) {
 	return p, cmd
 }
 
-// One process has a target, until it gives it back or ends; another target is free all the while.
+// One process has a target until it gives the target back or ends. Another target is free all the while.
 func TestClaim(t *testing.T) {
 	for how, open := range openers {
 		t.Run(how, func(t *testing.T) {
-			p, target := sleeper(t)
-			if how == "pidfd" && !pidfs(t, p) {
+			p, target := startSleeper(t)
+			if how == "pidfd" && !hasPidfs(t, p) {
 				t.Skip("before Linux 6.9 all pidfds are one inode")
 			}
-			mine, err := claim(p, open)
+			mine, err := claimWith(p, open)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := claim(p, open); !errors.Is(err, ErrClaimed) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("a second claim of this process: %v", err)
+			if _, err := claimWith(p, open); !errors.Is(err, ErrClaimed) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("a second claim by this process: %v, want %v", err, ErrClaimed)
 			}
-			if _, said := claimer(t, how, p.PID()); !strings.Contains(said, ErrClaimed.Error()) {
-				t.Errorf("a claim of another process: %s", said)
+			if _, said := startClaimer(t, how, p.PID()); !strings.Contains(said, ErrClaimed.Error()) {
+				t.Errorf("a claim by another process: %s, want %v", said, ErrClaimed)
 			}
-			if other, _ := sleeper(t); true {
-				c, err := claim(other, open)
-				if err != nil {
-					t.Fatalf("another target: %v", err)
-				}
-				c.Close()
+			other, _ := startSleeper(t)
+			c, err := claimWith(other, open)
+			if err != nil {
+				t.Fatalf("another target: %v", err)
 			}
+			c.Close()
 			if err := mine.Close(); err != nil {
 				t.Fatal(err)
 			}
-			holder, said := claimer(t, how, p.PID())
+			holder, said := startClaimer(t, how, p.PID())
 			if said != "<nil>" {
-				t.Fatalf("after it was given back: %s", said)
+				t.Fatalf("after it was given back: %s, want no error", said)
 			}
-			if _, err := claim(p, open); !errors.Is(err, ErrClaimed) {
-				t.Errorf("while another process has it: %v", err)
+			if _, err := claimWith(p, open); !errors.Is(err, ErrClaimed) {
+				t.Errorf("while another process has it: %v, want %v", err, ErrClaimed)
 			}
 			if err := holder.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			_ = holder.Wait()
-			again, err := claim(p, open)
+			again, err := claimWith(p, open)
 			if err != nil {
-				t.Fatalf("its holder was killed: %v", err)
+				t.Fatalf("after its holder was killed: %v", err)
 			}
 			if err := again.Close(); err != nil {
 				t.Fatal(err)
@@ -126,18 +127,19 @@ func TestClaim(t *testing.T) {
 			if err := p.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := claim(p, open); !errors.Is(err, proc.ErrNoProcess) { // its parent does not know yet
-				t.Errorf("the target is a zombie: %v", err)
+			if _, err := claimWith(p, open); !errors.Is(err, proc.ErrNoProcess) { // its parent does not know yet
+				t.Errorf("the target is a zombie: %v, want %v", err, proc.ErrNoProcess)
 			}
 			_ = target.Wait()
-			if _, err := claim(p, open); !errors.Is(err, proc.ErrNoProcess) {
-				t.Errorf("the target has ended: %v", err)
+			if _, err := claimWith(p, open); !errors.Is(err, proc.ErrNoProcess) {
+				t.Errorf("the target has ended: %v, want %v", err, proc.ErrNoProcess)
 			}
 		})
 	}
 }
 
-func pidfs(t *testing.T, p *proc.Process) bool {
+// hasPidfs says whether each process has a pidfd inode of its own.
+func hasPidfs(t *testing.T, p *proc.Process) bool {
 	t.Helper()
 	fd, err := openPidfd(p.PID())
 	if err != nil {
@@ -148,27 +150,27 @@ func pidfs(t *testing.T, p *proc.Process) bool {
 	return unix.Fstatfs(fd, &st) == nil && st.Type == unix.PID_FS_MAGIC
 }
 
-// The exported functions: whoever asks takes nothing, also while another one asks.
+// IsClaimed does not claim, and does not keep another process from claiming.
 func TestClaimed(t *testing.T) {
-	p, _ := sleeper(t)
+	p, _ := startSleeper(t)
 	if claimed, err := IsClaimed(p); claimed || err != nil {
-		t.Fatalf("%v, %v", claimed, err)
+		t.Fatalf("IsClaimed before a claim: %v, %v, want false", claimed, err)
 	}
 	c, err := Claim(p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if claimed, err := IsClaimed(p); !claimed || err != nil {
-		t.Errorf("claimed: %v, %v", claimed, err)
+		t.Errorf("IsClaimed after a claim: %v, %v, want true", claimed, err)
 	}
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	open, err := claimable(p)
+	open, err := chooseOpen(p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Somebody asks, and is done while the claim is tried.
+	// Somebody asks, and has finished while the claim is tried.
 	fd, err := open(p.PID())
 	if err != nil {
 		t.Fatal(err)
@@ -187,6 +189,6 @@ func TestClaimed(t *testing.T) {
 	time.Sleep(2 * claimStep)
 	unix.Close(fd)
 	if err := <-done; err != nil {
-		t.Errorf("beside somebody who only asks: %v", err)
+		t.Errorf("Claim beside somebody who only asks: %v", err)
 	}
 }

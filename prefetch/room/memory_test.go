@@ -1,5 +1,7 @@
 package room
 
+// This file tests how much room there is, and that changes of it are noticed.
+
 import (
 	"bufio"
 	"errors"
@@ -23,8 +25,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// hogVariable makes the test's program a process that takes as many bytes as the lines that it reads say, one after
-// the other, and keeps them.
+// hogVariable makes the test's program a process that reads numbers, one a line, takes as many bytes of
+// memory for each, and keeps them.
 const hogVariable = "TENSORCAST_TEST_HOG"
 
 func TestMain(m *testing.M) {
@@ -46,119 +48,163 @@ func TestMain(m *testing.M) {
 	}
 }
 
+// The room is what the formulas at the head of budget.go say.
 func TestRoomOfLevels(t *testing.T) {
 	const mib = 1 << 20
 	plenty := cgroup.HostMemory{Total: 64 << 30, Available: 60 << 30}
+	oneLevel := func(limit, usage, levelCache, groupCache int64) bounds {
+		level := cgroup.Level{Name: "/a", Limit: limit, Usage: usage, Cache: levelCache}
+		return bounds{host: plenty, levels: []cgroup.Level{level}, groupCache: groupCache}
+	}
+	onlyHost := func(available, activeFile, inactiveFile, groupActive int64) bounds {
+		return bounds{host: cgroup.HostMemory{
+			Total: 10000 * mib, Available: available, ActiveFile: activeFile, InactiveFile: inactiveFile,
+		}, groupActive: groupActive, floor: 600 * mib}
+	}
 	for name, test := range map[string]struct {
-		used             usedBy
+		bounds           bounds
 		resident, locked int64
 		want             Room
 	}{
 		"one level, the model is charged to it": {
-			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 1000 * mib, Usage: 900 * mib, Cache: 700 * mib}}, cache: 700 * mib}, 700 * mib, 0,
+			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), 700 * mib, 0,
 			Room{800 * mib, 1000 * mib, "/a", 550 * mib}},
 		"other files of the own group give way": {
-			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 1000 * mib, Usage: 900 * mib, Cache: 700 * mib}}, cache: 700 * mib}, 100 * mib, 0,
+			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), 100 * mib, 0,
 			Room{800 * mib, 1000 * mib, "/a", 550 * mib}},
 		"what is resident is charged elsewhere": {
-			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 1000 * mib, Usage: 900 * mib, Cache: 50 * mib}}, cache: 50 * mib}, 700 * mib, 0,
+			oneLevel(1000*mib, 900*mib, 50*mib, 50*mib), 700 * mib, 0,
 			Room{150 * mib, 1000 * mib, "/a", 0}},
 		"a neighbour's heap below an ancestor is no page cache": {
-			usedBy{host: plenty, levels: []cgroup.Level{
+			bounds{host: plenty, levels: []cgroup.Level{
 				{Name: "/a/b", Limit: 1000 * mib, Usage: 300 * mib, Cache: 200 * mib},
 				{Name: "/a", Limit: 1200 * mib, Usage: 1150 * mib, Cache: 210 * mib},
-			}, cache: 200 * mib}, 600 * mib, 0,
+			}, groupCache: 200 * mib}, 600 * mib, 0,
 			Room{260 * mib, 1200 * mib, "/a", 0}},
 		"a neighbour's page cache below an ancestor is left to it": {
-			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 1200 * mib, Usage: 1150 * mib, Cache: 900 * mib}}, cache: 200 * mib}, 100 * mib, 0,
+			oneLevel(1200*mib, 1150*mib, 900*mib, 200*mib), 100 * mib, 0,
 			Room{250 * mib, 1200 * mib, "/a", 0}},
 		"above a limit that was lowered": {
-			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a", Limit: 100 * mib, Usage: 300 * mib, Cache: 150 * mib}}, cache: 150 * mib}, 150 * mib, 0,
+			oneLevel(100*mib, 300*mib, 150*mib, 150*mib), 150 * mib, 0,
 			Room{-50 * mib, 100 * mib, "/a", 0}},
 		"what may be locked is bounded by another level": {
-			usedBy{host: plenty, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}, {Name: "/a", Limit: 2000 * mib, Usage: 900 * mib}}}, 0, 0,
+			bounds{host: plenty, levels: []cgroup.Level{
+				{Name: "/a/b", Limit: 1000 * mib},
+				{Name: "/a", Limit: 2000 * mib, Usage: 900 * mib},
+			}}, 0, 0,
 			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib}},
 		"a reserve of one's own": {
-			usedBy{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}}, 0, 0,
+			bounds{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}}, 0, 0,
 			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib}},
 		"the host": {
-			usedBy{host: cgroup.HostMemory{Total: 10000 * mib, Available: 8000 * mib, ActiveFile: 1000 * mib, InactiveFile: 3000 * mib}, floor: 600 * mib}, 0, 0,
+			onlyHost(8000*mib, 1000*mib, 3000*mib, 0), 0, 0,
 			Room{6400 * mib, 10000 * mib, "host", 6000 * mib}},
 		"the model is the active page cache": {
-			usedBy{host: cgroup.HostMemory{Total: 10000 * mib, Available: 8000 * mib, ActiveFile: 3500 * mib, InactiveFile: 500 * mib}, floor: 600 * mib}, 3800 * mib, 0,
+			onlyHost(8000*mib, 3500*mib, 500*mib, 0), 3800 * mib, 0,
 			Room{7200 * mib, 10000 * mib, "host", 6800 * mib}},
 		"the target's group has some of what is active": {
-			usedBy{host: cgroup.HostMemory{Total: 10000 * mib, Available: 8000 * mib, ActiveFile: 3500 * mib, InactiveFile: 5000 * mib}, active: 3000 * mib, floor: 600 * mib}, 3000 * mib, 0,
+			onlyHost(8000*mib, 3500*mib, 5000*mib, 3000*mib), 3000 * mib, 0,
 			Room{6900 * mib, 10000 * mib, "host", 6500 * mib}},
 		"locked pages are neither available nor active": {
-			usedBy{host: cgroup.HostMemory{Total: 10000 * mib, Available: 5000 * mib, ActiveFile: 500 * mib, InactiveFile: 500 * mib}, floor: 600 * mib}, 3000 * mib, 3000 * mib,
+			onlyHost(5000*mib, 500*mib, 500*mib, 0), 3000 * mib, 3000 * mib,
 			Room{6900 * mib, 10000 * mib, "host", 6500 * mib}},
 	} {
-		if got := test.used.room(test.resident, test.locked); got != test.want {
+		if got := test.bounds.room(test.resident, test.locked); got != test.want {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
 		}
 	}
 }
 
+// The floor rises while others are short of memory, and falls after that.
 func TestFloor(t *testing.T) {
 	const gib = 1 << 30
 	f := floor{total: 16 * gib}
 	now := time.Unix(1000, 0)
-	see := func(after time.Duration, short bool, want int64) {
+	update := func(after time.Duration, short bool, want int64) {
 		t.Helper()
 		now = now.Add(after)
-		if f.see(now, short); f.bytes() != want {
+		if f.update(now, short); f.bytes() != want {
 			t.Errorf("the floor is %d MiB, want %d", f.bytes()>>20, want>>20)
 		}
 	}
-	see(0, false, gib)
-	see(time.Second, true, gib*5/4)
-	see(time.Second/2, true, gib*5/4) // one step a second
-	see(time.Second/2, true, gib*6/4)
+	update(0, false, gib)
+	update(time.Second, true, gib*5/4)
+	update(time.Second/2, true, gib*5/4) // one step a second
+	update(time.Second/2, true, gib*6/4)
 	for range 20 {
 		now = now.Add(time.Second)
-		f.see(now, true)
+		f.update(now, true)
 	}
-	see(time.Second, true, 4*gib) // no more than a quarter
-	see(time.Second, false, 4*gib)
-	see(9*time.Second, false, gib*15/4)
+	update(time.Second, true, 4*gib) // no more than a quarter
+	update(time.Second, false, 4*gib)
+	update(9*time.Second, false, gib*15/4)
 	for range 12 {
 		now = now.Add(fallTime)
-		f.see(now, false)
+		f.update(now, false)
 	}
-	see(fallTime, false, gib)
-	if f = (floor{total: 256 * gib}); f.bytes() != leaveMost {
-		t.Errorf("on a large machine: %d", f.bytes())
+	update(fallTime, false, gib)
+	if f = (floor{total: 256 * gib}); f.bytes() != maxLeave {
+		t.Errorf("on a large machine the floor is %d, want %d", f.bytes(), maxLeave)
 	}
 }
 
-// Reclaim without waiting is no shortage, nor is waiting without reclaim (in a group at its limit), nor what the
-// target itself waits for.
+// Reclaim is no shortage if nobody waits. Waiting is none without reclaim, because a group is at its limit
+// then. What the target itself waits for is none either.
 func TestShortage(t *testing.T) {
 	type look struct {
 		after         time.Duration
 		swap, scanned int64
 		fired         bool
-		stalled       time.Duration // of others, in all
+		stalled       time.Duration // how long others have waited, in all
 		why           string
 		others        bool
 	}
+	nothing := look{}
 	for name, looks := range map[string][]look{
-		"swap-ins with reclaim":          {{0, 5 << 30, 5 << 30, false, 0, "", false}, {200 * time.Millisecond, 5<<30 + 2<<20, 5<<30 + 1, false, 0, shortSwap, true}},
-		"swap-ins into free memory":      {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 9 << 20, 0, false, 0, "", false}},
-		"few swap-ins":                   {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 9 << 10, 9 << 20, false, 0, "", false}},
-		"reclaim alone":                  {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 0, 9 << 20, false, 0, "", false}, {5 * time.Second, 0, 99 << 20, false, 0, "", false}},
-		"others wait":                    {{0, 0, 0, false, time.Hour, "", false}, {5 * time.Second, 0, 9 << 20, false, time.Hour + time.Second, shortHost, true}},
-		"others wait without reclaim":    {{0, 0, 0, false, 0, "", false}, {5 * time.Second, 0, 0, false, time.Second, "", false}},
-		"others wait a little":           {{0, 0, 0, false, 0, "", false}, {5 * time.Second, 0, 9 << 20, false, time.Second / 10, "", false}},
-		"a trigger":                      {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 0, 9 << 20, true, 0, shortHost, false}},
-		"a trigger, a group's own limit": {{0, 0, 0, false, 0, "", false}, {200 * time.Millisecond, 0, 0, true, 0, "", false}},
+		"swap-ins with reclaim": {
+			{0, 5 << 30, 5 << 30, false, 0, "", false},
+			{200 * time.Millisecond, 5<<30 + 2<<20, 5<<30 + 1, false, 0, shortSwap, true},
+		},
+		"swap-ins into free memory": {
+			nothing,
+			{200 * time.Millisecond, 9 << 20, 0, false, 0, "", false},
+		},
+		"few swap-ins": {
+			nothing,
+			{200 * time.Millisecond, 9 << 10, 9 << 20, false, 0, "", false},
+		},
+		"reclaim alone": {
+			nothing,
+			{200 * time.Millisecond, 0, 9 << 20, false, 0, "", false},
+			{5 * time.Second, 0, 99 << 20, false, 0, "", false},
+		},
+		"others wait": {
+			{0, 0, 0, false, time.Hour, "", false},
+			{5 * time.Second, 0, 9 << 20, false, time.Hour + time.Second, shortHost, true},
+		},
+		"others wait without reclaim": {
+			nothing,
+			{5 * time.Second, 0, 0, false, time.Second, "", false},
+		},
+		"others wait a little": {
+			nothing,
+			{5 * time.Second, 0, 9 << 20, false, time.Second / 10, "", false},
+		},
+		"a trigger": {
+			nothing,
+			{200 * time.Millisecond, 0, 9 << 20, true, 0, shortHost, false},
+		},
+		"a trigger, a group's own limit": {
+			nothing,
+			{200 * time.Millisecond, 0, 0, true, 0, "", false},
+		},
 	} {
 		var s shortage
 		now := time.Unix(1000, 0)
 		for i, l := range looks {
 			now = now.Add(l.after)
-			why, others := s.see(now, cgroup.Paging{SwapIns: l.swap, Scanned: l.scanned}, l.fired, func() (time.Duration, bool) { return l.stalled, true })
+			stalls := func() (time.Duration, bool) { return l.stalled, true }
+			why, others := s.update(now, cgroup.Paging{SwapIns: l.swap, Scanned: l.scanned}, l.fired, stalls)
 			if why != l.why || others != l.others {
 				t.Errorf("%s, look %d: %q, %v; want %q, %v", name, i, why, others, l.why, l.others)
 			}
@@ -166,8 +212,8 @@ func TestShortage(t *testing.T) {
 	}
 }
 
-// planted is a host whose state a test sets, and a target whose group it sets.
-type planted struct {
+// fakeHost is a host whose state a test sets, and finds a target's group that the test sets.
+type fakeHost struct {
 	memory   cgroup.HostMemory
 	paging   cgroup.Paging
 	pressure cgroup.Pressure
@@ -177,11 +223,11 @@ type planted struct {
 	time     time.Time
 }
 
-func (p *planted) Moved() (bool, error)         { m := p.moved; p.moved = false; return m, nil }
-func (p *planted) Find() (*cgroup.Group, error) { return p.group, p.err }
-func (p *planted) Close() error                 { return nil }
+func (p *fakeHost) Moved() (bool, error)         { m := p.moved; p.moved = false; return m, nil }
+func (p *fakeHost) Find() (*cgroup.Group, error) { return p.group, p.err }
+func (p *fakeHost) Close() error                 { return nil }
 
-func (p *planted) start(opts MemoryOptions) (*ProcessMemory, error) {
+func (p *fakeHost) start(opts MemoryOptions) (*ProcessMemory, error) {
 	p.time = time.Unix(1000, 0)
 	return newProcessMemory(p, hostSources{
 		func() (cgroup.HostMemory, error) { return p.memory, nil },
@@ -190,10 +236,11 @@ func (p *planted) start(opts MemoryOptions) (*ProcessMemory, error) {
 	}, func() time.Time { return p.time }, opts)
 }
 
-// A host that is short is noticed within the interval; the room shrinks while others swap, and comes back.
+// A shortage of the host is noticed within the interval. The room shrinks while others swap, and grows again.
 func TestHostIsShort(t *testing.T) {
 	const gib = 1 << 30
-	p := &planted{memory: cgroup.HostMemory{Total: 16 * gib, Available: 12 * gib}, err: cgroup.ErrNoController, moved: true}
+	memory := cgroup.HostMemory{Total: 16 * gib, Available: 12 * gib}
+	p := &fakeHost{memory: memory, err: cgroup.ErrNoController, moved: true}
 	m, err := p.start(MemoryOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -202,14 +249,14 @@ func TestHostIsShort(t *testing.T) {
 	room := func(want int64) {
 		t.Helper()
 		if r, err := m.Room(0, 0); err != nil || r.Bytes != want || r.Level != "host" {
-			t.Errorf("%+v, %v; want %d MiB", r, err, want>>20)
+			t.Errorf("Room = %+v, %v; want %d MiB of the host", r, err, want>>20)
 		}
 	}
 	changed := func(after time.Duration, want Change) {
 		t.Helper()
 		p.time = p.time.Add(after)
 		if c := m.PollChange(); c != want {
-			t.Errorf("%+v, want %+v", c, want)
+			t.Errorf("PollChange = %+v, want %+v", c, want)
 		}
 	}
 	room(11 * gib)
@@ -233,32 +280,32 @@ func TestHostIsShort(t *testing.T) {
 	changed(fallTime, Change{})
 	room(11*gib - 2*gib/4)
 
-	// A floor that is given stays.
+	// A given floor stays.
 	m.opts.Leave = 3 * gib
 	room(9 * gib)
 }
 
-// Where the group is hidden nothing is known of its limits, so there is no room; unless the caller has a bound of its
+// Nothing is known of the limits of a hidden group. So there is no room, unless the caller has a bound of its
 // own.
 func TestHiddenGroup(t *testing.T) {
 	memory := cgroup.HostMemory{Total: 16 << 30, Available: 12 << 30}
 	var said strings.Builder
 	log := slog.New(slog.NewTextHandler(&said, nil))
-	p := &planted{memory: memory, err: cgroup.ErrHidden, moved: true}
+	p := &fakeHost{memory: memory, err: cgroup.ErrHidden, moved: true}
 	if _, err := p.start(MemoryOptions{Log: log}); !errors.Is(err, cgroup.ErrHidden) || said.Len() > 0 {
-		t.Errorf("hidden from the beginning: %v; it said: %s", err, said.String())
+		t.Errorf("hidden from the beginning: %v, want %v; it logged: %s", err, cgroup.ErrHidden, said.String())
 	}
-	p = &planted{memory: memory, err: cgroup.ErrHidden, moved: true}
+	p = &fakeHost{memory: memory, err: cgroup.ErrHidden, moved: true}
 	trusting, err := p.start(MemoryOptions{TrustHost: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer trusting.Close()
 	if r, err := trusting.Room(0, 0); err != nil || r.Level != "host" || r.Bytes <= 0 {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("trusting: Room = %+v, %v; want some of the host", r, err)
 	}
 
-	p = &planted{memory: memory, err: cgroup.ErrNoController, moved: true}
+	p = &fakeHost{memory: memory, err: cgroup.ErrNoController, moved: true}
 	m, err := p.start(MemoryOptions{Log: log})
 	if err != nil {
 		t.Fatal(err)
@@ -266,29 +313,29 @@ func TestHiddenGroup(t *testing.T) {
 	defer m.Close()
 	for _, err := range []error{cgroup.ErrHidden, fs.ErrPermission} {
 		p.err, p.moved = err, true
-		p.time = p.time.Add(placeInterval)
+		p.time = p.time.Add(followInterval)
 		if err == cgroup.ErrHidden && !m.PollChange().RoomChanged {
 			t.Error("the move is not reported")
 		}
 		if r, err := m.Room(1<<30, 0); err != nil || r != (Room{Level: LevelHidden}) {
-			t.Errorf("%+v, %v", r, err)
+			t.Errorf("hidden: Room = %+v, %v; want none", r, err)
 		}
 	}
 	if n := strings.Count(said.String(), "its limits are not known"); n != 1 {
-		t.Errorf("it is said %d times:\n%s", n, said.String())
+		t.Errorf("the limits are said to be unknown %d times, want 1:\n%s", n, said.String())
 	}
 	p.err, p.moved = cgroup.ErrNoController, true
-	p.time = p.time.Add(placeInterval)
+	p.time = p.time.Add(followInterval)
 	if !m.PollChange().RoomChanged {
 		t.Error("the way back is not reported")
 	}
 	if r, err := m.Room(0, 0); err != nil || r.Level != "host" {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("not hidden any more: Room = %+v, %v; want the host", r, err)
 	}
 }
 
-// family makes groups for a test: one, and two below it.
-func family(t *testing.T) (top, a, b *cgroup.Group) {
+// makeGroups makes control groups for a test: one, and two below it.
+func makeGroups(t *testing.T) (top, a, b *cgroup.Group) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	root, err := cgroup.Root()
@@ -298,7 +345,7 @@ func family(t *testing.T) (top, a, b *cgroup.Group) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	make := func(parent *cgroup.Group, name string) *cgroup.Group {
+	create := func(parent *cgroup.Group, name string) *cgroup.Group {
 		g, err := cgroup.Create(parent, name)
 		if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBUSY) {
 			t.Skipf("control groups cannot be made here: %v", err) // in a container
@@ -313,8 +360,8 @@ func family(t *testing.T) (top, a, b *cgroup.Group) {
 		})
 		return g
 	}
-	top = make(root, fmt.Sprintf("tensorcast-test-%d-%s", os.Getpid(), t.Name()))
-	return top, make(top, "a"), make(top, "b")
+	top = create(root, fmt.Sprintf("tensorcast-test-%d-%s", os.Getpid(), t.Name()))
+	return top, create(top, "a"), create(top, "b")
 }
 
 // hog is a process that takes memory when it is told to.
@@ -324,6 +371,7 @@ type hog struct {
 	out *bufio.Reader
 }
 
+// newHog starts a hog in a group.
 func newHog(t *testing.T, g *cgroup.Group) *hog {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -360,8 +408,8 @@ func (h *hog) take(t *testing.T, bytes int) {
 	}
 }
 
-// noticed asks as the control loop does until something changed, and returns how long that took.
-func noticed(t *testing.T, m *ProcessMemory, what string) (time.Duration, Change) {
+// awaitChange asks as the control loop does, until something changed. It returns how long that took.
+func awaitChange(t *testing.T, m *ProcessMemory, what string) (time.Duration, Change) {
 	t.Helper()
 	begun := time.Now()
 	for {
@@ -375,8 +423,8 @@ func noticed(t *testing.T, m *ProcessMemory, what string) (time.Duration, Change
 	}
 }
 
-// still waits until nothing is reported for a while: a process that has just started settles.
-func still(m *ProcessMemory) {
+// settle waits until nothing has changed for a while, as it does when a process has just started.
+func settle(m *ProcessMemory) {
 	for since := time.Now(); time.Since(since) < 100*time.Millisecond; time.Sleep(time.Millisecond) {
 		if m.PollChange().RoomChanged {
 			since = time.Now()
@@ -386,19 +434,21 @@ func still(m *ProcessMemory) {
 
 func logLatencies(t *testing.T, what string, all []time.Duration) {
 	slices.Sort(all)
-	t.Logf("%s: noticed after %v (median), %v (most) of %d", what, all[len(all)/2].Round(10*time.Microsecond), all[len(all)-1].Round(10*time.Microsecond), len(all))
+	const unit = 10 * time.Microsecond
+	t.Logf("%s: noticed after %v (median), %v (most) of %d",
+		what, all[len(all)/2].Round(unit), all[len(all)-1].Round(unit), len(all))
 }
 
-// Limits of the group and its ancestor, and usage, are noticed, and bound.
+// Limits of the group and its ancestor are noticed, and bound the room. So is usage.
 func TestNoticing(t *testing.T) {
-	top, a, _ := family(t)
+	top, a, _ := makeGroups(t)
 	h := newHog(t, a)
 	m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	still(m)
+	settle(m)
 	for i, g := range []*cgroup.Group{a, top} {
 		var all []time.Duration
 		for j := range int64(10) {
@@ -406,22 +456,24 @@ func TestNoticing(t *testing.T) {
 			if err := g.SetLimit(limit); err != nil {
 				t.Fatal(err)
 			}
-			took, c := noticed(t, m, "a limit")
+			took, c := awaitChange(t, m, "a limit")
 			all = append(all, took)
 			if c.ShortReason != "" {
-				t.Errorf("a limit that is far away: %q", c.ShortReason)
+				t.Errorf("a limit that is far away: short of memory because of %q, want no shortage", c.ShortReason)
 			}
 			r, err := m.Room(0, 0)
-			if err != nil || r.Limit != limit || !strings.HasPrefix(r.Level, g.Name()+" ") || r.Bytes > limit || r.Bytes < limit/2 {
-				t.Errorf("%+v, %v; want one of %s", r, err, g.Name())
+			inBounds := r.Bytes <= limit && r.Bytes >= limit/2
+			if err != nil || r.Limit != limit || !strings.HasPrefix(r.Level, g.Name()+" ") || !inBounds {
+				t.Errorf("Room = %+v, %v; want up to %d bytes, bounded by %s", r, err, limit, g.Name())
 			}
 			if r.Lockable != r.Bytes-limit/4 {
-				t.Errorf("%d of %d may be locked under a limit of %d", r.Lockable, r.Bytes, limit)
+				t.Errorf("%d of %d bytes may be locked under a limit of %d, want %d",
+					r.Lockable, r.Bytes, limit, r.Bytes-limit/4)
 			}
 		}
 		logLatencies(t, "limit of "+g.Name(), all)
 	}
-	still(m)
+	settle(m)
 	before, err := m.Room(0, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -429,27 +481,28 @@ func TestNoticing(t *testing.T) {
 	var all []time.Duration
 	for range 10 {
 		h.take(t, 16<<20)
-		took, _ := noticed(t, m, "usage")
+		took, _ := awaitChange(t, m, "usage")
 		all = append(all, took)
 		if _, err := h.out.ReadString('\n'); err != nil {
 			t.Fatal(err)
 		}
-		still(m)
+		settle(m)
 	}
 	logLatencies(t, "usage", all)
 	if after, err := m.Room(0, 0); err != nil || after.Bytes > before.Bytes-160<<20 {
-		t.Errorf("room %d, before the process took 160 MiB %d: %v", after.Bytes, before.Bytes, err)
+		t.Errorf("room %d, %v; want 160 MiB less than %d", after.Bytes, err, before.Bytes)
 	}
 }
 
-// The page cache that a process of the group made gives way; that of a neighbour does not.
+// The page cache of the target's own group gives way. That of a neighbour does not.
 func TestCacheOfLevels(t *testing.T) {
-	top, a, b := family(t)
+	top, a, b := makeGroups(t)
 	const size = 64 << 20
 	read := func(g *cgroup.Group) {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "file")
-		cmd := exec.Command("sh", "-c", `echo $$ > "$1" && head -c "$3" /dev/zero > "$2" && sync "$2"`, "sh", g.ProcsFiles()[0], file, strconv.Itoa(size))
+		const script = `echo $$ > "$1" && head -c "$3" /dev/zero > "$2" && sync "$2"`
+		cmd := exec.Command("sh", "-c", script, "sh", g.ProcsFiles()[0], file, strconv.Itoa(size))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -467,20 +520,21 @@ func TestCacheOfLevels(t *testing.T) {
 		t.Helper()
 		r, err := m.Room(0, 0)
 		if err != nil || r.Bytes < want-size/4 || r.Bytes > want+size/4 {
-			t.Errorf("%+v, %v; want %d", r, err, want)
+			t.Errorf("Room = %+v, %v; want about %d", r, err, want)
 		}
 		return r
 	}
-	const most = 1<<30 - 8<<20 // less what the process has
+	const most = 1<<30 - 8<<20 // the limit, less what the process has
 	room(most)
 	read(a)
 	room(most)
 	read(b)
 	if r := room(most - size); !strings.HasPrefix(r.Level, top.Name()+" ") {
-		t.Errorf("bounded by %s", r.Level)
+		t.Errorf("bounded by %s, want %s", r.Level, top.Name())
 	}
 }
 
+// ownGroup is the group of this process.
 func ownGroup(t *testing.T) *cgroup.Group {
 	t.Helper()
 	g, err := cgroup.Find(0)
@@ -490,10 +544,10 @@ func ownGroup(t *testing.T) *cgroup.Group {
 	return g
 }
 
-// A target that is moved is noticed and followed, by this process, too; where that must not join, it goes home;
-// whoever removes a group that the target left finds it empty.
+// When a target is moved, that is noticed, and this process follows. Where it must not join, it goes home. A
+// group that the target has left is empty.
 func TestMoved(t *testing.T) {
-	top, a, b := family(t)
+	top, a, b := makeGroups(t)
 	home := ownGroup(t)
 	t.Cleanup(func() {
 		if err := home.Join(os.Getpid()); err != nil {
@@ -501,7 +555,7 @@ func TestMoved(t *testing.T) {
 		}
 		goleak.VerifyNone(t)
 	})
-	// systemd, which does not run or has no such unit, does not say that it survives.
+	// systemd does not run, or has no such unit. So it does not say that the unit survives.
 	service, err := cgroup.Create(top, "x.service")
 	if err != nil {
 		t.Fatal(err)
@@ -512,7 +566,8 @@ func TestMoved(t *testing.T) {
 		}
 	}()
 	const inService = 768 << 20
-	for g, limit := range map[*cgroup.Group]int64{a: 512 << 20, b: 640 << 20, service: inService} { // less than a small machine has: else that is what bounds the room
+	// The limits are less than a small machine has. Otherwise the machine would bound the room.
+	for g, limit := range map[*cgroup.Group]int64{a: 512 << 20, b: 640 << 20, service: inService} {
 		if err := g.SetLimit(limit); err != nil {
 			t.Fatal(err)
 		}
@@ -532,18 +587,18 @@ func TestMoved(t *testing.T) {
 	}
 	m.Join(t.Context())
 	if *ownGroup(t) != *a {
-		t.Fatalf("in %s, not joined", ownGroup(t).Name())
+		t.Fatalf("after Join in %s, want %s", ownGroup(t).Name(), a.Name())
 	}
 	m.Leave()
 	if *ownGroup(t) != *home {
-		t.Fatalf("in %s after Leave", ownGroup(t).Name())
+		t.Fatalf("after Leave in %s, want %s", ownGroup(t).Name(), home.Name())
 	}
 	if err := h.move(b); err != nil {
 		t.Fatal(err)
 	}
 	testenv.WaitFor(t, "the move to be noticed", func() bool { m.PollChange(); return *m.Group() == *b })
-	if m.joining.wait(); *ownGroup(t) != *home {
-		t.Fatalf("it follows to %s after Leave", ownGroup(t).Name())
+	if m.joining.await(); *ownGroup(t) != *home {
+		t.Fatalf("after Leave and a move in %s, want %s", ownGroup(t).Name(), home.Name())
 	}
 	if err := h.move(a); err != nil {
 		t.Fatal(err)
@@ -552,19 +607,19 @@ func TestMoved(t *testing.T) {
 	testenv.WaitFor(t, "this process to follow again", func() bool { m.PollChange(); return *ownGroup(t) == *a })
 	var all []time.Duration
 	for _, to := range []*cgroup.Group{b, a, b, a, service, a, service, b} {
-		still(m)
+		settle(m)
 		if err := h.move(to); err != nil {
 			t.Fatal(err)
 		}
-		took, _ := noticed(t, m, "the move")
-		for *m.Group() != *to { // it was something else
-			again, _ := noticed(t, m, "the move")
+		took, _ := awaitChange(t, m, "the move")
+		for *m.Group() != *to { // something else has changed
+			again, _ := awaitChange(t, m, "the move")
 			took += again
 		}
 		all = append(all, took)
 		r, err := m.Room(0, 0)
 		if limit, _, limitErr := to.Limit(); err != nil || limitErr != nil || r.Limit != limit {
-			t.Errorf("%+v, %v; want the limit of %s", r, err, to.Name())
+			t.Errorf("Room = %+v, %v; want the limit of %s", r, err, to.Name())
 		}
 		want := to
 		if to == service {
@@ -577,11 +632,14 @@ func TestMoved(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Room finds it, too, where nobody asks whether something changed.
+	// Room finds the new group, too, where nobody calls PollChange.
 	if err := h.move(service); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "Room to find the new group", func() bool { r, err := m.Room(0, 0); return err == nil && r.Limit == inService })
+	testenv.WaitFor(t, "Room to find the new group", func() bool {
+		r, err := m.Room(0, 0)
+		return err == nil && r.Limit == inService
+	})
 	testenv.WaitFor(t, "this process to go home", func() bool { m.PollChange(); return *ownGroup(t) == *home })
 	if err := h.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -593,16 +651,16 @@ func TestMoved(t *testing.T) {
 	testenv.WaitFor(t, "the end", func() bool { _, err := m.Room(0, 0); return errors.Is(err, proc.ErrNoProcess) })
 	m.PollChange()
 	if *ownGroup(t) != *home {
-		t.Errorf("after the target's end in %s", ownGroup(t).Name())
+		t.Errorf("after the target's end in %s, want %s", ownGroup(t).Name(), home.Name())
 	}
 	if _, err := NewProcessMemory(h.Process.Pid, MemoryOptions{}); !errors.Is(err, proc.ErrNoProcess) {
-		t.Errorf("a process that has ended: %v", err)
+		t.Errorf("a process that has ended: %v, want %v", err, proc.ErrNoProcess)
 	}
 }
 
-// Close waits for a move that is under way: afterwards this process moves no more.
+// Close waits for a move that is under way. Afterwards this process is not moved any more.
 func TestCloseWhileJoining(t *testing.T) {
-	_, a, b := family(t)
+	_, a, b := makeGroups(t)
 	home := ownGroup(t)
 	defer func() {
 		if err := home.Join(os.Getpid()); err != nil {
@@ -615,27 +673,27 @@ func TestCloseWhileJoining(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Join(t.Context())
-	m.joining.want(b)
+	m.joining.request(b)
 	m.joining.close()
 	select {
 	case <-m.joining.done:
 	default:
-		t.Error("it is still moving")
+		t.Error("a move is still under way after close")
 	}
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
-	m.joining.want(a)
-	if m.joining.wait(); *ownGroup(t) == *a {
-		t.Error("it moves after Close")
+	m.joining.request(a)
+	if m.joining.await(); *ownGroup(t) == *a {
+		t.Error("this process was moved after Close")
 	}
 }
 
 func (h *hog) move(to *cgroup.Group) error { return to.Join(h.Process.Pid) }
 
-// A group that the target left is removed before anybody looks.
+// A group that the target has left may be removed before anybody looks.
 func TestRemovedBehind(t *testing.T) {
-	_, a, b := family(t)
+	_, a, b := makeGroups(t)
 	if err := errors.Join(a.SetLimit(1<<30), b.SetLimit(2<<30)); err != nil {
 		t.Fatal(err)
 	}
@@ -652,13 +710,13 @@ func TestRemovedBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := m.Room(0, 0); err != nil || r.Limit != 2<<30 {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("Room = %+v, %v; want the limit of %s", r, err, b.Name())
 	}
 }
 
-// However often the target is moved, no descriptor is left.
+// However often the target is moved, no descriptor stays open.
 func TestMemoryLeavesNoDescriptors(t *testing.T) {
-	_, a, b := family(t)
+	_, a, b := makeGroups(t)
 	h := newHog(t, a)
 	count := func() int {
 		dirs, err := os.ReadDir("/proc/self/fd")
@@ -677,27 +735,27 @@ func TestMemoryLeavesNoDescriptors(t *testing.T) {
 			if err := h.move([]*cgroup.Group{b, a}[i%2]); err != nil {
 				t.Fatal(err)
 			}
-			if moved, err := m.follow(); !moved || err != nil {
-				t.Errorf("moved %v, %v", moved, err)
+			if moved, err := m.followTarget(); !moved || err != nil {
+				t.Errorf("followTarget = %v, %v; want true", moved, err)
 			}
 			m.stopping.Wait()
 			if n := count(); used == 0 {
 				used = n
 			} else if n != used {
-				t.Errorf("%d descriptors, after the first move %d", n, used)
+				t.Errorf("%d descriptors, want %d as after the first move", n, used)
 			}
 		}
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
 	}
-	follow() // what the runtime opens once
+	follow() // Go's runtime opens some once
 	before := count()
 	for range 3 {
 		follow()
 	}
 	if after := count(); after != before {
-		t.Errorf("%d descriptors, before %d", after, before)
+		t.Errorf("%d descriptors, want %d as before", after, before)
 	}
 }
 
@@ -712,7 +770,7 @@ func BenchmarkProcessMemory(b *testing.B) {
 			m.PollChange()
 		}
 	})
-	b.Run("ChangedEachMs", func(b *testing.B) { // with what is due at its time, and cold caches
+	b.Run("ChangedEachMs", func(b *testing.B) { // with what is due in intervals, and cold caches
 		var all []time.Duration
 		for b.Loop() {
 			begun := time.Now()

@@ -1,10 +1,10 @@
 package room
 
-// This file arranges this process beside its target: it must be the first to be killed when memory is short, pay for
-// what it reads like the target would, and get a core when it needs one.
+// This file prepares this process to be beside its target. When memory is short, this process must be killed
+// first. It must pay for what it reads where the target would pay. It must get a core when it needs one.
 
 import (
-	gocontext "context"
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -19,10 +19,10 @@ import (
 	"tensorcast/internal/systemd"
 )
 
-// Settle prepares this process, in this order: it makes itself the out-of-memory killer's choice, lifts its limit on
-// locked memory, and raises the calling thread's priority. Only the first is indispensable; what else fails is
-// logged. See also [ProcessMemory.Join]. others says that there are processes which the killer is to choose before
-// this one, as they go if it goes.
+// Settle makes this process the out-of-memory killer's choice, lifts its limit on locked memory, and raises
+// the calling thread's priority, in this order. Only the first is indispensable. If one of the others fails,
+// that is logged. others says that there are processes which the killer is to choose before this one, because
+// they end with it. See also [ProcessMemory.Join].
 func Settle(log *slog.Logger, others bool) error {
 	score := "1000"
 	if others {
@@ -35,21 +35,24 @@ func Settle(log *slog.Logger, others bool) error {
 	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited); err != nil {
 		log.Debug("cannot lift the limit on locked memory, which CAP_IPC_LOCK overrides", "error", err)
 	}
-	// ggml's threads spin at barriers on all cores: at equal priority a read ahead would wait for a time slice. This
-	// is the priority of the calling thread.
+	// ggml's threads spin at barriers on all cores. At equal priority a read ahead would wait for a time
+	// slice. This sets the priority of the calling thread.
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, niceness); err != nil {
 		log.Warn("cannot raise the priority", "error", err)
 	}
 	return nil
 }
 
-// SetUrgent has the calling thread run whenever it can (SCHED_FIFO), or, with false, as [Settle] left it. A nice value
-// does not do that: where ggml's threads spin on all processors, a thread that has used its share waits for the next
-// tick, 2 ms for one in ten of a router's choices. Threads that it starts do not inherit it.
+// SetUrgent makes the calling thread run whenever it can (SCHED_FIFO), or, with false, as [Settle] left it. A
+// nice value is not enough. Where ggml's threads spin on all processors, a thread that has used its share
+// waits for the next tick, which was 2 ms for one in ten of a router's choices. Threads that it starts do not
+// inherit this.
 func SetUrgent(urgent bool) error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: niceness}
 	if urgent {
-		attr = unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK}
+		attr = unix.SchedAttr{
+			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+		}
 	}
 	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
 		return fmt.Errorf("change how this thread is scheduled: %w", err)
@@ -57,29 +60,36 @@ func SetUrgent(urgent bool) error {
 	return nil
 }
 
-// niceness is this process's while it helps.
+// niceness is the nice value of this process's threads while it helps.
 const niceness = -15
 
-// join moves this process to the target's memory cgroup, so that pages that it reads are charged where the target's
-// are; not where a kill there would take all of it. It says whether it did; if not, the log says why. It asks
-// systemd, which may take askTime.
-func join(ctx gocontext.Context, group *cgroup.Group, log *slog.Logger) bool {
-	if dir, err := oomGroup(group); err != nil {
-		log.Warn("not joining the target's cgroup: it is not known whether an out-of-memory kill there takes all of it", "cgroup", group.Name(), "error", err)
+// joinGroup moves this process to the target's memory cgroup, so that the pages that it reads are charged
+// where the target's are. It does not where an out-of-memory kill would take all of the group. It returns
+// false if it did not, and logs why. It asks systemd, which may take systemdTimeout.
+func joinGroup(ctx context.Context, group *cgroup.Group, log *slog.Logger) bool {
+	dir, err := findOOMGroup(group)
+	switch {
+	case err != nil:
+		log.Warn("not joining the target's cgroup: it is not known whether an out-of-memory kill there takes all of it",
+			"cgroup", group.Name(), "error", err)
 		return false
-	} else if dir != "" {
-		log.Warn("not joining the target's cgroup: an out-of-memory kill there takes all of it (memory.oom.group)", "cgroup", dir)
+	case dir != "":
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there takes all of it (memory.oom.group)",
+			"cgroup", dir)
 		return false
 	}
-	switch unit, err := fragile(ctx, systemd.System, group.Name()); {
+	unit, err := findFragileUnit(ctx, systemd.System, group.Name())
+	switch {
 	case err != nil:
-		log.Warn("not joining the target's cgroup: an out-of-memory kill there may end the whole unit", "unit", unit, "error", err)
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there may end the whole unit",
+			"unit", unit, "error", err)
 		return false
 	case unit != "":
-		log.Warn("not joining the target's cgroup: an out-of-memory kill there ends the whole unit; set OOMPolicy=continue in it", "unit", unit)
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there ends the whole unit; "+
+			"set OOMPolicy=continue in it", "unit", unit)
 		return false
 	}
-	debug.FreeOSMemory() // what setting up took is not the target's to pay
+	debug.FreeOSMemory() // the target is not to pay for what setting up took
 	if err := group.Join(os.Getpid()); err != nil {
 		log.Warn("cannot join the target's memory cgroup: pages read ahead are charged elsewhere", "error", err)
 		return false
@@ -87,8 +97,9 @@ func join(ctx gocontext.Context, group *cgroup.Group, log *slog.Logger) bool {
 	return true
 }
 
-// oomGroup returns the first cgroup on the way up whose processes are killed together.
-func oomGroup(group *cgroup.Group) (string, error) {
+// findOOMGroup returns the directory of the first cgroup on the way up whose processes are killed together;
+// empty if there is none.
+func findOOMGroup(group *cgroup.Group) (string, error) {
 	for dir := group.Dir(); ; dir = filepath.Dir(dir) {
 		data, err := os.ReadFile(filepath.Join(dir, "memory.oom.group"))
 		if os.IsNotExist(err) { // v1, or above the root
@@ -103,21 +114,22 @@ func oomGroup(group *cgroup.Group) (string, error) {
 	}
 }
 
-// askTime is how long systemd may take to answer.
-const askTime = 5 * time.Second
+// systemdTimeout is how long systemd may take to answer.
+const systemdTimeout = 5 * time.Second
 
-// fragile returns the control group of the systemd unit that is, or may be, ended as a whole after one of its
-// processes was killed for memory, if group is one or in one; else nothing. The error says why that is not known.
+// findFragileUnit returns the control group of the systemd unit that group is, or is in, if systemd ends the
+// unit as a whole after one of its processes was killed for memory. It returns "" if there is no such unit.
+// If it is not known whether systemd does that, it returns the unit and an error.
 //
-// A unit in another one (of a user's systemd, or of a container's) is watched by somebody else, whom root should not
-// ask: it may be ended, for all that we know.
-func fragile(ctx gocontext.Context, bus, group string) (unit string, err error) {
+// A unit within another one (of a user's systemd, or of a container's) is watched by another systemd, which
+// root should not ask. It is taken to be fragile.
+func findFragileUnit(ctx context.Context, bus, group string) (unit string, err error) {
 	units := systemd.Units(group)
 	switch len(units) {
 	case 0:
 		return "", nil
 	case 1:
-		ctx, cancel := gocontext.WithTimeout(ctx, askTime)
+		ctx, cancel := context.WithTimeout(ctx, systemdTimeout)
 		defer cancel()
 		survives, err := systemd.SurvivesOOM(ctx, bus, units[0])
 		if survives {

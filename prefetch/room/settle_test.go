@@ -1,5 +1,7 @@
 package room
 
+// This file tests which groups are joined, and how a thread is scheduled.
+
 import (
 	"errors"
 	"path/filepath"
@@ -9,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Without a systemd that answers, no service is joined; what is no service is.
+// Without a systemd that answers, no unit is joined. Other groups are.
 func TestFragile(t *testing.T) {
 	bus := "unix:path=" + filepath.Join(t.TempDir(), "none")
 	for group, want := range map[string]string{
@@ -21,12 +23,13 @@ func TestFragile(t *testing.T) {
 		"/--host=evil.service":                "/--host=evil.service",
 		"/run-1.scope":                        "/run-1.scope",
 	} {
-		if unit, err := fragile(t.Context(), bus, group); unit != want || (err != nil) != (want != "") {
+		if unit, err := findFragileUnit(t.Context(), bus, group); unit != want || (err != nil) != (want != "") {
 			t.Errorf("%s: %q, %v; want %q", group, unit, err, want)
 		}
 	}
 }
 
+// SetUrgent changes the calling thread, and changes it back.
 func TestUrgent(t *testing.T) {
 	done := make(chan struct{})
 	skip := false
@@ -46,17 +49,18 @@ func TestUrgent(t *testing.T) {
 			if skip = errors.Is(err, unix.EPERM); skip {
 				return
 			}
-			if a := policy(); err != nil || a.Policy != unix.SCHED_FIFO || a.Priority != 1 || a.Flags&unix.SCHED_FLAG_RESET_ON_FORK == 0 {
-				t.Errorf("urgent: %+v, %v", a, err)
+			resets := func(a *unix.SchedAttr) bool { return a.Flags&unix.SCHED_FLAG_RESET_ON_FORK != 0 }
+			if a := policy(); err != nil || a.Policy != unix.SCHED_FIFO || a.Priority != 1 || !resets(a) {
+				t.Errorf("urgent: %+v, %v; want SCHED_FIFO at priority 1, reset on fork", a, err)
 			}
 			err = SetUrgent(false)
 			if a := policy(); err != nil || a.Policy != unix.SCHED_NORMAL || a.Nice != niceness {
-				t.Errorf("not urgent: %+v, %v", a, err)
+				t.Errorf("not urgent: %+v, %v; want SCHED_NORMAL at nice value %d", a, err, niceness)
 			}
 		}
 	}()
 	<-done
 	if skip {
-		t.Skip("it may not change how its threads are scheduled: that takes CAP_SYS_NICE, and a cgroup with time for SCHED_FIFO")
+		t.Skip("changing how threads are scheduled takes CAP_SYS_NICE, and a cgroup with time for SCHED_FIFO")
 	}
 }

@@ -84,7 +84,7 @@ type Collector struct {
 
 	// Where in the file reads are. Points are of one file, which has one scale.
 	points       []report.Point
-	pointEvery   int // one read of so many is a point
+	pointEvery   int // one read in so many is a point
 	plottedReads int // reads of plottedFile
 	plottedFile  string
 	fileEnd      float64 // where the last read of plottedFile ends
@@ -172,7 +172,7 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 
 // Access adds a row of the access table. It fails if the row contradicts the structure table.
 func (c *Collector) Access(a *tables.Access) error {
-	at, ok := c.stepIndex[a.Step]
+	step, ok := c.stepIndex[a.Step]
 	if !ok || a.Context != c.context {
 		return nil
 	}
@@ -181,7 +181,7 @@ func (c *Collector) Access(a *tables.Access) error {
 		return fmt.Errorf("an access to tensor %d of %d, of %d bytes at %d", a.Tensor, len(c.structure), a.Bytes,
 			a.Offset)
 	}
-	s, sums, tensor := &c.steps[at], &c.perTensor[a.Tensor], &c.structure[a.Tensor]
+	s, sums, tensor := &c.steps[step], &c.perTensor[a.Tensor], &c.structure[a.Tensor]
 	if sums.accesses == 0 {
 		c.firstReads = append(c.firstReads, a.Tensor)
 	}
@@ -189,7 +189,7 @@ func (c *Collector) Access(a *tables.Access) error {
 	sums.bytes += a.Bytes
 	s.bytes += a.Bytes
 	s.accesses++
-	column := at / c.stepsPerColumn
+	column := step / c.stepsPerColumn
 	c.readBytes.add(a.Tensor, column, float64(a.Bytes))
 	if a.Duration >= 0 {
 		c.hasTime = true
@@ -203,13 +203,13 @@ func (c *Collector) Access(a *tables.Access) error {
 		c.waiting.add(a.Tensor, column, float64(a.Stall))
 	}
 	c.addExperts(a, s.row.Phase)
-	c.addToOp(a, at)
-	c.addPoint(a, s, at, tensor)
+	c.addToOp(a, step)
+	c.addPoint(a, s, step, tensor)
 	return nil
 }
 
 // addPoint adds where an access read. Of a mixture of experts, the slice of each chosen expert is a read.
-func (c *Collector) addPoint(a *tables.Access, s *stepSums, at int, tensor *tables.StructureRow) {
+func (c *Collector) addPoint(a *tables.Access, s *stepSums, step int, tensor *tables.StructureRow) {
 	passed := 0.0
 	if s.row.End > s.row.Begin {
 		passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
@@ -218,12 +218,12 @@ func (c *Collector) addPoint(a *tables.Access, s *stepSums, at int, tensor *tabl
 		each := min(a.Bytes/n, tensor.ExpertStride)
 		for _, e := range a.Experts {
 			if e >= 0 && e < tensor.Experts && int64(e) <= (math.MaxInt64-each-tensor.Offset)/tensor.ExpertStride {
-				c.addRead(tensor.File, tensor.Offset+int64(e)*tensor.ExpertStride, each, float64(at)+passed)
+				c.addRead(tensor.File, tensor.Offset+int64(e)*tensor.ExpertStride, each, float64(step)+passed)
 			}
 		}
 		return
 	}
-	c.addRead(tensor.File, a.Offset, a.Bytes, float64(at)+passed)
+	c.addRead(tensor.File, a.Offset, a.Bytes, float64(step)+passed)
 }
 
 // addRead counts the gap before a read of so many bytes, and keeps the read as a point if it is one of

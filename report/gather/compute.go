@@ -55,14 +55,14 @@ func (c *Collector) endOp() {
 		r.step = -1
 		return
 	}
-	at := &c.steps[r.step]
+	step := &c.steps[r.step]
 	r.step = -1
 	if r.untimed {
-		at.lacksTimes = true
+		step.lacksTimes = true
 		return
 	}
-	if at.opNanos += r.took; at.opNanos < 0 { // a damaged capture
-		at.opNanos, at.lacksTimes = 0, true
+	if step.opNanos += r.took; step.opNanos < 0 { // a damaged capture
+		step.opNanos, step.lacksTimes = 0, true
 		return
 	}
 	took := r.took
@@ -95,11 +95,11 @@ func (c *Collector) Compute() time.Duration {
 	c.endOp()
 	const (
 		few     = 64 << 10 // ops that read fewer bytes do not take time in proportion to them
-		fastest = 50       // one in so many
+		fastest = 50       // the fastest one in fifty
 	)
 	type kind struct {
 		name, weight string
-		bytes        int64 // 0: so many that time is in proportion to them
+		bytes        int64 // 0 if time is in proportion to bytes
 	}
 	kindOf := func(tensor int32, o *op) kind {
 		k := kind{name: o.name, weight: c.structure[tensor].Type}

@@ -1,6 +1,6 @@
 package gather
 
-// This file has the figures of what was collected.
+// This file draws the sums.
 
 import (
 	"slices"
@@ -27,7 +27,8 @@ func barPanel(label string, scale float64, sums []*total, value func(t *total) i
 	return chart.BarPanel{XLabel: label, Parts: []chart.BarPart{part}}
 }
 
-// totalPanels are the panels of sums: what was read, and what else the capture tells of it.
+// totalPanels are the panels of some sums: what was read, how long that took, and what came from disk, as
+// far as that was observed.
 func (c *Collector) totalPanels(sums []*total) []chart.BarPanel {
 	all := []chart.BarPanel{
 		barPanel("reads", 1, sums, func(t *total) int64 { return t.accesses }),
@@ -44,7 +45,8 @@ func (c *Collector) totalPanels(sums []*total) []chart.BarPanel {
 		all = append(all, disk)
 	}
 	if c.hasStall {
-		all = append(all, barPanel("waiting for disk (ms)", nanosToMillis, sums, func(t *total) int64 { return t.stall }))
+		all = append(all,
+			barPanel("waiting for disk (ms)", nanosToMillis, sums, func(t *total) int64 { return t.stall }))
 	}
 	return all
 }
@@ -140,8 +142,8 @@ func (c *Collector) GapsFigure(title string) *chart.Bars {
 	}}
 }
 
-// OffsetsFigure has a dot for each read: its step, and its offset in the file. Of more than some ten
-// thousand reads, it shows one of every so many.
+// OffsetsFigure has a dot for each read, at its step and its offset in the file. If there are more than
+// some ten thousand reads, only every n-th is shown.
 func (c *Collector) OffsetsFigure(title string) *chart.Figure {
 	const dots = 30_000 // more blacken it
 	f := &chart.Figure{

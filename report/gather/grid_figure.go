@@ -61,8 +61,8 @@ func (c *Collector) GridFigure(g *Grid, fileOrder, greatest bool) (f *heatmap.Fi
 	}}, scale.most, nil
 }
 
-// gridScale is the scale of a grid's values, up to the greatest. It is that of the square root, or logarithmic from the
-// least value on where values range over several orders of magnitude.
+// gridScale is the scale of a grid's values. It ends at the greatest. It is that of the square root.
+// Where values range over several orders of magnitude, it is logarithmic and begins at the least.
 type gridScale struct {
 	least, most float64 // of the values above 0
 	log         bool
@@ -168,8 +168,9 @@ func stepsByPhase(steps []tables.StepRow) []int {
 	return order
 }
 
-// GridColumns are a table of a grid: a row for each tensor and each run of steps of a phase. A phase has at most 256
-// runs, equally long but for the last. A row has the mean and the greatest value of its steps; NaN if none is known.
+// GridColumns are a table of a grid: a row for each tensor and each run of steps of a phase. A phase has
+// at most 256 runs of equal length; the last may be shorter. A row has the mean and the greatest value of
+// its steps; NaN if none is known.
 func (c *Collector) GridColumns(g *Grid, fileOrder bool) []tables.Column {
 	const mostRuns = 256
 	var names, phases []string

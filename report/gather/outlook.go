@@ -33,7 +33,7 @@ type Outlook struct {
 	Limit     int64   `json:"memory_limit_bytes"`     // of the process's control group
 	LimitOf   string  `json:"memory_limit_of"`        // which limit that is
 	Compute   float64 `json:"compute_s"`              // of a step that waits for nothing
-	Missing   int64   `json:"missing_bytes"`          // memory that is short of what all weights need
+	Missing   int64   `json:"missing_bytes"`          // bytes of memory that are missing to hold what a step reads
 	Fits      float64 `json:"tokens_per_second_fits"` // expected if nothing was missing
 	// Ahead is the most that this memory and disk allow, if everything is read ahead.
 	Ahead        float64 `json:"tokens_per_second_ahead"`

@@ -47,7 +47,7 @@ func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duratio
 	return r
 }
 
-// generatedSteps are the steps that generate a token, but for the first.
+// generatedSteps are the steps that generate a token, without the first.
 func (c *Collector) generatedSteps() (all []*stepSums) {
 	for i := range c.steps {
 		if s := &c.steps[i]; s.row.Phase == tables.PhaseGeneration {
@@ -62,8 +62,9 @@ const mib = 1 << 20
 // littleFromDisk is the share of what a token reads that may come from disk where memory suffices.
 const littleFromDisk = 0.01
 
-// perToken has the figures of each step that generates, but for the first, divided by its tokens. Stalled
-// is the share of the step's time that was waited. Tokens counts all of them.
+// perToken has figures of each step that generates, without the first. They are divided by the step's
+// tokens, but for stalled, which is the share of the step's time. tokens is the sum of these steps'
+// tokens.
 func (c *Collector) perToken() (times, bytes, disk, again, stalled []float64, tokens int) {
 	for _, s := range c.generatedSteps() {
 		n := float64(max(s.row.Tokens, 1))

@@ -35,7 +35,7 @@ type ReplayOptions struct {
 	Context int32
 	Model   int32
 	Group   int   // steps that are replayed together, and read what they share once
-	Batch   int32 // tokens that a step generates: times are those of such steps
+	Batch   int32 // tokens that a step generates: the times are of steps with so many
 	Extents bool  // count memory in extents as they lie in the file, not in folios
 }
 
@@ -148,7 +148,8 @@ func (f *fileNumbers) number(name string) int32 {
 	return n
 }
 
-// blockSize is that of a folio, but at most a quarter of an expert, which would be counted with its neighbours else.
+// blockSize is the size of a folio, but at most a quarter of an expert: larger blocks would count experts
+// together with their neighbours.
 func blockSize(structure []tables.StructureRow, model int32) int64 {
 	size := int64(folioBytes)
 	for _, s := range structure {
@@ -159,8 +160,9 @@ func blockSize(structure []tables.StructureRow, model int32) int64 {
 	return size
 }
 
-// eachExtent tells what an access read: the slices of the chosen experts, or so many bytes from where it begins. Of
-// several rows that were gathered only the tensor is known: their bytes are taken from its beginning.
+// eachExtent calls read for what an access read: the slices of the chosen experts, or its bytes from its
+// offset on. Of an access that gathers several rows only the tensor is known: its bytes are taken from
+// the tensor's beginning.
 func eachExtent(
 	a *tables.Access, structure []tables.StructureRow, read func(file string, offset, bytes int64) error,
 ) error {

@@ -39,8 +39,8 @@ type column struct {
 	ints []*int64
 }
 
-// Columns are those of a file. Numbers that were not observed are null. Bytes are in bytes and times in
-// nanoseconds, as the columns' names say.
+// Columns are the columns of a file. Numbers that were not observed are null. Bytes are in bytes and
+// times in nanoseconds, as the columns' names say.
 func (s *Sheet) Columns() (all []tables.Column) {
 	for _, c := range s.columns {
 		one := tables.Column{Name: c.key, Values: c.text}
@@ -173,8 +173,8 @@ const allSteps = "Sums over all steps of the capture. An op's time is in the row
 // Tensors has a row for each tensor that was read, in the order of the first reads.
 func (c *Collector) Tensors() *Sheet { return c.tensorSheet("Tensors", c.firstReads) }
 
-// Rereads has a row for each tensor that was read, and why it was read from disk again. The tensor of
-// which most was read again comes first; if that was not observed, the one of which most was read.
+// Rereads has a row for each tensor that was read, and why it was read from disk again. Tensors are
+// sorted by the bytes that were read again, and then by the bytes that were read.
 func (c *Collector) Rereads() *Sheet {
 	order := c.orderByRereads()
 	s := c.tensorSheet("Re-reads", order)

@@ -25,7 +25,8 @@ type Timeline struct {
 	PID      int32  // of the target
 	Accesses iter.Seq2[*tables.Access, error]
 	PageIns  iter.Seq2[*tables.PageInRow, error] // nil: they were not observed
-	// Cut is told, as a sentence without its subject, that a long capture does not fit: the timeline has its beginning.
+	// Cut is called if a long capture does not fit, and the timeline has its beginning only. The text
+	// says where it ends, as a sentence without its subject.
 	Cut func(text string)
 }
 
@@ -51,7 +52,7 @@ func (c *Collector) WriteTimeline(to io.Writer, t *Timeline) error {
 	return buffered.Flush()
 }
 
-// sliceTrack is a track of slices, of which one at most is open.
+// sliceTrack is a track of slices. At most one slice is open.
 type sliceTrack struct {
 	writer *perfetto.Writer
 	track  perfetto.Track
@@ -78,7 +79,7 @@ func (s *sliceTrack) close(next int64) {
 func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Timeline) (last int64, err error) {
 	track := func(name string) sliceTrack { return sliceTrack{writer: w, track: w.NewThread(process, name)} }
 	step, layer, op, wait := track("steps"), track("layers"), track("ops"), track("waiting for the disk")
-	const noStep, noLayer = -1, -2 // -1 is the layer of what is in none
+	const noStep, noLayer = -1, -2 // -1 is the layer of tensors outside of layers
 	currentStep, currentLayer, rows := int32(noStep), int32(noLayer), 0
 	previous := tables.Access{Timestamp: -1}
 	for a, err := range t.Accesses {
@@ -93,7 +94,7 @@ func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Time
 				a.Token))
 			break
 		}
-		at := max(a.Timestamp, last) // an op of another thread may have been told late
+		at := max(a.Timestamp, last) // an op of another thread may come late in the table
 		end := at + max(a.Duration, 0)
 		if a.Step != currentStep {
 			currentStep, currentLayer = a.Step, noLayer

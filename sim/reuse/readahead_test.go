@@ -156,8 +156,9 @@ func TestKept(t *testing.T) {
 		}
 		// the middle of a block decides whether it is kept
 		kept := []Extent{{Offset: 90e6, Bytes: 10e6}, {Bytes: 60.4e6}, {File: 1, Bytes: 100e6}}
-		for _, tc := range []struct{ size, window, want int64 }{{20e6, 0, 30e6}, {20e6, 8e6, 30e6}, {30e6, 0, 0},
-			{30e6, 8e6, 0}, {0, 0, 30e6}} {
+		for _, tc := range []struct{ size, window, want int64 }{
+			{20e6, 0, 30e6}, {20e6, 8e6, 30e6}, {30e6, 0, 0}, {30e6, 8e6, 0}, {0, 0, 30e6},
+		} {
 			if got := s.PinnedWithReadahead(kept, tc.size, 1, tc.window); got != float64(tc.want) {
 				t.Errorf("blocks of %d, %+v: %g bytes; want %v", granule, tc, got, float64(tc.want))
 			}

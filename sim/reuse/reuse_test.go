@@ -217,8 +217,10 @@ func TestFresh(t *testing.T) {
 			}
 		}
 	}
-	for name, got := range map[string]float64{"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1),
-		"LRU": s.LRU(1).Missed(1000), "random": s.Random(1000, 1)} {
+	for name, got := range map[string]float64{
+		"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1), "LRU": s.LRU(1).Missed(1000),
+		"random": s.Random(1000, 1),
+	} {
 		if got != 10 {
 			t.Errorf("%s misses %g, want 10", name, got)
 		}
@@ -234,7 +236,7 @@ func TestRefuses(t *testing.T) {
 	s.Step()
 	for _, r := range []read{{-1, 0, 1}, {0, -1, 1}, {0, 0, -1}, {0, 1 << 62, 1 << 62}} {
 		if s.Read(r.file, r.offset, r.bytes) == nil {
-			t.Errorf("%+v", r)
+			t.Errorf("read %+v is accepted, want an error", r)
 		}
 	}
 	if s.PerStep(0) != 0 || s.LRU(0).Missed(5) != 0 || s.Belady(1, 0) != 0 || s.PerStep(7) != 0 {

@@ -67,7 +67,8 @@ var allStrategies = []Strategy{
 	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: " +
 		"what prefetchd reaches at most", Ahead: true},
 	{Name: Pin,
-		About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; the rest is read when it is touched, and the kernel reads around it"},
+		About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; " +
+			"the rest is read when it is touched, and the kernel reads around it"},
 	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; " +
 		"the rest is read ahead, as far as the window has room, op by op", Ahead: true},
 	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true,
@@ -270,8 +271,10 @@ const mib = 1 << 20
 
 // Document returns the answer in words and as a table.
 func (a *Answer) Document() tabular.Document {
-	t := &tabular.Table{Title: "tokens per second, and MiB that a token reads again",
-		Columns: tabular.Right("memory", "share")}
+	t := &tabular.Table{
+		Title:   "tokens per second, and MiB that a token reads again",
+		Columns: tabular.Right("memory", "share"),
+	}
 	for _, s := range a.Strategies {
 		t.Columns = append(t.Columns, tabular.Right(s.Name, "MiB")...)
 	}
@@ -299,16 +302,19 @@ func (a *Answer) Document() tabular.Document {
 
 // Figure draws tokens per second against memory.
 func (a *Answer) Figure() *chart.Figure {
-	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "tokens per second", Beside: true,
-		To: float64(a.WorkingSet) * (curvePoints + 1) / curvePoints / (1 << 30), Panels: []chart.Panel{{
-			Title: fmt.Sprintf("expected at %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9, 1000*a.Compute),
-		}}}
+	f := &chart.Figure{
+		XLabel: "memory for the model, GiB", YLabel: "tokens per second", Beside: true,
+		To: float64(a.WorkingSet) * (curvePoints + 1) / curvePoints / (1 << 30),
+		Panels: []chart.Panel{{Title: fmt.Sprintf("expected at %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9,
+			1000*a.Compute)}},
+	}
 	for i, s := range a.Strategies {
 		curve := chart.Curve{Name: s.Name, Bound: s.Bound}
 		for _, r := range a.curve {
 			speed := r.Results[i].TokS
-			curve.Points = append(curve.Points, chart.Point{X: float64(r.Memory) / (1 << 30), Y: speed, Low: speed,
-				High: speed})
+			curve.Points = append(curve.Points, chart.Point{
+				X: float64(r.Memory) / (1 << 30), Y: speed, Low: speed, High: speed,
+			})
 			f.High = max(f.High, 1.05*speed)
 		}
 		f.Panels[0].Curves = append(f.Panels[0].Curves, curve)
@@ -319,9 +325,11 @@ func (a *Answer) Figure() *chart.Figure {
 // MissFigure draws LRU's byte miss-ratio curve.
 func (a *Answer) MissFigure() *chart.Figure {
 	const gib = 1 << 30
-	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "share of the bytes that is missed (%)",
+	f := &chart.Figure{
+		XLabel: "memory for the model, GiB", YLabel: "share of the bytes that is missed (%)",
 		To: 1.04 * float64(a.WorkingSet) / gib, High: 105, Beside: true,
-		Panels: []chart.Panel{{Title: "byte miss ratio of LRU, in " + a.Blocks}}}
+		Panels: []chart.Panel{{Title: "byte miss ratio of LRU, in " + a.Blocks}},
+	}
 	columns := a.CurveColumns()
 	memory, ratio := columns[0].Values.([]int64), columns[1].Values.([]float64)
 	thin := (len(memory) + maxMissPoints - 1) / maxMissPoints

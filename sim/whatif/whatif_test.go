@@ -86,7 +86,7 @@ func TestTold(t *testing.T) {
 	var text, picture bytes.Buffer
 	if err := a.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), "50 %") ||
 		!strings.Contains(text.String(), "as it was said") || strings.Count(text.String(), "the bound") != 1 {
-		t.Errorf("%v: %s", err, text.String())
+		t.Errorf("error %v, text %q; want it with 50 %%, what was said, and the bound once", err, text.String())
 	}
 	if _, err := json.Marshal(a); err != nil {
 		t.Error(err)
@@ -114,7 +114,7 @@ func TestRefuses(t *testing.T) {
 		"no disk":    {Sequence: cycle(t, 3), From: 1, Compute: 1},
 	} {
 		if _, err := c.Ask([]int64{1}, never); err == nil || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want one in one line", name, err)
 		}
 	}
 	c := Config{Sequence: cycle(t, 3), From: 1, Compute: 1, Bandwidth: 1}
@@ -126,8 +126,10 @@ func TestRefuses(t *testing.T) {
 // The strategies of prefetchd are estimated if its behaviour is known. The other results stay the
 // same.
 func TestPrefetchd(t *testing.T) {
-	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9,
-		TokensPerStep: 1}
+	c := Config{
+		Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9,
+		TokensPerStep: 1,
+	}
 	some, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
@@ -142,22 +144,22 @@ func TestPrefetchd(t *testing.T) {
 	}
 	if n := len(all.Strategies); n != len(all.Rows[0].Results) || len(some.Strategies) != n-2 ||
 		len(some.Rows[0].Results) != n-2 {
-		t.Fatalf("%+v, %+v", all.Rows, some.Rows)
+		t.Fatalf("rows %+v with prefetchd and %+v without, want two strategies more", all.Rows, some.Rows)
 	}
 	j := 0
 	for i, s := range all.Strategies {
 		switch got := all.Rows[0].Results[i]; s.Name {
 		case Pin: // the cyclic scan of the rest always misses
 			if got.Missed != 70e6 || !near(got.TokS, 1/0.071) {
-				t.Errorf("%s: %+v", s.Name, got)
+				t.Errorf("%s: %+v, want 70 MB missed at %g tokens per second", s.Name, got, 1/0.071)
 			}
 		case Auto:
 			if got.Missed != 50e6 || !near(got.TokS, 25) {
-				t.Errorf("%s: %+v", s.Name, got)
+				t.Errorf("%s: %+v, want 50 MB missed at 25 tokens per second", s.Name, got)
 			}
 		default:
 			if some.Strategies[j].Name != s.Name || some.Rows[0].Results[j] != got {
-				t.Errorf("%s: %+v, %+v", s.Name, some.Rows[0].Results[j], got)
+				t.Errorf("%s: %+v, want %+v as without prefetchd", s.Name, got, some.Rows[0].Results[j])
 			}
 			j++
 		}

@@ -81,9 +81,10 @@ func (r *Rereads) tensorTable(top int) *tabular.Table {
 		if t.RereadBytes == 0 {
 			break
 		}
-		rows = append(rows, []string{formatBytes(t.RereadBytes), formatBytes(t.FirstBytes), formatDuration(t.StallNS),
-			formatCauses(t.ByCause),
-			cmp.Or(t.Name, "(metadata and padding)")})
+		rows = append(rows, []string{
+			formatBytes(t.RereadBytes), formatBytes(t.FirstBytes), formatDuration(t.StallNS),
+			formatCauses(t.ByCause), cmp.Or(t.Name, "(metadata and padding)"),
+		})
 	}
 	if rows == nil {
 		return &tabular.Table{}

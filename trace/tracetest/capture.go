@@ -64,8 +64,10 @@ func Write(dir string, o Options) error {
 				Files: []tables.ModelFile{{Name: "draft.gguf", Bytes: 1 << 16, Fingerprint: "ff" + fingerprint[2:]}},
 			},
 		},
-		Rereads: &tables.Rereads{FirstBytes: 8000, RereadBytes: 1000, ByCause: map[string]int64{"fault": 1000},
-			ByProcess: []tables.ProcessBytes{{PID: 100, Bytes: 1000}}},
+		Rereads: &tables.Rereads{
+			FirstBytes: 8000, RereadBytes: 1000, ByCause: map[string]int64{"fault": 1000},
+			ByProcess: []tables.ProcessBytes{{PID: 100, Bytes: 1000}},
+		},
 		Counters: event.Counters{Hits: 100, OpsSent: 90, Received: 90, NoWeight: 10},
 	}
 	w, err := trace.Create(dir, meta, structure)
@@ -132,11 +134,14 @@ func (c *captureWriter) writeSteps(meta *tables.Meta) {
 				a.Op, a.Experts = "MUL_MAT_ID", []int32{c.steps % 8, (c.steps + 3) % 8}
 				a.Bytes = 2 * t.ExpertStride
 				for slot, e := range a.Experts {
-					c.note(c.w.Route(&tables.Route{Step: c.steps, Token: token, Layer: t.Layer, Slot: int32(slot),
-						Expert: e}))
+					c.note(c.w.Route(&tables.Route{
+						Step: c.steps, Token: token, Layer: t.Layer, Slot: int32(slot), Expert: e,
+					}))
 				}
-				c.note(c.w.Hidden(&tables.HiddenRow{Step: c.steps, Token: token, Layer: t.Layer,
-					Point: event.Point(c.steps % 2), Values: []float32{0.5, float32(c.steps), -1}}))
+				c.note(c.w.Hidden(&tables.HiddenRow{
+					Step: c.steps, Token: token, Layer: t.Layer, Point: event.Point(c.steps % 2),
+					Values: []float32{0.5, float32(c.steps), -1},
+				}))
 				c.note(c.w.PageIn(&tables.PageInRow{
 					Timestamp: c.clock, Step: c.steps, File: t.File, Offset: t.Offset, Bytes: 1000, Tensor: tensor,
 					Expert: a.Experts[0], PID: 100, Thread: 101,
@@ -144,12 +149,16 @@ func (c *captureWriter) writeSteps(meta *tables.Meta) {
 				}))
 			}
 			c.note(c.w.Access(&a))
-			c.note(c.w.Buffer(&tables.BufferRow{Timestamp: c.clock, Step: c.steps, Op: a.Op, Seq: c.clock / 1000,
-				Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: tables.BufferKV, Write: i%2 == 0,
-				DataPtr: 4096, Bytes: 512}))
+			c.note(c.w.Buffer(&tables.BufferRow{
+				Timestamp: c.clock, Step: c.steps, Op: a.Op, Seq: c.clock / 1000,
+				Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: tables.BufferKV,
+				Write: i%2 == 0, DataPtr: 4096, Bytes: 512,
+			}))
 		}
-		c.note(c.w.PageIn(&tables.PageInRow{Timestamp: c.clock, Step: -1, File: "moe.gguf", Bytes: 4096, Tensor: -1,
-			Expert: -1, PID: 100, Thread: 101, Cause: event.CauseReadahead}))
+		c.note(c.w.PageIn(&tables.PageInRow{
+			Timestamp: c.clock, Step: -1, File: "moe.gguf", Bytes: 4096, Tensor: -1, Expert: -1,
+			PID: 100, Thread: 101, Cause: event.CauseReadahead,
+		}))
 		c.note(c.w.Step(&tables.StepRow{
 			Step: c.steps, PID: 100, Thread: 101 + int32(context), Context: int32(context), Phase: phase, Tokens: 1,
 			Token: token, TokenIDs: []int32{c.steps}, Sequences: []int32{0}, Begin: begin, End: c.clock,

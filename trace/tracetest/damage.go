@@ -130,8 +130,11 @@ func (m *mutation) pickFile(files map[string][]byte, suffix string) string {
 
 // oddNumber returns a number that programs stumble over.
 func (m *mutation) oddNumber() int64 {
-	odd := [...]int64{0, 1, -1, 2, 7, 8, 255, 1 << 15, 1 << 16, 1 << 20, 1 << 24, math.MaxInt32 - 1, math.MaxInt32,
-		1 << 31, math.MaxUint32, 1 << 40, 1 << 60, math.MaxInt64, math.MinInt64, math.MinInt32, -8, int64(m.Uint64())}
+	odd := [...]int64{
+		0, 1, -1, 2, 7, 8, 255, 1 << 15, 1 << 16, 1 << 20, 1 << 24, math.MaxInt32 - 1, math.MaxInt32,
+		1 << 31, math.MaxUint32, 1 << 40, 1 << 60, math.MaxInt64, math.MinInt64, math.MinInt32, -8,
+		int64(m.Uint64()),
+	}
 	return odd[m.IntN(len(odd))]
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Tells how much a fault in a mapping reads around itself: no file of /proc does. An iterator over all mappings of all processes (Linux 5.12), of which those
- * at given addresses are told. */
+/* Tells how much a fault in a mapping reads around itself, which no file of /proc does. It is an iterator over all
+ * mappings of all processes (Linux 5.12). It tells of those that begin at given addresses. */
 typedef unsigned char __u8;
 typedef unsigned short __u16;
 typedef unsigned int __u32;
@@ -17,7 +17,7 @@ enum bpf_map_type { BPF_MAP_TYPE_UNSPEC };
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* iterators are for GPL-compatible programs only */
 
-/* The kernel's types, as far as they are read. They are relocated by CO-RE. */
+/* The parts of the kernel's types that are read. CO-RE relocates them. */
 #define CORE __attribute__((preserve_access_index))
 
 struct seq_file;
@@ -64,7 +64,7 @@ struct bpf_iter__task_vma {
 
 #define MAX_STARTS 64
 
-/* Where the mappings begin that are to be told of; the rest is 0. */
+/* The addresses at which mappings begin that are to be told of; the rest is 0. */
 volatile __u64 starts[MAX_STARTS];
 
 struct mapping {

@@ -23,6 +23,9 @@ func machine(t *testing.T, c *pattern.Cycle, share, bandwidth float64, opts pref
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: int64(share * float64(c.Bytes())), Readahead: 256 << 10, Bandwidth: bandwidth, Tick: 100 * time.Microsecond})
 	r := &rig{Machine: m, t: t, cycle: c, pages: m.Pages()}
 	opts.Memory, opts.Now = m.Memory(), m.Now
+	if opts.Log == nil {
+		opts.Log = newFailingLog(t)
+	}
 	r.Controller = prefetch.New(r.pages, opts)
 	m.Attach(r.Controller)
 	return r

@@ -96,7 +96,7 @@ const (
 // mixRig is a machine that computes with a mixture.
 func mixRig(t *testing.T, limit int64, power float64, opts prefetch.Options, change func(*sim.Config)) *rig {
 	t.Helper()
-	r := rigOf(t, mixtureCycle(), 1, opts, func(c *sim.Config) {
+	r := newRigOf(t, mixtureCycle(), 1, opts, func(c *sim.Config) {
 		c.Limit, c.Route, c.Readahead = limit, routing(power), 256<<10
 		if change != nil {
 			change(c)

@@ -1,0 +1,228 @@
+package prefetch_test
+
+// This file tests in virtual time when a Controller stands back, and when it begins again.
+
+import (
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"tensorcast/event"
+	"tensorcast/pattern"
+	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/room"
+	"tensorcast/sim"
+)
+
+// A target whose models have ample room need not be observed, until the room is short, or until it maps more than was named.
+// It may map them only after a while.
+func TestEarly(t *testing.T) {
+	var mapped int64
+	var opts prefetch.Options
+	opts.Target.Models = func() (models.Model, error) {
+		return models.Model{Files: []pattern.CycleFile{{Size: mapped}}}, nil
+	}
+	ample := room.Room{Bytes: 1 << 30, Limit: 1 << 30}
+	for name, change := range map[string]func(r *rig){
+		"a lower limit":       func(r *rig) { r.SetLimit(r.cycle.Bytes() / 2) },
+		"more than was named": func(*rig) { mapped += mib },
+	} {
+		mapped = 0
+		r := newRig(t, 3, opts, nil)
+		bytes := r.cycle.Bytes()
+		if stood := r.Early(bytes, ample); stood.Reason != prefetch.Fits || r.Status().Activity != prefetch.Idle {
+			t.Errorf("%s: Early = %v, status %v; want a stand back (%v)", name, stood, r.Status(), prefetch.Fits)
+		}
+		for _, mapped = range []int64{0, bytes} {
+			if again, err := r.Look(); again || err != nil {
+				t.Errorf("%s: Look without a change, with %d bytes mapped = %v, %v, want false", name, mapped, again, err)
+			}
+		}
+		change(r)
+		if again, err := r.Look(); !again || err != nil {
+			t.Errorf("%s: Look = %v, %v, want true", name, again, err)
+		}
+	}
+
+	tight := ample
+	tight.Bytes = 400 * mib
+	for name, tc := range map[string]struct {
+		opts  prefetch.Options
+		room  room.Room
+		bytes int64
+		want  bool
+	}{
+		"ample":              {opts, ample, 300 * mib, true},
+		"no model is named":  {opts, ample, 0, false},
+		"it just fits":       {opts, tight, 300 * mib, false},
+		"a budget":           {prefetch.Options{Budget: 1 << 40}, ample, 300 * mib, false},
+		"help in any case":   {prefetch.Options{Always: true}, ample, 300 * mib, false},
+		"to be kept warm":    {prefetch.Options{KeepWarm: true}, ample, 300 * mib, false},
+		"a pattern is given": {prefetch.Options{Stored: model(0, 1)}, ample, 300 * mib, false},
+	} {
+		if got := tc.opts.IsAmple(tc.bytes, tc.room); got != tc.want {
+			t.Errorf("%s: IsAmple = %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
+// If everything fits nothing is held, until the room shrinks or another model is mapped.
+func TestFits(t *testing.T) {
+	var more int64
+	opts := prefetch.Options{Target: prefetch.Target{Models: func() (models.Model, error) {
+		return models.Model{
+			Files:  []pattern.CycleFile{{Size: 280 * mib}, {Size: more}},
+			Mapped: []models.Mapped{{ID: sim.FileID(0)}, {ID: sim.FileID(7)}},
+		}, nil
+	}}}
+	for name, change := range map[string]func(r *rig){
+		"a lower limit": func(r *rig) { r.SetLimit(r.cycle.Bytes()) },
+		"another model": func(*rig) { more = 300 * mib },
+	} {
+		more = 0
+		r := newRig(t, 1.5, opts, nil)
+		var stood *prefetch.StandBack
+		tokens, err := r.Run(1, r.cycle, 5)
+		if !errors.As(err, &stood) || stood.Reason != prefetch.Fits || len(tokens) > 1 {
+			t.Fatalf("%s: %v after %d tokens, want a stand back (%v) after 1", name, err, len(tokens), prefetch.Fits)
+		}
+		if s := r.Status(); s.Activity != prefetch.Idle || !strings.Contains(s.String(), "fits") || s.Held != 0 {
+			t.Errorf("%s: status %q with %d bytes held, want %s because the model fits, with none",
+				name, s, s.Held, prefetch.Idle)
+		}
+		if again, err := r.Look(); again || err != nil {
+			t.Errorf("%s: Look before the change = %v, %v, want false", name, again, err)
+		}
+		change(r)
+		if again, err := r.Look(); !again || err != nil {
+			t.Errorf("%s: Look after the change = %v, %v, want true", name, again, err)
+		}
+	}
+	// Host.Begin is not called if there is nothing to win. Otherwise it is called before anything is read, each time anew.
+	begun := 0
+	var r *rig
+	opts.Host.Begin = func() {
+		if begun++; r.pages.Calls != (sim.Calls{}) && begun == 1 || r.Summary().Pinned > 0 {
+			t.Errorf("before the call of Begin: %+v, %d bytes held; want nothing", r.pages.Calls, r.Summary().Pinned)
+		}
+	}
+	more = 0
+	r = newRig(t, 1.5, opts, nil)
+	if _, err := r.Run(1, r.cycle, 5); err == nil || begun != 0 {
+		t.Errorf("everything fits: begun %d times, %v; want 0 times, and a stand back", begun, err)
+	}
+	full := r.Limit()
+	for i := range 2 {
+		r.SetLimit(r.cycle.Bytes() * 8 / 10)
+		if again, err := r.Look(); !again || err != nil {
+			t.Fatal(err)
+		}
+		r.Attach(r.Controller)
+		r.run(20)
+		if begun != i+1 || r.Summary().Pinned == 0 {
+			t.Errorf("begun %d times, %d bytes held; want %d times, and some", begun, r.Summary().Pinned, i+1)
+		}
+		r.SetLimit(full)
+		if _, err := r.Run(1, r.cycle, 30); err == nil || begun != i+1 {
+			t.Errorf("everything fits again: begun %d times, %v; want %d times, and a stand back", begun, err, i+1)
+		}
+	}
+	// When everything comes to fit, what is held is released.
+	r = newSettledRig(t, 0.8, prefetch.Options{}, nil)
+	r.SetLimit(2 * r.cycle.Bytes())
+	var stood *prefetch.StandBack
+	_, err := r.Run(1, r.cycle, 30)
+	if !errors.As(err, &stood) || stood.Reason != prefetch.Fits || r.Summary().Pinned != 0 {
+		t.Errorf("%v, %d bytes held; want a stand back (%v), and none", err, r.Summary().Pinned, prefetch.Fits)
+	}
+	// A caller's budget is not the target's limit: if the model fits in memory, but not in the budget, there is no stand back.
+	r = newSettledRig(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
+	if s := r.Summary(); s.Pinned == 0 || s.Level != room.LevelBudget {
+		t.Errorf("with a budget: %+v, want something held, and the level %v", s, room.LevelBudget)
+	}
+	// The budget may change meanwhile: what is too much is given back, and later taken again.
+	var share atomic.Int64
+	share.Store(150 * mib)
+	r = newSettledRig(t, 0.8, prefetch.Options{Share: share.Load}, nil)
+	var held []int64
+	for _, bytes := range []int64{150 * mib, 80 * mib, 120 * mib} {
+		share.Store(bytes)
+		if _, err := r.Run(1, r.cycle, 12); err != nil {
+			t.Fatal(err)
+		}
+		s := r.Summary()
+		if s.Pinned > bytes || s.Level != room.LevelBudget {
+			t.Errorf("%d MiB are held (%s), want at most the budget of %d (%s)",
+				s.Pinned/mib, s.Level, bytes/mib, room.LevelBudget)
+		}
+		held = append(held, s.Pinned)
+	}
+	if held[1] >= held[0] || held[2] <= held[1] {
+		t.Errorf("held %v bytes, want the second to be the least", held)
+	}
+}
+
+// A target that cannot be helped is left alone until it can be. If that begins later, it is noticed because paging out has
+// no effect.
+func TestJudged(t *testing.T) {
+	why := errors.New("two processes map it")
+	asked := 0
+	var verdict error
+	judge := func() error {
+		asked++
+		return verdict
+	}
+	r := newRig(t, 0.7, prefetch.Options{Target: prefetch.Target{Judge: judge}}, nil)
+	r.run(16)
+	if asked != 1 {
+		t.Errorf("Judge was called %d times, want once", asked)
+	}
+	verdict = why
+	r.Map(0, true)
+	var stood *prefetch.StandBack
+	_, err := r.Run(1, r.cycle, 30)
+	if !errors.As(err, &stood) || stood.Reason != prefetch.Judged || !errors.Is(err, why) || r.Summary().Pinned != 0 {
+		t.Fatalf("%v, %d bytes held; want a stand back because %v, and none", err, r.Summary().Pinned, why)
+	}
+	if again, err := r.Look(); again || err != nil {
+		t.Errorf("Look without a change = %v, %v, want false", again, err)
+	}
+	verdict = nil
+	r.Rest(time.Minute)
+	if again, err := r.Look(); !again || err != nil {
+		t.Errorf("Look once the target can be helped = %v, %v, want true", again, err)
+	}
+}
+
+// Weights that the target copied out of the file when it loaded them cannot be helped, until it loads another model.
+func TestOutside(t *testing.T) {
+	mapped := int64(280 * mib)
+	r := newRig(t, 0.85, prefetch.Options{Target: prefetch.Target{Models: func() (models.Model, error) {
+		return models.Model{
+			Files: []pattern.CycleFile{{Size: mapped}}, Mapped: []models.Mapped{{ID: sim.FileID(0)}},
+		}, nil
+	}}}, nil)
+	var err error
+	copied := &event.Op{TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{
+		{Name: "w", NE: [4]int64{1 << 20, 1, 1, 1}, NB: [4]int64{4, 4 << 20, 4 << 20, 4 << 20}},
+	}}
+	for _, e := range []event.Event{
+		event.DecodeBegin{TID: 1, Context: 1, Decode: 1, Tokens: 1}, copied, event.DecodeEnd{TID: 1, Decode: 1},
+	} {
+		err = r.Handle(e)
+	}
+	var stood *prefetch.StandBack
+	if !errors.As(err, &stood) || stood.Reason != prefetch.Outside || !errors.Is(err, event.ErrOutside) {
+		t.Fatalf("copied weights: %v, want a stand back (%v)", err, prefetch.Outside)
+	}
+	if again, err := r.Look(); again || err != nil {
+		t.Errorf("Look without a change = %v, %v, want false", again, err)
+	}
+	mapped = 300 * mib
+	if again, err := r.Look(); !again || err != nil {
+		t.Errorf("Look with another model = %v, %v, want true", again, err)
+	}
+}
