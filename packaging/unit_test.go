@@ -77,7 +77,8 @@ func TestUnitsAlike(t *testing.T) {
 		}
 		return strings.TrimSpace(regexp.MustCompile("(?m)^(#.*)?\n").ReplaceAllString(rest, ""))
 	}
-	if one, all := restrictions("tensorcast-prefetchd@.service"), restrictions("tensorcast-prefetchd.service"); one != all {
+	one := restrictions("tensorcast-prefetchd@.service")
+	if all := restrictions("tensorcast-prefetchd.service"); one != all {
 		t.Errorf("the unit beside one server has\n%s\nwant the same as the unit for all:\n%s", one, all)
 	}
 }

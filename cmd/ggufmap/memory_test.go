@@ -85,7 +85,7 @@ func (h *hostile) tensor(name string, offset uint64, dims ...uint64) {
 	h.write(le.AppendUint64(le.AppendUint32(b, uint32(gguf.I8)), offset))
 }
 
-// end closes the file, with so many bytes of data.
+// end completes the header, adds data zero bytes, and closes the file.
 func (h *hostile) end(data int64) {
 	if err := h.w.Flush(); err != nil {
 		h.t.Fatal(err)

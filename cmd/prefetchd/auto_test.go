@@ -1,6 +1,6 @@
 package main
 
-// These tests let prefetchd find whom to help.
+// This file tests --auto and --wait NAME, where prefetchd finds the processes to help.
 
 import (
 	"bytes"
@@ -21,12 +21,14 @@ import (
 	"tensorcast/prefetch/monitor"
 )
 
-// named starts the real llama.cpp under another name, which decodes until it is killed.
-func named(t *testing.T, name string) *exec.Cmd {
+// startNamed starts the real llama.cpp under another name. It decodes until it is killed.
+func startNamed(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	in := llamatest.ForTest(t)
-	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 2, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
-	cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: "x", Tokens: 100, Threads: 1, Repeat: 1000, NoRepack: true})
+	model := llamatest.Model(t,
+		synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 2, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
+	cmd := in.Command(t.Context(),
+		llama.Options{Model: model, Prompt: "x", Tokens: 100, Threads: 1, Repeat: 1000, NoRepack: true})
 	link := filepath.Join(t.TempDir(), name)
 	if err := os.Symlink(cmd.Path, link); err != nil {
 		t.Fatal(err)
@@ -39,20 +41,22 @@ func named(t *testing.T, name string) *exec.Cmd {
 	return cmd
 }
 
-// A process that comes is helped, and goes on when that ends: because prefetchd was killed, or told to end.
+// TestAuto checks that a new process is helped, and that it goes on when the help ends, because
+// prefetchd was killed or because it was told to end.
 func TestAuto(t *testing.T) {
 	testenv.NeedRoot(t)
 	const name = "auto-target"
 	dir := filepath.Join(t.TempDir(), "run")
 	start := func(flags ...string) (*exec.Cmd, *bytes.Buffer) {
-		var said bytes.Buffer
-		cmd := exec.Command(prefetchd, append([]string{"--auto", "--name", name, "--budget", "600MB", "--run-dir", dir}, flags...)...)
-		cmd.Stderr = &said
+		var stderr bytes.Buffer
+		cmd := exec.Command(prefetchd,
+			append([]string{"--auto", "--name", name, "--budget", "600MB", "--run-dir", dir}, flags...)...)
+		cmd.Stderr = &stderr
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-		return cmd, &said
+		return cmd, &stderr
 	}
 	helperOf := func(target int) (helper int) {
 		testenv.WaitFor(t, "the target to be helped", func() bool {
@@ -69,12 +73,12 @@ func TestAuto(t *testing.T) {
 		})
 		return helper
 	}
-	ended := func(helper int) {
+	waitEnded := func(helper int) {
 		testenv.WaitFor(t, "the helper to end", func() bool { return syscall.Kill(helper, 0) != nil })
 	}
 
-	all, said := start()
-	target := named(t, name)
+	all, stderr := start()
+	target := startNamed(t, name)
 	helper := helperOf(target.Process.Pid)
 	if err := monitor.SetBudget(t.Context(), dir, target.Process.Pid, 100e6); err != nil {
 		t.Error(err)
@@ -82,45 +86,45 @@ func TestAuto(t *testing.T) {
 	if err := all.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	ended(helper)
+	waitEnded(helper)
 	_ = all.Wait()
-	if !strings.Contains(said.String(), "msg=helping") {
-		t.Errorf("it says %q", said.String())
+	if !strings.Contains(stderr.String(), "msg=helping") {
+		t.Errorf("standard error is %q", stderr.String())
 	}
 
-	all, said = start("--log", "json")
+	all, stderr = start("--log", "json")
 	helper = helperOf(target.Process.Pid)
 	if err := all.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := all.Wait(); err != nil {
-		t.Errorf("%v: %s", err, said.String())
+		t.Errorf("%v: %s", err, stderr.String())
 	}
 	if syscall.Kill(helper, 0) == nil {
-		t.Error("the helper goes on")
+		t.Error("the helper still runs")
 	}
-	if lines := parse(t, said.String()); len(lines) < 2 {
-		t.Errorf("it says %q", said.String())
+	if lines := parseLog(t, stderr.String()); len(lines) < 2 {
+		t.Errorf("standard error is %q", stderr.String())
 	}
 	if err := target.Process.Signal(syscall.Signal(0)); err != nil {
-		t.Errorf("the target does not: %v", err)
+		t.Errorf("the target has ended: %v", err)
 	}
 }
 
-// --wait NAME helps one process of that name, and ends with it.
+// TestWaitForName checks that --wait NAME helps one process of that name, and ends with it.
 func TestWaitForName(t *testing.T) {
 	testenv.NeedRoot(t)
 	const name = "named-target"
 	dir := filepath.Join(t.TempDir(), "run")
 	cmd := exec.Command(prefetchd, "--run-dir", dir, "--wait", name)
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	target := named(t, name)
-	testenv.WaitFor(t, "prefetchd to know what the target does", func() bool {
+	target := startNamed(t, name)
+	testenv.WaitFor(t, "prefetchd to find the target and examine it", func() bool {
 		all, err := monitor.List(t.Context(), dir)
 		if err != nil {
 			t.Fatal(err)
@@ -131,10 +135,12 @@ func TestWaitForName(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
-		t.Errorf("%v: %s", err, said.String())
+		t.Errorf("%v: %s", err, stderr.String())
 	}
 }
 
+// TestAutoArguments checks that flags that do not go together with --auto, --name or --wait are
+// refused.
 func TestAutoArguments(t *testing.T) {
 	for args, want := range map[string]string{
 		"--auto --pid 1":                 "not with --pid",
@@ -151,21 +157,26 @@ func TestAutoArguments(t *testing.T) {
 	} {
 		var stdout, stderr bytes.Buffer
 		code := cli.Run(t.Context(), command(func() {}), strings.Fields(args), &stdout, &stderr)
-		if code != cli.BadUsage || !strings.Contains(stderr.String(), want) || strings.Count(stderr.String(), "\n") > 2 {
-			t.Errorf("%s: exit %d, %q, want %q", args, code, stderr.String(), want)
+		if code != cli.BadUsage || !strings.Contains(stderr.String(), want) ||
+			strings.Count(stderr.String(), "\n") > 2 {
+			t.Errorf("%s: status %d, %q, want status %d, %q", args, code, stderr.String(), cli.BadUsage, want)
 		}
 	}
 }
 
-// Helpers get what was given, to the byte, but for what is --auto's own.
+// TestHelperFlags checks that helpers get the flags that were given, with sizes exact to the byte,
+// except the flags that only concern --auto.
 func TestHelperFlags(t *testing.T) {
 	cmd := command(func() {})
-	if err := cmd.ParseFlags(strings.Fields("--auto --name a,b --most 3 --budget 2GB --leave 600000001 --lock --strategy pin --window 64MiB")); err != nil {
+	err := cmd.ParseFlags(strings.Fields("--auto --name a,b --most 3 --budget 2GB --leave 600000001 " +
+		"--lock --strategy pin --window 64MiB"))
+	if err != nil {
 		t.Fatal(err)
 	}
 	o := options{leave: 600000001}
 	o.Window = 64 << 20
-	if got := strings.Join(helperFlags(cmd.Flags(), &o), " "); got != "--leave=600000001 --lock=true --strategy=pin --window=67108864" {
-		t.Errorf("%s", got)
+	got := strings.Join(helperFlags(cmd.Flags(), &o), " ")
+	if want := "--leave=600000001 --lock=true --strategy=pin --window=67108864"; got != want {
+		t.Errorf("the flags are %s, want %s", got, want)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"tensorcast/prefetch/costs"
 )
 
-// fileCosts are those of a file of the model.
+// fileCosts are the costs of reading a file of the model.
 type fileCosts struct {
 	Path        string       `json:"path"`
 	Costs       *costs.Costs `json:"costs,omitempty"`

@@ -1,5 +1,7 @@
 package main
 
+// This file tests what doctor measures: with --costs, and with --model.
+
 import (
 	"encoding/json"
 	"fmt"
@@ -19,18 +21,18 @@ import (
 	"tensorcast/prefetch/costs"
 )
 
-// onDisk makes a file of which nothing is in memory.
-func onDisk(t *testing.T, size int) string {
+// uncachedFile makes a file without pages in the page cache.
+func uncachedFile(t *testing.T, size int) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "model.gguf")
 	if err := os.WriteFile(path, make([]byte, size), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	forget(t, path)
+	dropFromCache(t, path)
 	return path
 }
 
-// resident is how much of a file is in memory.
+// resident returns how many bytes of a file are in the page cache.
 func resident(t *testing.T, path string) int64 {
 	t.Helper()
 	f, err := os.Open(path)
@@ -49,10 +51,11 @@ func resident(t *testing.T, path string) int64 {
 	return n
 }
 
-// Costs of a file, without a process: for people, and in JSON from within a cgroup that has little memory to spare.
+// TestDoctorModel measures the costs of a file without a process: with a table, and with JSON in a
+// cgroup with little free memory.
 func TestDoctorModel(t *testing.T) {
 	testenv.NeedRoot(t)
-	path := onDisk(t, 96<<20)
+	path := uncachedFile(t, 96<<20)
 	stdout, stderr, status := doctor(t, nil, "--model", path)
 	if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "costs of reading "+path) {
 		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
@@ -83,7 +86,8 @@ func TestDoctorModel(t *testing.T) {
 	if err := group.SetLimit(limit); err != nil {
 		t.Fatal(err)
 	}
-	inGroup := []string{"sh", "-c", "for f in " + strings.Join(group.ProcsFiles(), " ") + `; do echo $$ > $f; done; exec "$0" "$@"`}
+	inGroup := []string{"sh", "-c",
+		"for f in " + strings.Join(group.ProcsFiles(), " ") + `; do echo $$ > $f; done; exec "$0" "$@"`}
 	stdout, stderr, status = doctor(t, inGroup, "--model", path, "--json")
 	var c fileCosts
 	if err := json.Unmarshal([]byte(stdout), &c); err != nil || status != cli.OK || stderr != "" {
@@ -102,6 +106,7 @@ func TestDoctorModel(t *testing.T) {
 	}
 }
 
+// TestDoctorModelRefuses checks the files and arguments with which doctor cannot measure.
 func TestDoctorModelRefuses(t *testing.T) {
 	testenv.NeedRoot(t)
 	whole := filepath.Join(t.TempDir(), "whole")
@@ -118,10 +123,11 @@ func TestDoctorModelRefuses(t *testing.T) {
 		stderr string
 	}
 	cases := map[string]refused{
-		"all in memory":  {[]string{"--model", whole}, cli.Failure, " in memory"},
-		"nothing there":  {[]string{"--model", whole + " is not there"}, cli.Failure, "no such file"},
-		"a directory":    {[]string{"--model", t.TempDir()}, cli.Failure, "not a regular file"},
-		"a FIFO":         {[]string{"--model", fifo}, cli.Failure, "not a regular file"}, // with os.Open it would hang here
+		"all in memory": {[]string{"--model", whole}, cli.Failure, " in memory"},
+		"nothing there": {[]string{"--model", whole + " is not there"}, cli.Failure, "no such file"},
+		"a directory":   {[]string{"--model", t.TempDir()}, cli.Failure, "not a regular file"},
+		// os.Open would wait forever here.
+		"a FIFO":         {[]string{"--model", fifo}, cli.Failure, "not a regular file"},
 		"and a process":  {[]string{"--model", whole, "--pid", "1"}, cli.BadUsage, "--pid N --costs"},
 		"of no process":  {[]string{"--costs"}, cli.BadUsage, "--pid N"},
 		"of no value":    {[]string{"--model"}, cli.BadUsage, "--model"},
@@ -135,69 +141,76 @@ func TestDoctorModelRefuses(t *testing.T) {
 		}
 		defer os.Remove(f.Name())
 		defer f.Close()
-		if err := f.Truncate(64 << 20); err != nil { // a hole: to read it would fill it, and nothing could drop that
+		// The file is a hole. Reading it would make pages, which cannot be dropped.
+		if err := f.Truncate(64 << 20); err != nil {
 			t.Fatal(err)
 		}
 		cases["in memory by nature"] = refused{[]string{"--model", f.Name()}, cli.Failure, "lies in memory (tmpfs)"}
 		defer func() {
 			if n := resident(t, f.Name()); n != 0 {
-				t.Errorf("%d bytes of a hole in tmpfs were made", n)
+				t.Errorf("the hole in tmpfs has %d bytes in memory now, want none", n)
 			}
 		}()
 	}
 	for name, tc := range cases {
 		stdout, stderr, status := doctor(t, nil, tc.args...)
-		if status != tc.status || stdout != "" || !strings.Contains(stderr, tc.stderr) || strings.Count(stderr, "\n") != 1 {
-			t.Errorf("%s: status %d\n%s%s", name, status, stdout, stderr)
+		if status != tc.status || stdout != "" || !strings.Contains(stderr, tc.stderr) ||
+			strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: status %d, want %d and one line with %q\n%s%s",
+				name, status, tc.status, tc.stderr, stdout, stderr)
 		}
 	}
-	if n := resident(t, whole); n < 7<<20 { // a kernel that reclaims what is cold by itself may have taken some
-		t.Errorf("of a file that was in memory %d bytes are", n)
+	if n := resident(t, whole); n < 7<<20 { // a kernel that reclaims cold pages by itself may have taken some
+		t.Errorf("%d bytes of the file that was completely in memory are still there, want all", n)
 	}
-	// Another user neither owns the file nor may write it: the kernel does not tell what of it is in memory.
+	// Another user neither owns the file nor may write it. So the kernel does not tell how much of it
+	// is in memory.
 	public := filepath.Join(testenv.PublicDir(t), "model")
 	if err := os.WriteFile(public, make([]byte, 8<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	forget(t, public)
+	dropFromCache(t, public)
 	stdout, stderr, status := doctor(t, []string{"setpriv", "--reuid", "65534", "--clear-groups"}, "--model", public)
 	if status != cli.Failure || stdout != "" || !strings.Contains(stderr, "as the owner of the file") {
 		t.Errorf("another user: status %d\n%s%s", status, stdout, stderr)
 	}
 }
 
-// Costs of the model of a process that is there, and rests.
+// TestDoctorCosts measures the costs of the model of a stopped process.
 func TestDoctorCosts(t *testing.T) {
 	r := newRig(t, 0.1, 100)
 	r.options.Repeat = 1 << 20
 	r.start()
 	pid := r.target.Process.Pid
-	d, _ := asked(t, pid)
+	d, _ := diagnosisOf(t, pid)
 	if d.Costs != nil {
-		t.Errorf("measured without being asked: %+v", d.Costs)
+		t.Errorf("without --costs the costs are %+v, want none", d.Costs)
 	}
-	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // else it reads what is being measured
+	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // or it would read what is measured
 		t.Fatal(err)
 	}
-	asked(t, pid) // reads what describes the model, which need not be in memory any more
+	diagnosisOf(t, pid) // this reads the model's metadata, which may have been dropped
 	before := resident(t, r.options.Model)
 	stdout, stderr, status := doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs", "--json")
 	d = diagnosis{}
 	if err := json.Unmarshal([]byte(stdout), &d); err != nil || stderr != "" || status != cli.OK {
 		t.Fatalf("status %d, %v: %s%s", status, err, stdout, stderr)
 	}
-	if len(d.Costs) != 1 || d.Costs[0].Path != r.options.Model || d.Costs[0].Costs == nil || d.Costs[0].Costs.Ways[0].Way != costs.WayPages || d.Costs[0].Costs.Left != 0 {
+	if len(d.Costs) != 1 || d.Costs[0].Path != r.options.Model || d.Costs[0].Costs == nil ||
+		d.Costs[0].Costs.Ways[0].Way != costs.WayPages || d.Costs[0].Costs.Left != 0 {
 		t.Fatalf("%+v", d.Costs)
 	}
-	if after := resident(t, r.options.Model); after > before { // a kernel that reclaims what is cold by itself may have taken some
-		t.Errorf("%d bytes of the model were in memory before, %d after", before, after)
+	// A kernel that reclaims cold pages by itself may have taken some.
+	if after := resident(t, r.options.Model); after > before {
+		t.Errorf("%d bytes of the model are in memory, want at most the %d of before", after, before)
 	}
 	stdout, stderr, status = doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs")
-	if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "would help: ") || !strings.Contains(stdout, "\n\ncosts of reading "+r.options.Model) {
+	if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "would help: ") ||
+		!strings.Contains(stdout, "\n\ncosts of reading "+r.options.Model) {
 		t.Errorf("status %d\n%s%s", status, stdout, stderr)
 	}
 
-	cat := exec.Command("cat", r.options.Model) // all of it comes into memory, outside of the target's group
+	cat := exec.Command("cat", r.options.Model) // this reads all of it into memory, outside the target's cgroup
 	if err := cat.Run(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 package main
 
-// This file is `prefetchd doctor`. It says beforehand whether prefetchd would help a process.
+// This file is `prefetchd doctor`. It reports in advance whether prefetchd would help a process.
 
 import (
 	"context"

@@ -1,6 +1,6 @@
 package main
 
-// These tests let prefetchd start its target.
+// This file tests --exec, with which prefetchd starts its target.
 
 import (
 	"bytes"
@@ -21,29 +21,31 @@ import (
 	"tensorcast/prefetch"
 )
 
-// ran is what became of prefetchd --exec.
-type ran struct {
+// execResult is the result of prefetchd --exec.
+type execResult struct {
 	status         int
 	stdout, stderr string
 }
 
-// execute runs prefetchd --exec with flags and a command.
-func execute(t *testing.T, flags, command, env []string) ran {
+// runExec runs prefetchd --exec with flags, a command, and additional environment variables.
+func runExec(t *testing.T, flags, command, env []string) execResult {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), prefetchd, append(append([]string{"--exec"}, flags...), append([]string{"--"}, command...)...)...)
+	cmd := exec.CommandContext(t.Context(), prefetchd,
+		append(append([]string{"--exec"}, flags...), append([]string{"--"}, command...)...)...)
 	cmd.Env = append(os.Environ(), env...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	_ = cmd.Run()
-	return ran{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+	return execResult{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 }
 
-// exec starts the rig's target by prefetchd, both in its group.
+// exec starts prefetchd --exec with the rig's target, both in the rig's cgroup.
 func (r *rig) exec(flags ...string) *helper {
 	r.t.Helper()
 	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; exec "$0" "$@"`
 	args := append([]string{prefetchd, "--exec", "--json"}, append(flags, "--")...)
-	h := &helper{Cmd: exec.Command("sh", append([]string{"-c", script}, append(args, r.in.Command(r.t.Context(), r.options).Args...)...)...)}
+	h := &helper{Cmd: exec.Command("sh",
+		append([]string{"-c", script}, append(args, r.in.Command(r.t.Context(), r.options).Args...)...)...)}
 	h.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
 	h.Cmd.Stdout, h.Cmd.Stderr = &r.stdout, &h.stderr
 	if err := h.Start(); err != nil {
@@ -53,29 +55,33 @@ func (r *rig) exec(flags ...string) *helper {
 	return h
 }
 
-// execSummary waits for prefetchd, which ends with a status, and returns the summary that it wrote to standard error.
+// execSummary waits for prefetchd to end with a status, and returns the summary that it wrote to
+// standard error.
 func (r *rig) execSummary(h *helper, status int) (s prefetch.Summary) {
 	r.t.Helper()
 	_ = h.Wait()
-	said := h.stderr.String()
-	begin := strings.Index(said, "{\n")
+	stderr := h.stderr.String()
+	begin := strings.Index(stderr, "{\n")
 	if got := h.ProcessState.ExitCode(); got != status || begin < 0 {
-		r.t.Fatalf("prefetchd: status %d, %s", got, said)
+		r.t.Fatalf("prefetchd's status is %d, want %d with a summary: %s", got, status, stderr)
 	}
-	if err := json.Unmarshal([]byte(said[begin:]), &s); err != nil {
-		r.t.Fatalf("%v: %s", err, said)
+	if err := json.Unmarshal([]byte(stderr[begin:]), &s); err != nil {
+		r.t.Fatalf("%v: %s", err, stderr)
 	}
 	return s
 }
 
-// A target that prefetchd starts says the same, is helped from its load on by what was guessed, which is what it reads, and is not killed.
+// TestExec checks a target that prefetchd starts. It generates the same text as without help, is
+// helped from its load on by a guess that is right, and is not killed for memory.
 func TestExec(t *testing.T) {
 	r := newRig(t, 0.6, 60)
 	h := r.exec("--always", "-v")
 	s := r.execSummary(h, 0)
 	log := h.stderr.String()
-	others := strings.Count(log, "the file is read in other blocks now") // memory may be in pieces: then there are no large folios
-	if !s.Guessed || s.Learned != 1+others || s.Stored || s.Tokens < r.options.Tokens*9/10 || s.Pinned < r.size/4 || s.Streamed == 0 {
+	// If memory is fragmented, there are no large folios. Then the file is read in other blocks.
+	relearned := strings.Count(log, "the file is read in other blocks now")
+	if !s.Guessed || s.Learned != 1+relearned || s.Stored || s.Tokens < r.options.Tokens*9/10 ||
+		s.Pinned < r.size/4 || s.Streamed == 0 {
 		t.Errorf("summary %+v\n%s", s, log)
 	}
 	kills, err := r.group.OOMKills()
@@ -87,22 +93,26 @@ func TestExec(t *testing.T) {
 		t.Fatal(err)
 	}
 	if plain := plainRun(r); got.Text != plain.Text {
-		t.Errorf("text %q, plain %q", got.Text, plain.Text)
+		t.Errorf("the text is %q, want %q", got.Text, plain.Text)
 	}
 }
 
-// Where everything just fits, the load is helped (the head is read before, the rest by a guess, unless the target is faster than that), and then prefetchd sleeps without probes until
-// the target ends. Where there is ample room, it sets none at all, and the whole file is read ahead of the target. Signals reach it in both cases.
+// TestExecFits checks models that fit in memory. If the model just fits, prefetchd helps with the
+// load: it reads the head of the file first and the rest by a guess, unless the target is faster.
+// Then it sleeps without probes until the target ends. If there is much more room, it sets no
+// probes, and the whole file is read ahead of the target. Signals reach the target in both cases.
 func TestExecFits(t *testing.T) {
 	for name, tc := range map[string]struct {
 		share  float64
 		probes bool
-	}{"just": {1.2, true}, "amply": {8, false}} {
+	}{"just": {1.2, true}, "easily": {8, false}} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, tc.share, 100)
-			r.options.Repeat = 1000 // until it is ended
+			r.options.Repeat = 1000 // it runs until it gets a signal
 			h := r.exec("-v")
-			testenv.WaitFor(t, "prefetchd to say so", func() bool { return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits") })
+			testenv.WaitFor(t, "prefetchd to be idle", func() bool {
+				return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits")
+			})
 			testenv.WaitFor(t, "the probes to be removed", func() bool { return mapMemory(h.Process.Pid) == 0 })
 			testenv.WaitFor(t, "the model to be read", func() bool { return r.resident() > r.size*9/10 })
 			read := r.readByOthers(h)
@@ -111,19 +121,19 @@ func TestExecFits(t *testing.T) {
 			}
 			s := r.execSummary(h, 128+int(syscall.SIGTERM))
 			if !s.Guessed && read > r.size/2 {
-				t.Errorf("there was no guess, and the target has read %d bytes of %d by itself", read, r.size)
+				t.Errorf("there was no guess, and the target read %d of %d bytes itself", read, r.size)
 			}
 			if s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
 				t.Errorf("summary %+v", s)
 			}
 			if probes := strings.Contains(h.stderr.String(), "msg=attached"); probes != tc.probes {
-				t.Errorf("probes were set: %t\n%s", probes, h.stderr.String())
+				t.Errorf("probes were set: %t, want %t\n%s", probes, tc.probes, h.stderr.String())
 			}
 		})
 	}
 }
 
-// resident is how many bytes of the model are in memory.
+// resident returns how many bytes of the model are in the page cache.
 func (r *rig) resident() int64 {
 	r.t.Helper()
 	f, err := os.Open(r.options.Model)
@@ -138,7 +148,8 @@ func (r *rig) resident() int64 {
 	return n
 }
 
-// readByOthers is how many bytes the group's processes but prefetchd have read from the disk.
+// readByOthers returns how many bytes the cgroup's processes have read from the disk, without those
+// of prefetchd.
 func (r *rig) readByOthers(h *helper) (read int64) {
 	r.t.Helper()
 	pids, err := os.ReadFile(r.group.ProcsFiles()[0])
@@ -166,12 +177,13 @@ func (r *rig) readByOthers(h *helper) (read int64) {
 		others++
 	}
 	if others == 0 {
-		r.t.Fatal("the target is not in its group")
+		r.t.Fatal("the target is not in its cgroup")
 	}
 	return read
 }
 
-// A helper that waits for its target to load ggml helps with the load, too.
+// TestAttachBeforeLoad checks that a prefetchd that waits for its target to load ggml also helps with
+// the load of the model.
 func TestAttachBeforeLoad(t *testing.T) {
 	r := newRig(t, 0.6, 60)
 	script := `read go; for f in $GROUPS_FILES; do echo $$ > $f; done; exec "$0" "$@"`
@@ -186,7 +198,7 @@ func TestAttachBeforeLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.target.Process.Kill(); _ = r.target.Wait() })
-	h := waiting(t, r.target.Process.Pid, "--wait", "--always")
+	h := startHelper(t, r.target.Process.Pid, "--wait", "--always")
 	h.waitSettled(t)
 	if _, err := begin.Write([]byte("\n")); err != nil {
 		t.Fatal(err)
@@ -197,61 +209,69 @@ func TestAttachBeforeLoad(t *testing.T) {
 	}
 }
 
-// The command's exit status is prefetchd's, its output stays its own, and signals reach it.
+// TestExecStatus checks that prefetchd ends with the command's exit status, that the command's output
+// is unchanged, and that signals reach the command.
 func TestExecStatus(t *testing.T) {
 	testenv.NeedRoot(t)
-	if r := execute(t, nil, []string{"sh", "-c", "echo out; exit 7"}, nil); r.status != 7 || r.stdout != "out\n" || !strings.Contains(r.stderr, "ended with exit status 7 before anything was seen") || strings.Count(r.stderr, "\n") != 1 {
+	if r := runExec(t, nil, []string{"sh", "-c", "echo out; exit 7"}, nil); r.status != 7 ||
+		r.stdout != "out\n" ||
+		!strings.Contains(r.stderr, "ended with exit status 7 before anything was seen") ||
+		strings.Count(r.stderr, "\n") != 1 {
 		t.Errorf("%+v", r)
 	}
-	if r := execute(t, nil, []string{"sh", "-c", "kill -9 $$"}, nil); r.status != 128+9 {
+	if r := runExec(t, nil, []string{"sh", "-c", "kill -9 $$"}, nil); r.status != 128+9 {
 		t.Errorf("%+v", r)
 	}
-	if r := execute(t, nil, []string{"true"}, nil); r.status != 0 || !strings.Contains(r.stderr, "no ggml") || strings.Contains(r.stderr, "--wait") {
+	if r := runExec(t, nil, []string{"true"}, nil); r.status != 0 ||
+		!strings.Contains(r.stderr, "no ggml") || strings.Contains(r.stderr, "--wait") {
 		t.Errorf("%+v", r)
 	}
 	for program, status := range map[string]int{"/no/such/program": 127, "no-such-program": 127, os.DevNull: 126} {
-		if r := execute(t, nil, []string{program}, nil); r.status != status || !strings.Contains(r.stderr, program) || strings.Count(r.stderr, "\n") != 1 {
+		if r := runExec(t, nil, []string{program}, nil); r.status != status ||
+			!strings.Contains(r.stderr, program) || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%s: %+v", program, r)
 		}
 	}
-	began := filepath.Join(t.TempDir(), "began")
-	cmd := exec.CommandContext(t.Context(), prefetchd, "--exec", "--", "sh", "-c", `trap 'exit 5' TERM; : > "$0"; while :; do sleep 0.05; done`, began)
+	started := filepath.Join(t.TempDir(), "started")
+	cmd := exec.CommandContext(t.Context(), prefetchd, "--exec", "--", "sh", "-c",
+		`trap 'exit 5' TERM; : > "$0"; while :; do sleep 0.05; done`, started)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "the command to begin", func() bool { _, err := os.Stat(began); return err == nil })
+	testenv.WaitFor(t, "the command to begin", func() bool { _, err := os.Stat(started); return err == nil })
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
 	if status := cmd.ProcessState.ExitCode(); status != 5 {
-		t.Errorf("after SIGTERM: %d", status)
+		t.Errorf("after SIGTERM the status is %d, want 5", status)
 	}
 }
 
-// Under sudo the command is the user's.
+// TestExecUser checks that under sudo the command runs as the user who typed it.
 func TestExecUser(t *testing.T) {
 	testenv.NeedRoot(t)
 	env := []string{"SUDO_UID=65534", "SUDO_GID=65534"}
 	command := []string{"sh", "-c", "id -u; exit 3"}
-	if r := execute(t, nil, command, env); r.status != 3 || r.stdout != "65534\n" {
+	if r := runExec(t, nil, command, env); r.status != 3 || r.stdout != "65534\n" {
 		t.Errorf("%+v", r)
 	}
-	if r := execute(t, []string{"--as-root"}, command, env); r.status != 3 || r.stdout != "0\n" {
+	if r := runExec(t, []string{"--as-root"}, command, env); r.status != 3 || r.stdout != "0\n" {
 		t.Errorf("%+v", r)
 	}
 }
 
-// If prefetchd dies, the command goes on.
+// TestExecKilled checks that the command goes on if prefetchd is killed.
 func TestExecKilled(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
-	began, ended := filepath.Join(dir, "began"), filepath.Join(dir, "ended")
-	cmd := exec.CommandContext(t.Context(), prefetchd, "--exec", "--", "sh", "-c", `p=$PPID; : > "$0"; while kill -0 $p 2> /dev/null; do sleep 0.05; done; : > "$1"`, began, ended)
+	started, ended := filepath.Join(dir, "started"), filepath.Join(dir, "ended")
+	cmd := exec.CommandContext(t.Context(), prefetchd, "--exec", "--", "sh", "-c",
+		`p=$PPID; : > "$0"; while kill -0 $p 2> /dev/null; do sleep 0.05; done; : > "$1"`, started, ended)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "the command to begin", func() bool { _, err := os.Stat(began); return err == nil })
+	testenv.WaitFor(t, "the command to begin", func() bool { _, err := os.Stat(started); return err == nil })
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -259,9 +279,9 @@ func TestExecKilled(t *testing.T) {
 	testenv.WaitFor(t, "the command to end by itself", func() bool { _, err := os.Stat(ended); return err == nil })
 }
 
-// What makes no sense is told in one line.
+// TestExecUsage checks that wrong usage is reported in one line.
 func TestExecUsage(t *testing.T) {
-	for line, says := range map[string]string{
+	for line, want := range map[string]string{
 		"--exec":                   "which command",
 		"--exec --pid 1 -- true":   "not both",
 		"--exec --wait -- true":    "--wait is for --pid",
@@ -279,8 +299,10 @@ func TestExecUsage(t *testing.T) {
 	} {
 		cmd := exec.CommandContext(t.Context(), prefetchd, strings.Fields(line)...)
 		out, _ := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), says) || strings.Count(string(out), "\n") != 1 {
-			t.Errorf("%s: status %d, %s", line, cmd.ProcessState.ExitCode(), out)
+		if cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), want) ||
+			strings.Count(string(out), "\n") != 1 {
+			t.Errorf("%s: status %d, %q, want status 2 and one line with %q",
+				line, cmd.ProcessState.ExitCode(), out, want)
 		}
 	}
 }

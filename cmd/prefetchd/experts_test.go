@@ -1,6 +1,6 @@
 package main
 
-// These tests help mixtures of experts.
+// This file tests the help for mixtures of experts.
 
 import (
 	"bytes"
@@ -25,17 +25,20 @@ import (
 	"tensorcast/prefetch/mixture"
 )
 
-// mixtureConfig is 120 MB, of which 107 MB are experts of 1.7 MB. A token reads two of 16 in each layer.
-var mixtureConfig = synth.Config{Layers: 4, Embd: 1024, FF: 512, Heads: 16, KVHeads: 8, Experts: 16, Used: 2, Type: gguf.Q8_0, Seed: 7}
+// mixtureConfig is 120 MB, of which 107 MB are experts of 1.7 MB. A token reads two of 16 in each
+// layer.
+var mixtureConfig = synth.Config{Layers: 4, Embd: 1024, FF: 512, Heads: 16, KVHeads: 8, Experts: 16,
+	Used: 2, Type: gguf.Q8_0, Seed: 7}
 
-// newMixture makes a rig whose limit is below the mixture's experts.
+// newMixture makes a rig whose memory limit is less than the size of the mixture's experts.
 func newMixture(t *testing.T, tokens int) *rig {
 	t.Helper()
 	testenv.NeedRoot(t)
 	return newRigOf(t, "mixture", llamatest.Model(t, mixtureConfig), 0.5, tokens)
 }
 
-// expertBytes are those of a model's experts, and of all that every token reads besides.
+// expertBytes returns the size of a model's experts, and the size of the weights besides that every
+// token reads.
 func expertBytes(t *testing.T, path string) (experts, trunk int64) {
 	t.Helper()
 	f, err := gguf.Open(path)
@@ -53,8 +56,8 @@ func expertBytes(t *testing.T, path string) (experts, trunk int64) {
 	return experts, trunk
 }
 
-// stopped starts the target, and stops it before it decodes.
-func (r *rig) stopped() {
+// startStopped starts the target, and stops it before it decodes. See resumeTarget.
+func (r *rig) startStopped() {
 	r.t.Helper()
 	r.start()
 	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -62,31 +65,37 @@ func (r *rig) stopped() {
 	}
 }
 
-func (r *rig) goOn() {
+// resumeTarget resumes a stopped target.
+func (r *rig) resumeTarget() {
 	r.t.Helper()
 	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-// misses says how often the target, which has ended, touched a page that was not in memory and that nobody was reading, and how many bytes it read then. That is more or less, as the
-// device's readahead is, and how much of it is left when it is needed.
+// misses returns how often the target, which has ended, touched a page that was not in memory and
+// that nobody was reading, and how many bytes it read then. The bytes depend on the device's
+// readahead, and on how much of what it read is still in memory when it is needed.
 func (r *rig) misses() (m struct{ faults, bytes int64 }) {
 	used := r.target.ProcessState.SysUsage().(*syscall.Rusage)
-	const block = 512 // of ru_inblock, see getrusage(2)
+	const block = 512 // the unit of ru_inblock, see getrusage(2)
 	m.faults, m.bytes = used.Majflt, used.Inblock*block
 	return m
 }
 
-// checkExperts looks at what was done for a mixture, of which experts bytes are such.
+// checkExperts checks the summary of the help for a mixture.
 func checkExperts(t *testing.T, r *rig, s prefetch.Summary) {
 	t.Helper()
 	experts, trunk := expertBytes(t, r.options.Model)
 	x := s.Experts
-	if x == nil || s.Idle != "" || s.Expected != 0 || s.Tokens < r.options.Tokens/2 || s.PerToken < trunk || s.PerToken > r.size {
-		t.Fatalf("of %d bytes that each token reads, and %d of experts: summary %+v, experts %+v", trunk, experts, s, x)
+	if x == nil || s.Idle != "" || s.Expected != 0 || s.Tokens < r.options.Tokens/2 ||
+		s.PerToken < trunk || s.PerToken > r.size {
+		t.Fatalf("summary %+v, experts %+v; each token reads %d bytes besides experts, of which there are %d bytes",
+			s, x, trunk, experts)
 	}
-	if x.All > experts || x.All < experts/4 || x.Kept > x.Room || x.Kept == 0 || x.Chosen < int64(s.Tokens)*4 || x.Missed == 0 || x.Missed >= x.Chosen || x.Read == 0 || x.Read > s.Streamed {
+	if x.All > experts || x.All < experts/4 || x.Kept > x.Room || x.Kept == 0 ||
+		x.Chosen < int64(s.Tokens)*4 || x.Missed == 0 || x.Missed >= x.Chosen || x.Read == 0 ||
+		x.Read > s.Streamed {
 		t.Errorf("experts %+v in %d tokens, streamed %d", x, s.Tokens, s.Streamed)
 	}
 	if left := r.locked(); left > 1<<20 {
@@ -94,75 +103,80 @@ func checkExperts(t *testing.T, r *rig, s prefetch.Summary) {
 	}
 }
 
-// A mixture whose experts do not fit is helped: what its routers choose is read before the target asks for it.
+// TestMixture checks that a mixture whose experts do not fit is helped: the experts that its routers
+// choose are read before the target touches them.
 func TestMixture(t *testing.T) {
 	r := newMixture(t, 100)
 	r.start()
 	r.finish()
 	without := r.misses()
-	forget(t, r.options.Model)
+	dropFromCache(t, r.options.Model)
 	r.stdout.Reset()
-	r.stopped()
+	r.startStopped()
 	h := r.help()
 	h.waitSettled(t)
-	r.goOn()
+	r.resumeTarget()
 	r.finish()
 	with := r.misses()
 	s := h.summary(t)
-	t.Logf("the target alone missed %+v, with help %+v; %+v", without, with, s.Experts)
+	t.Logf("misses: %+v without help, %+v with help; experts %+v", without, with, s.Experts)
 	checkExperts(t, r, s)
-	if with.bytes > without.bytes/2 { // its faults are hardly less, but each reads 124 KiB instead of megabytes
-		t.Errorf("the target's faults read %d bytes with help, %d without", with.bytes, without.bytes)
+	if with.bytes > without.bytes/2 { // there are hardly fewer faults, but each reads 124 KiB instead of megabytes
+		t.Errorf("the target's faults read %d bytes with help, want at most half of the %d without it",
+			with.bytes, without.bytes)
 	}
-	if said := h.stderr.String(); !strings.Contains(said, "prefetchd: keeping ") || !strings.Contains(said, " of experts") || strings.Contains(said, "idle") {
-		t.Errorf("it said: %s", said)
+	if stderr := h.stderr.String(); !strings.Contains(stderr, "prefetchd: keeping ") ||
+		!strings.Contains(stderr, " of experts") || strings.Contains(stderr, "idle") {
+		t.Errorf("the messages are: %s", stderr)
 	}
 }
 
-// With routers that were trained, and less to keep experts in than a token reads of them.
+// TestTrainedMixture checks a mixture whose routers were trained, with less room for experts than a
+// token reads.
 func TestTrainedMixture(t *testing.T) {
 	data, err := os.ReadFile(llamatest.Trained(t, "tiny-moe-q8_0.gguf"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "model.gguf") // which may be dropped from the page cache
+	path := filepath.Join(t.TempDir(), "model.gguf") // a copy, because it is dropped from the page cache
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r := newRigOf(t, "trained mixture", path, 2, 200)
-	r.stopped()
+	r.startStopped()
 	h := r.help("--budget", "8MB")
 	h.waitSettled(t)
-	r.goOn()
+	r.resumeTarget()
 	r.finish()
 	s := h.summary(t)
 	t.Logf("%+v", s.Experts)
 	checkExperts(t, r, s)
 }
 
-// What was learned of a mixture's routers is there for the next target, whatever has become of the file.
+// TestLearned checks that what was learned about a mixture's routers is used with the next target,
+// and that a damaged file is replaced.
 func TestLearned(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := filepath.Join(t.TempDir(), "learned")
-	run := func(when string) (said string) {
+	run := func(when string) (stderr string) {
 		t.Helper()
 		t.Run(when, func(t *testing.T) {
 			r := newMixture(t, 40)
-			r.stopped()
+			r.startStopped()
 			h := r.help("--learned", dir, "--speculate", "on", "-v")
 			h.waitSettled(t)
-			r.goOn()
+			r.resumeTarget()
 			r.finish()
 			checkExperts(t, r, h.summary(t))
-			said = h.stderr.String()
+			stderr = h.stderr.String()
 		})
-		return said
+		return stderr
 	}
-	file := func() (name string, content []byte) {
+	learned := func() (name string, content []byte) {
 		t.Helper()
 		names, err := filepath.Glob(filepath.Join(dir, "*"))
 		if err != nil || len(names) != 1 || !strings.HasSuffix(names[0], ".routers") {
-			t.Fatalf("kept %v, %v", names, err)
+			t.Fatalf("the directory has %v, %v; want one .routers file", names, err)
 		}
 		info, err := os.Lstat(names[0])
 		if err != nil || info.Mode() != 0o600 {
@@ -174,43 +188,50 @@ func TestLearned(t *testing.T) {
 		return names[0], content
 	}
 	const begins, anew = "begins with what was learned", "routing is learned anew"
-	if said := run("the first time"); strings.Contains(said, begins) || strings.Contains(said, anew) {
-		t.Errorf("the first time: %s", said)
+	if stderr := run("the first time"); strings.Contains(stderr, begins) || strings.Contains(stderr, anew) {
+		t.Errorf("the first time: %s", stderr)
 	}
-	name, first := file()
-	if err := os.WriteFile(filepath.Join(dir, "."+filepath.Base(name)+".1-1.tmp"), first, 0o600); err != nil { // of one that was killed
+	name, first := learned()
+	// A prefetchd that was killed may have left such a file.
+	leftover := filepath.Join(dir, "."+filepath.Base(name)+".1-1.tmp")
+	if err := os.WriteFile(leftover, first, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if said := run("the second time"); !strings.Contains(said, begins) {
-		t.Errorf("the second time: %s", said)
+	if stderr := run("the second time"); !strings.Contains(stderr, begins) {
+		t.Errorf("the second time: %s", stderr)
 	}
-	if _, second := file(); bytes.Equal(first, second) {
+	if _, second := learned(); bytes.Equal(first, second) {
 		t.Error("nothing was learned the second time")
 	}
 	if err := os.WriteFile(name, first[:len(first)/2], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if said := run("with half a file"); !strings.Contains(said, anew) || strings.Contains(said, begins) {
-		t.Errorf("with half a file: %s", said)
+	if stderr := run("with half a file"); !strings.Contains(stderr, anew) || strings.Contains(stderr, begins) {
+		t.Errorf("with half a file: %s", stderr)
 	}
-	if _, third := file(); len(third) != len(first) {
-		t.Errorf("half a file is left, or its successor has %d bytes", len(third))
+	if _, third := learned(); len(third) != len(first) {
+		t.Errorf("the file has %d bytes in the end, want %d", len(third), len(first))
 	}
 }
 
-// Beforehand doctor and a dry run say what would be kept of a mixture; what the experts would win nobody says.
+// TestMixtureForetold checks that doctor and a dry run tell in advance what would be kept of a
+// mixture, but not how much faster tokens would be.
 func TestMixtureForetold(t *testing.T) {
 	r := newMixture(t, 100)
 	r.options.Repeat = 1 << 20
 	r.start()
 	pid := r.target.Process.Pid
-	d, status := asked(t, pid)
+	d, status := diagnosisOf(t, pid)
 	experts, trunk := expertBytes(t, r.options.Model)
-	if v := d.Verdict; status != cli.OK || v.Keep != trunk || v.PerToken != trunk || v.Routed != experts || v.Experts <= 0 || v.Experts >= experts || !strings.HasPrefix(d.Line, "would help: keeps about ") || len(v.Findings) != 1 || v.Findings[0].Reason != holding.RoutedExperts {
+	if v := d.Verdict; status != cli.OK || v.Keep != trunk || v.PerToken != trunk ||
+		v.Routed != experts || v.Experts <= 0 || v.Experts >= experts ||
+		!strings.HasPrefix(d.Line, "would help: keeps about ") || len(v.Findings) != 1 ||
+		v.Findings[0].Reason != holding.RoutedExperts {
 		t.Errorf("doctor: status %d, %s\n%+v", status, d.Line, v)
 	}
 	stdout, _, _ := doctor(t, nil, "--pid", fmt.Sprint(pid))
-	if !strings.Contains(stdout, size(experts)+" in routed experts, of which a token reads ") || !strings.Contains(stdout, size(trunk)+" read from the file by each token") {
+	if !strings.Contains(stdout, size(experts)+" in routed experts, of which a token reads ") ||
+		!strings.Contains(stdout, size(trunk)+" read from the file by each token") {
 		t.Errorf("doctor:\n%s", stdout)
 	}
 	before := resident(t, r.options.Model)
@@ -219,11 +240,12 @@ func TestMixtureForetold(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(out, &s)
 	}
-	if err != nil || s.Idle != "" || s.Expected != 0 || s.Disk <= 0 || s.Pinned < trunk*9/10 || s.Experts == nil || s.Experts.Room <= 0 || s.Experts.Room >= experts || s.Experts.Chosen != 0 {
+	if err != nil || s.Idle != "" || s.Expected != 0 || s.Disk <= 0 || s.Pinned < trunk*9/10 ||
+		s.Experts == nil || s.Experts.Room <= 0 || s.Experts.Room >= experts || s.Experts.Chosen != 0 {
 		t.Errorf("%v: %s", err, out)
 	}
-	if now := resident(t, r.options.Model); now > before+r.size/4 { // it comes and goes
-		t.Errorf("%d bytes of the model are in memory, %d before", now, before)
+	if now := resident(t, r.options.Model); now > before+r.size/4 { // the target reads and loses pages, too
+		t.Errorf("%d bytes of the model are in memory, want about the %d of before", now, before)
 	}
 	if err := r.target.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -231,11 +253,13 @@ func TestMixtureForetold(t *testing.T) {
 	_ = r.target.Wait()
 }
 
-// What people read of experts, in the end and of a dry run.
+// TestExpertsTold checks what the summary and a dry run report about experts as text.
 func TestExpertsTold(t *testing.T) {
 	s := prefetch.Summary{
-		Tokens: 10, TokensPerSec: 5, PerToken: 64 << 20, Pinned: 64 << 20, Streamed: 110 << 20, Room: 600 << 20, Level: "/box memory.max", Disk: 1 << 30, Window: 8 << 20,
-		Experts: &mixture.Summary{All: 1000 << 20, Kept: 400 << 20, Room: 410 << 20, Chosen: 800, Missed: 200, Read: 100 << 20, Strays: 3 << 20},
+		Tokens: 10, TokensPerSec: 5, PerToken: 64 << 20, Pinned: 64 << 20, Streamed: 110 << 20,
+		Room: 600 << 20, Level: "/box memory.max", Disk: 1 << 30, Window: 8 << 20,
+		Experts: &mixture.Summary{All: 1000 << 20, Kept: 400 << 20, Room: 410 << 20, Chosen: 800,
+			Missed: 200, Read: 100 << 20, Strays: 3 << 20},
 	}
 	none, idle := s, s
 	none.Experts = nil
@@ -247,24 +271,32 @@ func TestExpertsTold(t *testing.T) {
 	blind := s
 	blind.Disk = 0
 	for name, tc := range map[string]struct {
-		s      prefetch.Summary
-		dry    bool
-		says   []string
-		hushed string
+		s        prefetch.Summary
+		dry      bool
+		want     []string // parts of the text
+		unwanted string
 	}{
 		"end": {s, false, []string{
 			"of 64 MiB that each token reads, 64 MiB kept, 1.0 MiB streamed per token (10 MiB in all), ",
-			"prefetchd: of 1000 MiB of experts 400 MiB kept, room for 410 MiB; of 800 that were chosen 75.0 % were in memory, for the others 10 MiB read per token (100 MiB in all); 3.0 MiB of others, which misses had brought, paged out\n",
+			"prefetchd: of 1000 MiB of experts 400 MiB kept, room for 410 MiB; " +
+				"of 800 that were chosen 75.0 % were in memory, for the others 10 MiB read per token " +
+				"(100 MiB in all); 3.0 MiB of others, which misses had brought, paged out\n",
 		}, "expected"},
-		"nothing chosen": {idle, false, []string{"prefetchd: of 1000 MiB of experts 0 B kept, room for 1.0 MiB\n"}, "chosen"},
+		"nothing chosen": {idle, false,
+			[]string{"prefetchd: of 1000 MiB of experts 0 B kept, room for 1.0 MiB\n"}, "chosen"},
 		"guessed": {guessed, false, []string{
-			", paged out; read before they were chosen (won): 3.0 MiB per token (30 MiB in all, 24 MiB of it for experts that then were)\n",
+			", paged out; read before they were chosen (won): 3.0 MiB per token " +
+				"(30 MiB in all, 24 MiB of it for experts that then were)\n",
 		}, "expected"},
 		"not guessed": {notYet, false, []string{"which misses had brought, paged out\n"}, "before they were chosen"},
 		"no experts":  {none, false, []string{"11 MiB streamed per token (110 MiB in all)"}, "experts"},
-		"dry":         {s, true, []string{"of 64 MiB that each token reads 64 MiB would be kept and 0 B streamed; of 1000 MiB of experts 410 MiB would be kept, in room for 600 MiB", "no expectation: it depends on which experts routers choose\n"}, "be measured"},
-		"no disk":     {blind, true, []string{"the disk could not be measured"}, "depends"},
-		"dry, dense":  {none, true, []string{"0 B streamed, in room for 600 MiB"}, "experts"},
+		"dry": {s, true, []string{
+			"of 64 MiB that each token reads 64 MiB would be kept and 0 B streamed; " +
+				"of 1000 MiB of experts 410 MiB would be kept, in room for 600 MiB",
+			"no expectation: it depends on which experts routers choose\n",
+		}, "be measured"},
+		"no disk":    {blind, true, []string{"the disk could not be measured"}, "depends"},
+		"dry, dense": {none, true, []string{"0 B streamed, in room for 600 MiB"}, "experts"},
 	} {
 		var out bytes.Buffer
 		cmd := &cobra.Command{}
@@ -275,9 +307,9 @@ func TestExpertsTold(t *testing.T) {
 			err = reportDry(cmd, &options{dry: true}, tc.s)
 		}
 		text := out.String()
-		for _, say := range tc.says {
-			if err != nil || !strings.Contains(text, say) || strings.Contains(text, tc.hushed) {
-				t.Errorf("%s: %v\n%s", name, err, text)
+		for _, part := range tc.want {
+			if err != nil || !strings.Contains(text, part) || strings.Contains(text, tc.unwanted) {
+				t.Errorf("%s: %v; got\n%s\nwant %q without %q", name, err, text, part, tc.unwanted)
 			}
 		}
 	}

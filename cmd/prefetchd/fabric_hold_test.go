@@ -1,5 +1,7 @@
 package main
 
+// This file tests --exec --fabric, where a device holds a part of the target's weights.
+
 import (
 	"context"
 	"os"
@@ -18,7 +20,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// handOver builds the backend beside prefetchd, and starts the rig's target with it.
+// handOver builds the backend beside prefetchd, and starts the rig's target so that it uses it.
 func (r *rig) handOver(flags ...string) *helper {
 	r.t.Helper()
 	path := filepath.Join(filepath.Dir(prefetchd), backendName)
@@ -28,7 +30,8 @@ func (r *rig) handOver(flags ...string) *helper {
 	return r.exec(append([]string{"--as-root", "--always", "-v"}, flags...)...)
 }
 
-// device is the pid of the process that holds weights for the rig's target, and where it is asked; 0 if there is none.
+// device returns the pid of the process that holds weights for the rig's target, and its socket. The
+// pid is 0 if there is none.
 func (r *rig) device() (pid int, socket string) {
 	r.t.Helper()
 	pids, err := os.ReadFile(r.group.ProcsFiles()[0])
@@ -46,7 +49,8 @@ func (r *rig) device() (pid int, socket string) {
 	return 0, ""
 }
 
-// TestHandOver: a target that prefetchd starts has weights computed by a device that holds them in less memory, so that it reads less of its file. It survives what may happen to the device.
+// TestHandOver checks that a device multiplies with weights that it holds in less memory, so that the
+// target reads less of its file, and that the target survives what may happen to the device.
 func TestHandOver(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -54,10 +58,13 @@ func TestHandOver(t *testing.T) {
 		during func(t *testing.T, r *rig, pid int, socket string)
 	}{
 		{"undisturbed", 60, func(t *testing.T, _ *rig, _ int, socket string) {
-			before := told(t, socket)
-			testenv.WaitFor(t, "more products", func() bool { return told(t, socket).Products > before.Products+200 })
-			if s := told(t, socket); s.Misses != 0 || s.Evictions != 0 || s.Holding.Tensors != before.Holding.Tensors || s.Holding.Faults != before.Holding.Faults {
-				t.Errorf("what is held is not resident: %+v, %+v; before %+v", s, *s.Holding, *before.Holding)
+			before := deviceStatus(t, socket)
+			testenv.WaitFor(t, "more products", func() bool {
+				return deviceStatus(t, socket).Products > before.Products+200
+			})
+			if s := deviceStatus(t, socket); s.Misses != 0 || s.Evictions != 0 ||
+				s.Holding.Tensors != before.Holding.Tensors || s.Holding.Faults != before.Holding.Faults {
+				t.Errorf("not all planes stay resident: %+v, %+v; before %+v", s, *s.Holding, *before.Holding)
 			}
 		}},
 		{"killed", 300, func(t *testing.T, _ *rig, pid int, _ string) {
@@ -66,22 +73,23 @@ func TestHandOver(t *testing.T) {
 			}
 		}},
 		{"a neighbour", 300, func(t *testing.T, r *rig, pid int, socket string) {
-			before := told(t, socket)
+			before := deviceStatus(t, socket)
+			// tail needs 30 MiB of memory, because it keeps what it may have to print.
 			script := `for f in $GROUPS_FILES; do echo $$ > $f; done; exec tail -c 30M /dev/zero >/dev/null`
-			c := exec.CommandContext(t.Context(), "sh", "-c", script) // tail keeps what it may have to print
+			c := exec.CommandContext(t.Context(), "sh", "-c", script)
 			c.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
 			defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
-			testenv.WaitFor(t, "the device to give way", func() bool {
+			testenv.WaitFor(t, "the device to give memory back", func() bool {
 				s, err := device.Ask(context.Background(), socket)
 				return err != nil || s.Holding.Planes < before.Holding.Planes
 			})
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			deep := model // large enough for planes to save something
+			deep := model // large enough that planes save memory
 			deep.Layers = 16
 			r := newRigOf(t, "deep", llamatest.Model(t, deep), 0.6, test.tokens)
 			h := r.handOver("--fabric=fast")
@@ -94,21 +102,24 @@ func TestHandOver(t *testing.T) {
 				s, err := device.Ask(t.Context(), socket)
 				return err == nil && s.Products > 100
 			})
-			held := told(t, socket).Holding.Bytes
+			held := deviceStatus(t, socket).Holding.Bytes
 			test.during(t, r, pid, socket)
 			s := r.execSummary(h, 0)
 			if s.Tokens == 0 || held < uint64(r.size/10) {
-				t.Errorf("%d bytes were held; %+v\n%s", held, s, h.stderr.String())
+				t.Errorf("the device held %d bytes, want at least %d; summary %+v\n%s",
+					held, r.size/10, s, h.stderr.String())
 			}
-			if test.name == "undisturbed" && s.PerToken > r.size-int64(held)/2 { // pieces that two tensors share are read twice
-				t.Errorf("a token reads %d bytes of %d, of which the device holds %d\n%s", s.PerToken, r.size, held, h.stderr.String())
+			// Pieces that two tensors share are read twice.
+			if test.name == "undisturbed" && s.PerToken > r.size-int64(held)/2 {
+				t.Errorf("a token reads %d bytes of %d, of which the device holds %d\n%s",
+					s.PerToken, r.size, held, h.stderr.String())
 			}
 			got, err := llama.ParseResult(r.stdout.Bytes())
 			if err != nil || len(got.Tokens) != test.tokens {
 				t.Errorf("%v: %s", err, r.stdout.Bytes())
 			}
 			if _, err := os.Stat(filepath.Dir(socket)); !os.IsNotExist(err) {
-				t.Errorf("the device's directory is left: %v", err)
+				t.Errorf("the device's directory still exists: %v", err)
 			}
 			if pid, _ := r.device(); pid != 0 {
 				t.Errorf("the device still runs: %d", pid)
@@ -117,7 +128,8 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-func told(t *testing.T, socket string) device.Status {
+// deviceStatus returns the status of the device at a socket.
+func deviceStatus(t *testing.T, socket string) device.Status {
 	t.Helper()
 	s, err := device.Ask(t.Context(), socket)
 	if err != nil {
@@ -126,7 +138,8 @@ func told(t *testing.T, socket string) device.Status {
 	return s
 }
 
-// TestHandOverFits: where the model fits, or planes would be larger than what they stand for, nothing is handed over, and the target says the same.
+// TestHandOverFits checks that no weights are handed over if the model fits, or if planes would be
+// larger than the weights, and that the target then generates the same text.
 func TestHandOverFits(t *testing.T) {
 	for _, test := range []struct {
 		share   float64
@@ -136,12 +149,13 @@ func TestHandOverFits(t *testing.T) {
 			r := newRig(t, test.share, 30)
 			h := r.handOver("--fabric=" + test.profile)
 			_ = h.Wait()
-			if said := h.stderr.String(); h.ProcessState.ExitCode() != 0 || !strings.Contains(said, "nothing is handed to the Fabric") {
-				t.Errorf("%v, %s", h.ProcessState, said)
+			if stderr := h.stderr.String(); h.ProcessState.ExitCode() != 0 ||
+				!strings.Contains(stderr, "nothing is handed to the Fabric") {
+				t.Errorf("%v, %s", h.ProcessState, stderr)
 			}
 			got, err := llama.ParseResult(r.stdout.Bytes())
 			if plain := plainRun(r); err != nil || got.Text != plain.Text {
-				t.Errorf("text %q, plain %q, %v", got.Text, plain.Text, err)
+				t.Errorf("the text is %q, want %q; %v", got.Text, plain.Text, err)
 			}
 		})
 	}

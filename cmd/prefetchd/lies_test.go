@@ -1,6 +1,7 @@
 package main
 
-// These tests help a target that lies: whatever it says, prefetchd ends, is brief, and takes little.
+// This file tests prefetchd with a target that lies: whatever the target's calls report, prefetchd
+// ends, prints little, and uses little memory.
 
 import (
 	"bufio"
@@ -17,10 +18,10 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-var allLies = flag.Bool("lies", false, "let the lying target run every scenario")
+var allLies = flag.Bool("lies", false, "run every scenario of the lying target")
 
-// liar starts a scenario; begin lets it run.
-func liar(t *testing.T, args []string) (target *exec.Cmd, begin func()) {
+// startLiar starts the lying target, which waits until begin is called.
+func startLiar(t *testing.T, args []string) (target *exec.Cmd, begin func()) {
 	t.Helper()
 	target = exec.CommandContext(t.Context(), args[0], args[1:]...)
 	in, err := target.StdinPipe()
@@ -48,16 +49,31 @@ func liar(t *testing.T, args []string) (target *exec.Cmd, begin func()) {
 	}
 }
 
-// attached says whether prefetchd has told, verbosely, of its last probe.
-func attached(said string) bool { return strings.Contains(said, "ggml_backend_buffer_free") }
+// helpLiar returns a prefetchd for the lying target, with room for a part of its model.
+func helpLiar(t *testing.T, target *exec.Cmd) *exec.Cmd {
+	return exec.CommandContext(t.Context(), prefetchd, "--verbose", "--no-join",
+		"--budget", "1200KB", "--always", "--pid", strconv.Itoa(target.Process.Pid))
+}
 
-// Each scenario is tried in three ways: lying at once, after a few good tokens, and about another mapping than the one that is known.
+// isAttached reports whether prefetchd's verbose log has its last probe.
+func isAttached(stderr string) bool { return strings.Contains(stderr, "ggml_backend_buffer_free") }
+
+// TestLies tries each scenario in three ways: the target lies at once (early), after a few correct
+// tokens (late), and about another mapping than the known one (remap).
 func TestLies(t *testing.T) {
 	testenv.NeedRoot(t)
 	f := capturetest.New(t)
 	few := map[string]string{
-		"control": "late early remap", "wrap": "early remap", "end_of_file": "early", "overlap": "remap", "negative_nb": "remap", "huge_rows": "remap", "truncated": "remap", "unended_threads": "late",
-		"flood_files": "late", "flood_contexts": "remap",
+		"control":         "late early remap",
+		"wrap":            "early remap",
+		"end_of_file":     "early",
+		"overlap":         "remap",
+		"negative_nb":     "remap",
+		"huge_rows":       "remap",
+		"truncated":       "remap",
+		"unended_threads": "late",
+		"flood_files":     "late",
+		"flood_contexts":  "remap",
 	}
 	for _, scenario := range f.Scenarios(t) {
 		for _, way := range []string{"late", "early", "remap"} {
@@ -69,9 +85,9 @@ func TestLies(t *testing.T) {
 				if way != "late" {
 					words = append(words, way)
 				}
-				target, begin := liar(t, f.Args(capturetest.NewModel(t), scenario, 150*time.Millisecond, words...))
-				o := capturetest.Run(t, exec.CommandContext(t.Context(), prefetchd, "--verbose", "--no-join", "--budget", "1200KB", "--always", "--pid", strconv.Itoa(target.Process.Pid)), func(_ int, said string) bool {
-					if !attached(said) {
+				target, begin := startLiar(t, f.Args(capturetest.NewModel(t), scenario, 150*time.Millisecond, words...))
+				o := capturetest.Run(t, helpLiar(t, target), func(_ int, stderr string) bool {
+					if !isAttached(stderr) {
 						return false
 					}
 					begin()
@@ -79,7 +95,8 @@ func TestLies(t *testing.T) {
 				})
 				t.Log(o.String())
 				o.Check(t)
-				if scenario == "control" && (o.Status != 0 || !strings.Contains(o.Stderr, "of 1.3 MiB that each token reads")) {
+				if scenario == "control" &&
+					(o.Status != 0 || !strings.Contains(o.Stderr, "of 1.3 MiB that each token reads")) {
 					t.Errorf("status %d:\n%s", o.Status, o.Stderr)
 				}
 			})
@@ -87,22 +104,23 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// Asked to end, prefetchd does, whatever the target is at.
+// TestLiarIsLeft checks that prefetchd ends when it gets a signal, whatever the target is doing.
 func TestLiarIsLeft(t *testing.T) {
 	testenv.NeedRoot(t)
 	f := capturetest.New(t)
-	quick := map[string]syscall.Signal{"control": syscall.SIGTERM, "flood_nodes": syscall.SIGINT, "unended_threads": syscall.SIGTERM}
+	quick := map[string]syscall.Signal{"control": syscall.SIGTERM, "flood_nodes": syscall.SIGINT,
+		"unended_threads": syscall.SIGTERM}
 	for _, scenario := range f.Scenarios(t) {
 		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 			if !*allLies && quick[scenario] != sig || scenario == "killed" {
 				continue
 			}
 			t.Run(scenario+" "+sig.String(), func(t *testing.T) {
-				target, begin := liar(t, f.Args(capturetest.NewModel(t), scenario, time.Minute, "wait"))
+				target, begin := startLiar(t, f.Args(capturetest.NewModel(t), scenario, time.Minute, "wait"))
 				var begun, asked time.Time
-				o := capturetest.Run(t, exec.CommandContext(t.Context(), prefetchd, "--verbose", "--no-join", "--budget", "1200KB", "--always", "--pid", strconv.Itoa(target.Process.Pid)), func(pid int, said string) bool {
+				o := capturetest.Run(t, helpLiar(t, target), func(pid int, stderr string) bool {
 					switch {
-					case begun.IsZero() && attached(said):
+					case begun.IsZero() && isAttached(stderr):
 						begun = time.Now()
 						begin()
 					case !begun.IsZero() && time.Since(begun) > 500*time.Millisecond:
@@ -114,10 +132,10 @@ func TestLiarIsLeft(t *testing.T) {
 					}
 					return false
 				})
-				if asked.IsZero() { // it was contradicted before
+				if asked.IsZero() { // prefetchd noticed the lie before, and ended
 					t.Logf("%s\n%s", o.String(), o.Stderr)
 				} else if long := time.Since(asked); long > 10*time.Second {
-					t.Errorf("it ended %v later", long)
+					t.Errorf("prefetchd ended %v after the signal, want at most 10 s", long)
 				} else {
 					t.Logf("ended after %v; %s", long.Round(time.Millisecond), o.String())
 				}

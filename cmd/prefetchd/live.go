@@ -21,7 +21,7 @@ import (
 type live struct {
 	to       io.Writer
 	line     *status.Line // nil if to is no terminal
-	log      *slog.Logger // nil: what is being done is told in words
+	log      *slog.Logger // nil: statuses are printed as text
 	activity prefetch.Activity
 }
 

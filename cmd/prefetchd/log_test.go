@@ -1,5 +1,7 @@
 package main
 
+// This file tests --log json.
+
 import (
 	"encoding/json"
 	"errors"
@@ -13,8 +15,8 @@ import (
 	"tensorcast/prefetch"
 )
 
-// logged is a line of --log json.
-type logged struct {
+// logLine is a line of --log json.
+type logLine struct {
 	Time    time.Time         `json:"time"`
 	Level   string            `json:"level"`
 	Msg     string            `json:"msg"`
@@ -23,11 +25,11 @@ type logged struct {
 	Summary *prefetch.Summary `json:"summary"`
 }
 
-// parse reads a log of which each line is an object.
-func parse(t *testing.T, log string) (all []logged) {
+// parseLog reads a log whose lines are JSON objects.
+func parseLog(t *testing.T, log string) (all []logLine) {
 	t.Helper()
 	for line := range strings.Lines(log) {
-		var l logged
+		var l logLine
 		if err := json.Unmarshal([]byte(line), &l); err != nil || l.Time.IsZero() || l.Level == "" || l.Msg == "" {
 			t.Errorf("%v: %s", err, line)
 			continue
@@ -37,22 +39,24 @@ func parse(t *testing.T, log string) (all []logged) {
 	return all
 }
 
-// With --log json each line is an object: what is done, warnings, the summary, and why it failed.
+// TestLogJSON checks that with --log json each line is an object: statuses, warnings, the summary,
+// and errors.
 func TestLogJSON(t *testing.T) {
 	r := newRig(t, 0.7, 300)
 	r.start()
 	pid := r.target.Process.Pid
-	h := &helper{Cmd: exec.Command(prefetchd, "--pid", fmt.Sprint(pid), "--log", "json", "--always", "--lock")} // --lock warns
+	// With --lock there is a warning.
+	h := &helper{Cmd: exec.Command(prefetchd, "--pid", fmt.Sprint(pid), "--log", "json", "--always", "--lock")}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
 	if err := h.Run(); err != nil {
 		t.Fatal(err, h.stderr.String())
 	}
 	r.finish()
-	all := parse(t, h.stderr.String())
+	all := parseLog(t, h.stderr.String())
 	helping, warned := 0, 0
 	for _, l := range all {
 		if l.Target != pid {
-			t.Errorf("%+v is not about %d", l, pid)
+			t.Errorf("the target of %+v is not %d", l, pid)
 		}
 		if l.Status != nil && l.Status.Activity == prefetch.Helping && l.Status.Held > 0 {
 			helping++
@@ -62,13 +66,14 @@ func TestLogJSON(t *testing.T) {
 		}
 	}
 	if helping == 0 || warned == 0 {
-		t.Errorf("%d times helping, %d warnings:\n%s", helping, warned, h.stderr.String())
+		t.Errorf("%d statuses of helping and %d warnings, want some of both:\n%s", helping, warned, h.stderr.String())
 	}
 	if len(all) == 0 || all[len(all)-1].Summary == nil || all[len(all)-1].Summary.Tokens == 0 || h.stdout.Len() > 0 {
-		t.Errorf("it ends with %s; standard output %s", h.stderr.String(), h.stdout.String())
+		t.Errorf("the log is %s; standard output %s; want a summary in the last line, and no output",
+			h.stderr.String(), h.stdout.String())
 	}
 
-	// Of something that is no llama.cpp.
+	// A process that is no llama.cpp is refused.
 	sleep := exec.Command("sleep", "100")
 	if err := sleep.Start(); err != nil {
 		t.Fatal(err)
@@ -79,9 +84,10 @@ func TestLogJSON(t *testing.T) {
 	refused.Stderr = &stderr
 	var exit *exec.ExitError
 	if err := refused.Run(); !errors.As(err, &exit) || exit.ExitCode() != cli.Failure {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want status %d", err, cli.Failure)
 	}
-	if all := parse(t, stderr.String()); len(all) != 1 || all[0].Level != "ERROR" || !strings.Contains(all[0].Msg, "ggml") {
-		t.Errorf("refused with %s", stderr.String())
+	if all := parseLog(t, stderr.String()); len(all) != 1 || all[0].Level != "ERROR" ||
+		!strings.Contains(all[0].Msg, "ggml") {
+		t.Errorf("the log is %s, want one error about ggml", stderr.String())
 	}
 }

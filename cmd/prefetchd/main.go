@@ -411,7 +411,8 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	return err
 }
 
-// aboutExperts says what was done for a mixture's experts, in a number of tokens.
+// aboutExperts describes what was done for a mixture's experts while a number of tokens was
+// generated.
 func aboutExperts(x *mixture.Summary, tokens int) string {
 	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	about := fmt.Sprintf("of %s of experts %s kept, room for %s", bytes(x.All), bytes(x.Kept), bytes(x.Room))

@@ -1,7 +1,8 @@
 package main
 
-// These tests run the built command on the real llama.cpp in a real memory cgroup: whatever happens to prefetchd, the
-// target says the same, and is not killed for memory.
+// The tests of this package run the built command on the real llama.cpp in a real memory cgroup:
+// whatever happens to prefetchd, the target generates the same text, and is not killed for memory.
+// This file has what they share, and tests of one running target.
 
 import (
 	"bytes"
@@ -35,6 +36,7 @@ import (
 	"tensorcast/prefetch"
 )
 
+// prefetchd is the path of the built command.
 var prefetchd string
 
 func TestMain(m *testing.M) {
@@ -52,7 +54,7 @@ func TestMain(m *testing.M) {
 // model is about 104 MB, in 56 tensors of at most 4.5 MB.
 var model = synth.Config{Layers: 6, Embd: 1024, FF: 4096, Heads: 16, KVHeads: 8, Type: gguf.Q8_0, Seed: 7}
 
-// rig is a target in a cgroup of its own.
+// rig is a target in its own cgroup.
 type rig struct {
 	t       *testing.T
 	in      *llama.Installation
@@ -60,21 +62,21 @@ type rig struct {
 	group   *cgroup.Group
 	target  *exec.Cmd
 	stdout  bytes.Buffer
-	size    int64
-	name    string // of the model, for all tests that use it
+	size    int64  // of the model
+	name    string // of the model; each model has its own
 }
 
-// own is more than the target's memory besides the weights, and prefetchd's.
-const own = 60 << 20
+// ownMemory is enough for prefetchd's memory, and for the target's memory besides the weights.
+const ownMemory = 60 << 20
 
-// newRig writes the model and makes a cgroup whose limit leaves room for share of it.
+// newRig writes the dense model, and makes a cgroup whose limit has room for share of the model.
 func newRig(t *testing.T, share float64, tokens int) *rig {
 	t.Helper()
 	testenv.NeedRoot(t)
 	return newRigOf(t, "dense", llamatest.Model(t, model), share, tokens)
 }
 
-// newRigOf does that with the model at a path, of which no other has the name.
+// newRigOf is newRig with the model at path. No other model may have the same name.
 func newRigOf(t *testing.T, name, path string, share float64, tokens int) *rig {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -97,15 +99,16 @@ func newRigOf(t *testing.T, name, path string, share float64, tokens int) *rig {
 			t.Error(err)
 		}
 	})
-	if err := r.group.SetLimit(int64(share*float64(r.size)) + own); err != nil {
+	if err := r.group.SetLimit(int64(share*float64(r.size)) + ownMemory); err != nil {
 		t.Fatal(err)
 	}
-	forget(t, path)
+	dropFromCache(t, path)
 	return r
 }
 
-// forget drops a file from the page cache, so that the target's cgroup pays for its pages.
-func forget(t *testing.T, path string) {
+// dropFromCache drops a file from the page cache, so that the target's cgroup pays for its pages when
+// they are read again.
+func dropFromCache(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -117,6 +120,7 @@ func forget(t *testing.T, path string) {
 	}
 }
 
+// start starts the target, and waits until it has mapped the model.
 func (r *rig) start() {
 	r.t.Helper()
 	// The target joins before it runs, so that all of its memory counts.
@@ -142,10 +146,12 @@ type helper struct {
 	stderr proc.Tail
 }
 
-// help starts a prefetchd that does not ask whether it wins, which depends on what else runs on the machine.
+// help starts prefetchd for the target. It does not measure whether help makes tokens faster
+// (--always), because that depends on what else runs on the machine. See also startHelper.
 func (r *rig) help(flags ...string) *helper {
 	r.t.Helper()
-	h := &helper{Cmd: exec.Command(prefetchd, append([]string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always"}, flags...)...)}
+	h := &helper{Cmd: exec.Command(prefetchd,
+		append([]string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always"}, flags...)...)}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
 	if err := h.Start(); err != nil {
 		r.t.Fatal(err)
@@ -154,7 +160,7 @@ func (r *rig) help(flags ...string) *helper {
 	return h
 }
 
-// locked is how many bytes the group has locked in memory.
+// locked returns how many bytes the cgroup has locked in memory.
 func (r *rig) locked() int64 {
 	r.t.Helper()
 	s, err := r.group.Stat()
@@ -164,7 +170,7 @@ func (r *rig) locked() int64 {
 	return s.Unevictable
 }
 
-// waitHelping waits until prefetchd keeps what it can, and says so.
+// waitHelping waits until prefetchd reports that it keeps a part of the model.
 func (r *rig) waitHelping(h *helper) {
 	r.t.Helper()
 	testenv.WaitFor(r.t, "help", func() bool {
@@ -186,7 +192,8 @@ func (r *rig) waitLocked(h *helper) {
 	})
 }
 
-// finish waits for the target, and checks that it said the same as one without limit and helper.
+// finish waits for the target, and checks that it generated the same text as it does without a limit
+// and without prefetchd.
 func (r *rig) finish() {
 	r.t.Helper()
 	if err := r.target.Wait(); err != nil {
@@ -197,7 +204,7 @@ func (r *rig) finish() {
 		r.t.Fatal(err)
 	}
 	if kills != 0 {
-		r.t.Errorf("%d processes were killed for memory", kills)
+		r.t.Errorf("%d processes were killed for memory, want none", kills)
 	}
 	got, err := llama.ParseResult(r.stdout.Bytes())
 	if err != nil {
@@ -205,18 +212,20 @@ func (r *rig) finish() {
 	}
 	plain := plainRun(r)
 	if got.Text != plain.Text || len(plain.Tokens) != r.options.Tokens {
-		r.t.Errorf("text %q, plain %q", got.Text, plain.Text)
+		r.t.Errorf("the text is %q, want %q", got.Text, plain.Text)
 	}
 }
 
-// plainRuns are the results of the same target without limit and helper.
+// plainRuns are the results of targets without a limit and without prefetchd.
 var plainRuns = map[plainKey]*llama.Result{}
 
+// plainKey says which target a result is of.
 type plainKey struct {
 	model  string
 	tokens int
 }
 
+// plainRun returns the result of the rig's target without a limit and without prefetchd.
 func plainRun(r *rig) *llama.Result {
 	r.t.Helper()
 	key := plainKey{r.name, r.options.Tokens}
@@ -230,6 +239,7 @@ func plainRun(r *rig) *llama.Result {
 	return plainRuns[key]
 }
 
+// summary waits for prefetchd to end, and returns its summary.
 func (h *helper) summary(t *testing.T) prefetch.Summary {
 	t.Helper()
 	if err := h.Wait(); err != nil {
@@ -242,12 +252,13 @@ func (h *helper) summary(t *testing.T) prefetch.Summary {
 	return s
 }
 
-// With each strategy the text is the same, what is pinned and streamed is what the strategy says, and the limit holds.
+// TestStrategies checks that with each strategy the text is the same, that bytes are pinned and
+// streamed as the strategy says, and that the limit holds.
 func TestStrategies(t *testing.T) {
 	for _, flags := range [][]string{{"auto"}, {"both", "--lock"}, {"pin", "--lock"}, {"stream"}} {
 		strategy, locks := flags[0], len(flags) > 1
 		if strategy == "both" {
-			strategy = "auto" // its name today
+			strategy = "auto" // the new name of "both"
 		}
 		t.Run(strings.Join(flags, " "), func(t *testing.T) {
 			r := newRig(t, 0.6, 150)
@@ -275,11 +286,12 @@ func TestStrategies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if (strategy == "stream") != (s.Pinned == 0) || (strategy == "pin") != (s.Streamed <= r.size) || s.Strategy != strategy {
+			if (strategy == "stream") != (s.Pinned == 0) ||
+				(strategy == "pin") != (s.Streamed <= r.size) || s.Strategy != strategy {
 				t.Errorf("summary %+v", s)
 			}
 			if locks && most < r.size/4 || !locks && most > 1<<20 {
-				t.Errorf("at most %d bytes were locked at a time", most)
+				t.Errorf("at most %d bytes were locked at a time, of %d; --lock: %t", most, r.size, locks)
 			}
 			if s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Tokens < r.options.Tokens/3 || s.TokensPerSec <= 0 {
 				t.Errorf("summary %+v for a model of %d bytes", s, r.size)
@@ -288,7 +300,7 @@ func TestStrategies(t *testing.T) {
 				t.Errorf("locked %d, room for %d, limit %d", most, s.Room, limit)
 			}
 			if adj != "1000" {
-				t.Errorf("oom_score_adj %q: prefetchd must be killed before its target", adj)
+				t.Errorf("oom_score_adj is %q, want 1000: prefetchd must be killed before its target", adj)
 			}
 			if left := r.locked(); left > 1<<20 {
 				t.Errorf("%d bytes stay locked", left)
@@ -297,6 +309,7 @@ func TestStrategies(t *testing.T) {
 	}
 }
 
+// TestBudget checks that a budget is kept if the cgroup has more room.
 func TestBudget(t *testing.T) {
 	r := newRig(t, 2, 150)
 	r.start()
@@ -320,7 +333,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// Without any limit but the host's, a budget is used, and kept.
+// TestBudgetAlone checks that a budget is used, and kept, if there is no limit except the host's.
 func TestBudgetAlone(t *testing.T) {
 	r := newRig(t, 2, 150)
 	if root, err := cgroup.Root(); err != nil {
@@ -339,25 +352,27 @@ func TestBudgetAlone(t *testing.T) {
 	}
 }
 
-// A model in several files is helped with all of them.
+// TestSplitModel checks that prefetchd helps with all files of a model in several files.
 func TestSplitModel(t *testing.T) {
 	r := newRig(t, 0.6, 150)
 	parts := llamatest.Split(t, r.options.Model)
 	whole := r.options.Model
 	r.options.Model = parts[0]
 	for _, part := range parts {
-		forget(t, part)
+		dropFromCache(t, part)
 	}
 	r.start()
 	h := r.help()
 	r.options.Model = whole
 	r.finish()
-	if s := h.summary(t); s.PerToken < r.size*9/10 || s.PerToken > r.size+4<<20 || s.Pinned < r.size/4 || s.Streamed == 0 || s.Learned != 1 {
+	if s := h.summary(t); s.PerToken < r.size*9/10 || s.PerToken > r.size+4<<20 ||
+		s.Pinned < r.size/4 || s.Streamed == 0 || s.Learned != 1 {
 		t.Errorf("summary %+v for a model of %d bytes", s, r.size)
 	}
 }
 
-// A prompt that goes through the model in several passes, of which only the last goes all the way, does not confuse.
+// TestLongPrompt checks the help with a prompt that is computed in several passes, of which only the
+// last goes through the whole model.
 func TestLongPrompt(t *testing.T) {
 	r := newRig(t, 0.7, 100)
 	r.options.Prompt = strings.Repeat("a long prompt. ", 60)
@@ -371,45 +386,53 @@ func TestLongPrompt(t *testing.T) {
 	}
 }
 
-// Weights that were copied at load are not in the page cache: prefetchd says so, with the remedy.
+// TestRepacked checks that prefetchd reports it if weights were copied at load, so that they are not
+// in the page cache, and that it names the remedy.
 func TestRepacked(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	q4 := model
 	q4.Type, q4.Layers = gguf.Q4_0, 2
-	target := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, q4), Prompt: "x", Tokens: 1000, Threads: 1, Repeat: 1000}) // until it is killed
+	o := llama.Options{Model: llamatest.Model(t, q4), Prompt: "x", Tokens: 1000, Threads: 1, Repeat: 1000}
+	target := in.Command(t.Context(), o) // it runs until it is killed
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	h := waiting(t, target.Process.Pid)
-	testenv.WaitFor(t, "the reason to be told", func() bool { return strings.Contains(h.stderr.String(), "--no-repack") })
+	h := startHelper(t, target.Process.Pid)
+	testenv.WaitFor(t, "prefetchd to report the reason", func() bool {
+		return strings.Contains(h.stderr.String(), "--no-repack")
+	})
 	if err := target.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = target.Wait()
-	if s, lines := h.summary(t), strings.Count(h.stderr.String(), "\n"); s.Pinned != 0 || s.Streamed != 0 || lines != 1 {
-		t.Errorf("summary %+v; said %s", s, h.stderr.String())
+	if s, lines := h.summary(t), strings.Count(h.stderr.String(), "\n"); s.Pinned != 0 ||
+		s.Streamed != 0 || lines != 1 {
+		t.Errorf("summary %+v; standard error %s", s, h.stderr.String())
 	}
 }
 
-// Where everything fits nothing is done, and prefetchd sleeps, without probes. If that changes it helps.
+// TestEverythingFits checks that prefetchd sleeps without probes while the model fits, and helps when
+// it no longer fits.
 func TestEverythingFits(t *testing.T) {
 	r := newRig(t, 2, 1500)
 	r.start()
 	h := r.help()
-	testenv.WaitFor(t, "prefetchd to say so", func() bool { return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits") })
+	testenv.WaitFor(t, "prefetchd to be idle", func() bool {
+		return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits")
+	})
 	if n := mapMemory(h.Process.Pid); n > 0 {
-		t.Errorf("%d bytes of BPF maps are left", n)
+		t.Errorf("BPF maps take %d bytes, want none", n)
 	}
 	begun, before := time.Now(), processorTime(t, h.Process.Pid)
 	time.Sleep(3 * time.Second)
 	share := 100 * (processorTime(t, h.Process.Pid) - before).Seconds() / time.Since(begun).Seconds()
 	t.Logf("%.2f %% of a core", share)
-	if share >= 1 { // the bar is 0.5; on a machine where others run, each awakening costs more
-		t.Errorf("it takes %.2f %% of a core", share)
+	if share >= 1 { // the requirement is 0.5, but if other programs run, each wake-up costs more
+		t.Errorf("prefetchd takes %.2f %% of a core, want less than 1 %%", share)
 	}
-	if err := r.group.SetLimit(r.size*7/10 + own); err != nil {
+	if err := r.group.SetLimit(r.size*7/10 + ownMemory); err != nil {
 		t.Fatal(err)
 	}
 	r.waitHelping(h)
@@ -422,6 +445,7 @@ func TestEverythingFits(t *testing.T) {
 	}
 }
 
+// TestPrefetchdKilled checks that locks are released if prefetchd is killed.
 func TestPrefetchdKilled(t *testing.T) {
 	r := newRig(t, 0.7, 150)
 	r.start()
@@ -431,10 +455,11 @@ func TestPrefetchdKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = h.Wait()
-	testenv.WaitFor(t, "pins to be released", func() bool { return r.locked() < 1<<20 })
+	testenv.WaitFor(t, "locks to be released", func() bool { return r.locked() < 1<<20 })
 	r.finish()
 }
 
+// TestInterrupted checks that locks are released if prefetchd gets SIGTERM.
 func TestInterrupted(t *testing.T) {
 	r := newRig(t, 0.7, 150)
 	r.start()
@@ -450,6 +475,7 @@ func TestInterrupted(t *testing.T) {
 	r.finish()
 }
 
+// TestTargetKilled checks that prefetchd ends and releases its locks if the target is killed.
 func TestTargetKilled(t *testing.T) {
 	r := newRig(t, 0.7, 1000)
 	r.start()
@@ -465,14 +491,15 @@ func TestTargetKilled(t *testing.T) {
 	}
 }
 
-// A limit that is lowered under what is kept takes effect at once: the kernel takes it, prefetchd gives way, nobody is killed.
+// TestLimitLowered checks that a limit that is lowered below what is kept takes effect at once: the
+// kernel takes the memory, prefetchd keeps less, and no process is killed.
 func TestLimitLowered(t *testing.T) {
 	r := newRig(t, 0.6, 150)
 	r.start()
 	h := r.help()
 	r.waitHelping(h)
 	for share := 0.5; share > 0.15; share -= 0.1 {
-		if err := r.group.SetLimit(int64(share*float64(r.size)) + own); err != nil {
+		if err := r.group.SetLimit(int64(share*float64(r.size)) + ownMemory); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -483,10 +510,10 @@ func TestLimitLowered(t *testing.T) {
 	}
 }
 
-// Where io_uring is refused, posix_fadvise streams.
+// TestWithoutIOURing checks that prefetchd streams with posix_fadvise if io_uring is refused.
 func TestWithoutIOURing(t *testing.T) {
 	const file = "/proc/sys/kernel/io_uring_disabled"
-	was, err := os.ReadFile(file)
+	before, err := os.ReadFile(file)
 	if err != nil {
 		t.Skipf("this kernel cannot refuse io_uring: %v", err)
 	}
@@ -495,7 +522,7 @@ func TestWithoutIOURing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := os.WriteFile(file, was, 0); err != nil {
+		if err := os.WriteFile(file, before, 0); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -507,6 +534,7 @@ func TestWithoutIOURing(t *testing.T) {
 	}
 }
 
+// TestTargetUnharmedByDetach starts and ends prefetchd several times for one target.
 func TestTargetUnharmedByDetach(t *testing.T) {
 	r := newRig(t, 0.6, 300)
 	r.start()
@@ -521,9 +549,10 @@ func TestTargetUnharmedByDetach(t *testing.T) {
 	r.finish()
 }
 
-// What prefetchd takes for itself while it follows is missing to its target: anonymous memory and BPF maps.
+// TestOwnMemory checks how much memory prefetchd takes for itself while it helps, because its target
+// cannot use that: anonymous memory and BPF maps.
 func TestOwnMemory(t *testing.T) {
-	const bar = 14e6
+	const allowed = 14e6
 	r := newRig(t, 0.6, 150)
 	r.start()
 	h := r.help()
@@ -535,11 +564,11 @@ func TestOwnMemory(t *testing.T) {
 		for r.target.Process.Signal(syscall.Signal(0)) == nil {
 			time.Sleep(20 * time.Millisecond)
 			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Process.Pid))
-			if err != nil || !r.joined(h) { // it has ended, or is still setting up
+			if err != nil || !r.hasJoined(h) { // prefetchd has ended, or is still setting up
 				continue
 			}
 			anon, kernel := field(status, "RssAnon:")<<10, mapMemory(h.Process.Pid)
-			if anon == 0 || kernel == 0 { // it is about to end
+			if anon == 0 || kernel == 0 { // prefetchd is about to end
 				continue
 			}
 			samples++
@@ -553,16 +582,18 @@ func TestOwnMemory(t *testing.T) {
 		t.Fatalf("%d samples; summary %+v", samples, s)
 	}
 	if own := s.Beyond.Own; own < anonymous/2 || own > anonymous+8<<20 { // it grows while the summary is made
-		t.Errorf("it says that it takes %d bytes, of %d that were seen", own, anonymous)
+		t.Errorf("the summary says that prefetchd takes %d bytes, want about the %d that were seen", own, anonymous)
 	}
-	t.Logf("at most %.1f MB: anonymous memory %.1f MB, BPF maps %.1f MB (%d samples)", float64(most)/1e6, float64(anonymous)/1e6, float64(maps)/1e6, samples)
-	if most >= bar {
-		t.Errorf("prefetchd takes %d bytes, of which %d are BPF maps; %.0f is the bar", most, maps, bar)
+	t.Logf("at most %.1f MB: anonymous memory %.1f MB, BPF maps %.1f MB (%d samples)",
+		float64(most)/1e6, float64(anonymous)/1e6, float64(maps)/1e6, samples)
+	if most >= allowed {
+		t.Errorf("prefetchd takes %d bytes, of which %d are BPF maps; want less than %.0f", most, maps, allowed)
 	}
 }
 
-// joined says whether prefetchd has joined the target's group, which is the last that it does before it follows.
-func (r *rig) joined(h *helper) bool {
+// hasJoined reports whether prefetchd has joined the target's cgroup, which is the last step of
+// setting up.
+func (r *rig) hasJoined(h *helper) bool {
 	for _, file := range r.group.ProcsFiles() {
 		data, err := os.ReadFile(file)
 		if err == nil && slices.Contains(strings.Fields(string(data)), strconv.Itoa(h.Process.Pid)) {
@@ -572,7 +603,8 @@ func (r *rig) joined(h *helper) bool {
 	return false
 }
 
-// mapMemory is what the BPF maps that a process has open take of kernel memory, each counted once, as the kernel accounts them.
+// mapMemory returns how much kernel memory the BPF maps take that a process has open, by the kernel's
+// own accounting. Each map is counted once.
 func mapMemory(pid int) (sum int64) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
 	if err != nil {
@@ -592,7 +624,7 @@ func mapMemory(pid int) (sum int64) {
 	return sum
 }
 
-// field is the number that stands behind a name in a file of /proc; 0 if it is not there.
+// field returns the number that follows a name in a file of /proc, or 0 if the name is not there.
 func field(data []byte, name string) int64 {
 	for line := range strings.Lines(string(data)) {
 		rest, ok := strings.CutPrefix(line, name)
@@ -607,10 +639,12 @@ func field(data []byte, name string) int64 {
 	return 0
 }
 
-// storedPattern learns what a token of the rig's target reads, and writes it to a file.
+// storedPattern learns what a token of the rig's target reads, writes that to a file, and returns the
+// file's path.
 func (r *rig) storedPattern() string {
 	r.t.Helper()
-	target, err := capture.Start(r.t.Context(), r.in.Command(r.t.Context(), llama.Options{Model: r.options.Model, Prompt: "x", Tokens: 2, Threads: 1, NoRepack: true}), capture.Options{})
+	o := llama.Options{Model: r.options.Model, Prompt: "x", Tokens: 2, Threads: 1, NoRepack: true}
+	target, err := capture.Start(r.t.Context(), r.in.Command(r.t.Context(), o), capture.Options{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -645,16 +679,18 @@ func (r *rig) storedPattern() string {
 	if err := os.WriteFile(path, file.Bytes(), 0o600); err != nil {
 		r.t.Fatal(err)
 	}
-	forget(r.t, r.options.Model)
+	dropFromCache(r.t, r.options.Model)
 	return path
 }
 
-// With a stored pattern the model is held before the target has decoded anything. What is held in the end is written where --plan says.
+// TestStoredPattern checks that with a stored pattern the model is kept before the target has decoded
+// anything, and that --plan writes what is kept at the end.
 func TestStoredPattern(t *testing.T) {
 	r := newRig(t, 0.6, 60)
 	stored := r.storedPattern()
 	r.start()
-	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // it has mapped the model, and may be reading its metadata
+	// it has mapped the model, and may be reading its metadata
+	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	plan := filepath.Join(t.TempDir(), "plan.csv")
@@ -668,13 +704,16 @@ func TestStoredPattern(t *testing.T) {
 	if !s.Stored || s.Learned != 1 || s.Tokens < r.options.Tokens/2 || s.Streamed == 0 || s.Expected <= 0 {
 		t.Errorf("summary %+v", s)
 	}
-	kept, streamed := planned(t, plan) // without the bytes of the first and last block that are no weights
-	if kept == 0 || kept > s.Pinned || kept < s.Pinned-2<<20 || kept+streamed > s.PerToken || kept+streamed < s.PerToken-4<<20 {
-		t.Errorf("by the plan %d bytes are kept and %d streamed, by the summary %d of %d are kept", kept, streamed, s.Pinned, s.PerToken)
+	kept, streamed := readPlan(t, plan) // only weights, not the other bytes of the first and last block
+	if kept == 0 || kept > s.Pinned || kept < s.Pinned-2<<20 || kept+streamed > s.PerToken ||
+		kept+streamed < s.PerToken-4<<20 {
+		t.Errorf("in the plan %d bytes are kept and %d streamed, but in the summary %d of %d are kept",
+			kept, streamed, s.Pinned, s.PerToken)
 	}
 }
 
-// The pattern of another model is refused in one line, and the target goes on as if nothing had been.
+// TestStoredPatternOfAnotherModel checks that the pattern of another model is refused in one line, and
+// that the target goes on.
 func TestStoredPatternOfAnotherModel(t *testing.T) {
 	r := newRig(t, 0.6, 60)
 	stored := r.storedPattern()
@@ -687,7 +726,8 @@ func TestStoredPatternOfAnotherModel(t *testing.T) {
 	}
 	h := r.help("--pattern", stored)
 	err := h.Wait()
-	if lines := strings.Split(strings.TrimSpace(h.stderr.String()), "\n"); err == nil || h.ProcessState.ExitCode() != 1 || len(lines) != 1 || !strings.Contains(lines[0], "another model") {
+	if lines := strings.Split(strings.TrimSpace(h.stderr.String()), "\n"); err == nil ||
+		h.ProcessState.ExitCode() != 1 || len(lines) != 1 || !strings.Contains(lines[0], "another model") {
 		t.Errorf("%v: %s", err, h.stderr.String())
 	}
 	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
@@ -698,6 +738,7 @@ func TestStoredPatternOfAnotherModel(t *testing.T) {
 	}
 }
 
+// TestBadInput checks that wrong flags and unsuitable processes are reported in one line.
 func TestBadInput(t *testing.T) {
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
@@ -715,14 +756,15 @@ func TestBadInput(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args   []string
 		status int
-		says   string
-		root   bool
+		want   string // a part of the message
+		root   bool   // the case needs root
 	}{
-		"no pid":          {nil, 2, "--pid", false},
-		"a word":          {[]string{"--pid", "1", "x"}, 2, "x", false},
-		"strategy":        {[]string{"--pid", "1", "--strategy", "hope"}, 2, "hope", false},
-		"budget":          {[]string{"--pid", "1", "--budget", "much"}, 2, "much", false},
-		"no pattern":      {[]string{"--pid", "1", "--pattern", "/no/such/pattern.json"}, 1, "/no/such/pattern.json", false},
+		"no pid":   {nil, 2, "--pid", false},
+		"a word":   {[]string{"--pid", "1", "x"}, 2, "x", false},
+		"strategy": {[]string{"--pid", "1", "--strategy", "hope"}, 2, "hope", false},
+		"budget":   {[]string{"--pid", "1", "--budget", "much"}, 2, "much", false},
+		"no pattern": {[]string{"--pid", "1", "--pattern", "/no/such/pattern.json"}, 1,
+			"/no/such/pattern.json", false},
 		"not a pattern":   {[]string{"--pid", "1", "--pattern", "main.go"}, 1, "main.go", false},
 		"a FIFO":          {[]string{"--pid", "1", "--pattern", fifo}, 1, "fifo: not a regular file", false},
 		"no such process": {[]string{"--pid", fmt.Sprint(gone.Process.Pid)}, 1, fmt.Sprint(gone.Process.Pid), true},
@@ -739,8 +781,10 @@ func TestBadInput(t *testing.T) {
 			cmd.Stderr = &stderr
 			_ = cmd.Run()
 			lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-			if cmd.ProcessState.ExitCode() != tc.status || len(lines) != 1 || !strings.HasPrefix(lines[0], "prefetchd: ") || !strings.Contains(lines[0], tc.says) {
-				t.Errorf("status %d, want %d; %q", cmd.ProcessState.ExitCode(), tc.status, stderr.String())
+			if cmd.ProcessState.ExitCode() != tc.status || len(lines) != 1 ||
+				!strings.HasPrefix(lines[0], "prefetchd: ") || !strings.Contains(lines[0], tc.want) {
+				t.Errorf("status %d, %q, want status %d and one line with %q",
+					cmd.ProcessState.ExitCode(), stderr.String(), tc.status, tc.want)
 			}
 		})
 	}
@@ -748,7 +792,8 @@ func TestBadInput(t *testing.T) {
 		cmd := exec.Command(prefetchd, "--pid", fmt.Sprint(os.Getpid()))
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "root") {
-			t.Errorf("without root: status %d, %s", cmd.ProcessState.ExitCode(), out)
+			t.Errorf("without root: status %d, %s, want status 1 and a message about root",
+				cmd.ProcessState.ExitCode(), out)
 		}
 	}
 }

@@ -1,5 +1,7 @@
 package main
 
+// This file tests --dry-run and --plan.
+
 import (
 	"bytes"
 	"encoding/csv"
@@ -18,8 +20,8 @@ import (
 	"tensorcast/prefetch"
 )
 
-// planned reads a plan: the bytes that are kept, and those that are streamed.
-func planned(t *testing.T, path string) (kept, streamed int64) {
+// readPlan reads a plan, and returns how many bytes are kept and how many are streamed.
+func readPlan(t *testing.T, path string) (kept, streamed int64) {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -27,7 +29,8 @@ func planned(t *testing.T, path string) (kept, streamed int64) {
 	}
 	defer f.Close()
 	rows, err := csv.NewReader(f).ReadAll()
-	if err != nil || len(rows) == 0 || strings.Join(rows[0], ",") != "file,offset_bytes,size_bytes,tensor_name,visits,state" {
+	if err != nil || len(rows) == 0 ||
+		strings.Join(rows[0], ",") != "file,offset_bytes,size_bytes,tensor_name,visits,state" {
 		t.Fatalf("%d rows, %v", len(rows), err)
 	}
 	for _, row := range rows[1:] {
@@ -44,7 +47,8 @@ func planned(t *testing.T, path string) (kept, streamed int64) {
 	return kept, streamed
 }
 
-// A dry run ends by itself, reads nothing into memory, and leaves the target as it was.
+// TestDryRun checks that a dry run ends by itself, reads nothing into memory, and does not change
+// the target.
 func TestDryRun(t *testing.T) {
 	r := newRig(t, 0.6, 60)
 	stored := r.storedPattern()
@@ -53,32 +57,38 @@ func TestDryRun(t *testing.T) {
 	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "the target to stop", func() bool { // mapping the model, it reads it first (MAP_POPULATE)
+	// With MAP_POPULATE the target reads the model before it stops.
+	testenv.WaitFor(t, "the target to stop", func() bool {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.target.Process.Pid))
 		return err == nil && bytes.Contains(status, []byte("State:\tT"))
 	})
 	path := filepath.Join(t.TempDir(), "plan.csv")
 	before := resident(t, r.options.Model)
 	pid := fmt.Sprint(r.target.Process.Pid)
-	out, err := exec.Command(prefetchd, "--wait", "--pid", pid, "--dry-run", "--pattern", stored, "--plan", path, "--budget", fmt.Sprint(r.size/2)).Output()
-	if text := string(out); err != nil || !strings.Contains(text, "would be kept") || !strings.Contains(text, " tok/s expected") || strings.Contains(text, "alone") || strings.Count(text, "\n") != 1 {
+	out, err := exec.Command(prefetchd, "--wait", "--pid", pid, "--dry-run", "--pattern", stored,
+		"--plan", path, "--budget", fmt.Sprint(r.size/2)).Output()
+	if text := string(out); err != nil || !strings.Contains(text, "would be kept") ||
+		!strings.Contains(text, " tok/s expected") || strings.Contains(text, "alone") ||
+		strings.Count(text, "\n") != 1 {
 		t.Errorf("%v: %s", err, out)
 	}
-	if kept, streamed := planned(t, path); kept < r.size/4 || streamed < r.size*4/10 {
-		t.Errorf("%d bytes would be kept, %d streamed", kept, streamed)
+	if kept, streamed := readPlan(t, path); kept < r.size/4 || streamed < r.size*4/10 {
+		t.Errorf("%d bytes would be kept and %d streamed, of %d", kept, streamed, r.size)
 	}
 	if after := resident(t, r.options.Model); after > before {
-		t.Errorf("%d bytes of the model are in memory, %d before", after, before)
+		t.Errorf("%d bytes of the model are in memory, want at most the %d of before", after, before)
 	}
 	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	out, err = exec.Command(prefetchd, "--wait", "--pid", pid, "--dry-run", "--json").Output() // it learns first
+	// without a pattern it learns first
+	out, err = exec.Command(prefetchd, "--wait", "--pid", pid, "--dry-run", "--json").Output()
 	var s prefetch.Summary
 	if err == nil {
 		err = json.Unmarshal(out, &s)
 	}
-	if err != nil || s.Pinned < r.size/4 || s.Expected <= 0 || s.Disk <= 0 || s.Stored || s.Tokens != 0 || s.Streamed != 0 {
+	if err != nil || s.Pinned < r.size/4 || s.Expected <= 0 || s.Disk <= 0 || s.Stored ||
+		s.Tokens != 0 || s.Streamed != 0 {
 		t.Errorf("%v: %s", err, out)
 	}
 	if err := r.target.Process.Signal(syscall.Signal(0)); err != nil {
@@ -90,7 +100,8 @@ func TestDryRun(t *testing.T) {
 	_ = r.target.Wait()
 }
 
-// What cannot be written is told before anything is done; what was there stays if prefetchd fails.
+// TestPlanArguments checks that --plan is refused at once if the file cannot be written, and that an
+// earlier plan stays if prefetchd fails.
 func TestPlanArguments(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
@@ -100,13 +111,13 @@ func TestPlanArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	written := filepath.Join(dir, "plan.csv")
-	if err := os.WriteFile(written, []byte("a former plan"), 0o600); err != nil {
+	if err := os.WriteFile(written, []byte("an earlier plan"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
 		args   []string
 		status int
-		says   string
+		want   string // a part of the message
 	}{
 		"twice to standard output": {[]string{"--plan", "-", "--json"}, 2, "--plan - and --json"},
 		"over a model":             {[]string{"--plan", model}, 1, "is a model"},
@@ -116,14 +127,16 @@ func TestPlanArguments(t *testing.T) {
 	} {
 		cmd := exec.Command(prefetchd, append([]string{"--pid", fmt.Sprint(os.Getpid())}, tc.args...)...)
 		out, _ := cmd.CombinedOutput()
-		if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); cmd.ProcessState.ExitCode() != tc.status || len(lines) != 1 || !strings.Contains(lines[0], tc.says) {
-			t.Errorf("%s: status %d, %q", name, cmd.ProcessState.ExitCode(), out)
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		if cmd.ProcessState.ExitCode() != tc.status || len(lines) != 1 || !strings.Contains(lines[0], tc.want) {
+			t.Errorf("%s: status %d, %q, want status %d and one line with %q",
+				name, cmd.ProcessState.ExitCode(), out, tc.status, tc.want)
 		}
 	}
 	if after, err := os.ReadFile(model); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the model has changed (%v)", err)
 	}
-	if after, err := os.ReadFile(written); err != nil || string(after) != "a former plan" {
-		t.Errorf("%q in the former plan's place, %v", after, err)
+	if after, err := os.ReadFile(written); err != nil || string(after) != "an earlier plan" {
+		t.Errorf("the plan is %q (%v), want the earlier one", after, err)
 	}
 }

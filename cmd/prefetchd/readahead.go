@@ -44,7 +44,7 @@ func newGuardianCommand() *cobra.Command {
 	}
 }
 
-// aboutReadahead says in a line what was done; nothing if nothing was to be.
+// aboutReadahead describes in one line what was done. It is empty if there was nothing to do.
 func aboutReadahead(t *readahead.Outcome) string {
 	switch {
 	case t == nil, t.Way == "" && !t.Closed:

@@ -1,5 +1,7 @@
 package main
 
+// This file tests which control group prefetchd joins.
+
 import (
 	"fmt"
 	"os"
@@ -12,7 +14,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// The name of a control group, which others choose, is nobody's option: no program is run for it, and a group that may be a service is not joined.
+// TestHostileGroup checks that a control group's name, which others choose, is never taken as an
+// option: no program is run with it, and a group that may be a service is not joined.
 func TestHostileGroup(t *testing.T) {
 	r := newRig(t, 2, 100)
 	if err := r.group.Remove(); err != nil {
@@ -27,19 +30,20 @@ func TestHostileGroup(t *testing.T) {
 	}
 	dir := t.TempDir()
 	called := filepath.Join(dir, "called")
-	if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte("#!/bin/sh\necho \"$@\" >> "+called+"\necho continue\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "systemctl"),
+		[]byte("#!/bin/sh\necho \"$@\" >> "+called+"\necho continue\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	r.options.Repeat = 1 << 20
 	r.start()
-	h := waiting(t, r.target.Process.Pid, "--wait", "--lock", "--always", "--budget", fmt.Sprint(r.size/2))
+	h := startHelper(t, r.target.Process.Pid, "--wait", "--lock", "--always", "--budget", fmt.Sprint(r.size/2))
 	testenv.WaitFor(t, "the model to be held", func() bool {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Process.Pid))
 		return err == nil && field(status, "VmLck:")<<10 > r.size/4
 	})
-	if r.joined(h) {
-		t.Error("prefetchd is in the group")
+	if r.hasJoined(h) {
+		t.Error("prefetchd has joined the group, want that it does not")
 	}
 	if err := r.target.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -47,20 +51,21 @@ func TestHostileGroup(t *testing.T) {
 	_ = r.target.Wait()
 	h.summary(t)
 	if !strings.Contains(h.stderr.String(), "not joining") || !strings.Contains(h.stderr.String(), "--host=evil") {
-		t.Errorf("it said: %s", h.stderr.String())
+		t.Errorf("standard error is %s, want that it is not joining", h.stderr.String())
 	}
 	if args, err := os.ReadFile(called); err == nil {
-		t.Errorf("systemctl was run: %s", args)
+		t.Errorf("systemctl was run with %s, want that it is not run", args)
 	}
 }
 
-// A target that is moved to another control group is followed there: its limit is what bounds from then on, and what is read ahead is charged there.
+// TestFollowsMovedTarget checks that prefetchd follows a target that is moved to another control
+// group: from then on that group's limit counts, and it pays for what is read ahead.
 func TestFollowsMovedTarget(t *testing.T) {
-	r := newRig(t, 0.7, 100) // it joins where there is something to win
+	r := newRig(t, 0.7, 100) // prefetchd joins only if it can help
 	r.options.Repeat = 1 << 20
 	r.start()
-	h := waiting(t, r.target.Process.Pid, "--wait", "--always")
-	testenv.WaitFor(t, "prefetchd to join the target's group", func() bool { return r.joined(h) })
+	h := startHelper(t, r.target.Process.Pid, "--wait", "--always")
+	testenv.WaitFor(t, "prefetchd to join the target's group", func() bool { return r.hasJoined(h) })
 	root, err := cgroup.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -74,13 +79,13 @@ func TestFollowsMovedTarget(t *testing.T) {
 	if r.group, err = cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d-moved", os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.group.SetLimit(r.size*7/10 + own); err != nil {
+	if err := r.group.SetLimit(r.size*7/10 + ownMemory); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.group.Join(r.target.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "prefetchd to follow", func() bool { return r.joined(h) })
+	testenv.WaitFor(t, "prefetchd to follow", func() bool { return r.hasJoined(h) })
 	if err := left.Remove(); err != nil { // nobody is left in it
 		t.Error(err)
 	}
@@ -89,24 +94,24 @@ func TestFollowsMovedTarget(t *testing.T) {
 	}
 	_ = r.target.Wait()
 	if s := h.summary(t); !strings.HasPrefix(s.Level, r.group.Name()+" ") {
-		t.Errorf("bounded by %q, in %s; it said: %s", s.Level, r.group.Name(), h.stderr.String())
+		t.Errorf("the room is bounded by %q, want by %s; standard error %s", s.Level, r.group.Name(), h.stderr.String())
 	}
 }
 
-// With --no-join it stays where it is, wherever the target goes.
+// TestNoJoin checks that prefetchd does not join the target's control group with --no-join.
 func TestNoJoin(t *testing.T) {
 	r := newRig(t, 2, 100)
 	r.options.Repeat = 1 << 20
 	r.start()
-	h := waiting(t, r.target.Process.Pid, "--wait", "--always", "--no-join")
+	h := startHelper(t, r.target.Process.Pid, "--wait", "--always", "--no-join")
 	h.waitSettled(t)
 	joined := false
 	for range 20 {
-		joined = joined || r.joined(h)
+		joined = joined || r.hasJoined(h)
 		time.Sleep(10 * time.Millisecond)
 	}
 	if joined {
-		t.Error("it joined")
+		t.Error("prefetchd has joined the target's group, want that it does not")
 	}
 	if err := r.target.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package main
 
-// This test runs prefetchd with the capabilities that its systemd unit leaves it, and with each of them missing.
+// This file tests prefetchd with the capabilities that its systemd unit leaves it, and with each of
+// them missing.
 
 import (
 	"fmt"
@@ -17,11 +18,12 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// littleReadahead is what prefetchd says when it has made small what the target's faults read.
-const littleReadahead = "the target's faults read up to"
+// smallReadaheadText is what prefetchd prints when it has limited the target's fault-around reads.
+const smallReadaheadText = "the target's faults read up to"
 
-// startHeld starts the target in its cgroup as start does, but it loads nothing before loads is called.
-func (r *rig) startHeld() (loads func()) {
+// startPaused starts the target in its cgroup as start does, but the target loads nothing before
+// load is called.
+func (r *rig) startPaused() (load func()) {
 	r.t.Helper()
 	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; read -r go; exec "$0" "$@" < /dev/null`
 	cmd := exec.Command("sh", append([]string{"-c", script}, r.in.Command(r.t.Context(), r.options).Args...)...)
@@ -43,8 +45,9 @@ func (r *rig) startHeld() (loads func()) {
 	}
 }
 
-// The unit's capabilities are enough to help a target with more of them, which reads another user's model that nobody else may read. Without
-// any one of them that fails, as the unit says: there are no more than are needed.
+// TestUnitCapabilities checks that the unit's capabilities are enough to help a target that has more
+// of them, and whose model belongs to another user and is readable by nobody else. Without any one of
+// them something fails, as the unit's comments say. So the unit has no more than are needed.
 func TestUnitCapabilities(t *testing.T) {
 	testenv.NeedRoot(t)
 	setpriv, err := exec.LookPath("setpriv")
@@ -73,8 +76,8 @@ func TestUnitCapabilities(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// fails says what is to be seen without a capability.
-	fails := map[string]func(h *helper, ended error) bool{
+	// failures has, for each capability, whether what fails without it was seen.
+	failures := map[string]func(h *helper, ended error) bool{
 		"bpf": func(h *helper, ended error) bool {
 			return ended != nil && strings.Contains(h.stderr.String(), "lacks CAP_BPF")
 		},
@@ -84,7 +87,7 @@ func TestUnitCapabilities(t *testing.T) {
 		"sys_nice": func(h *helper, ended error) bool {
 			return ended != nil && strings.Contains(h.stderr.String(), "it takes CAP_SYS_NICE")
 		},
-		"sys_ptrace": func(h *helper, _ error) bool { return !strings.Contains(h.stderr.String(), littleReadahead) },
+		"sys_ptrace": func(h *helper, _ error) bool { return !strings.Contains(h.stderr.String(), smallReadaheadText) },
 		"dac_read_search": func(h *helper, ended error) bool {
 			return ended != nil && strings.Contains(h.stderr.String(), "open the model: ")
 		},
@@ -92,15 +95,15 @@ func TestUnitCapabilities(t *testing.T) {
 			return ended == nil && strings.Contains(h.stderr.String(), "may not page out")
 		},
 	}
-	for name := range fails {
+	for name := range failures {
 		if !slices.Contains(capabilities, name) {
-			t.Errorf("the unit has no %s, whose need is tested", name)
+			t.Errorf("the unit does not have %s, but it is needed", name)
 		}
 	}
 	for _, without := range append([]string{""}, capabilities...) {
 		t.Run("without "+without, func(t *testing.T) {
 			r := newRigOf(t, "another user's", path, 0.4, 24)
-			loads := r.startHeld()
+			load := r.startPaused()
 			set := "-all"
 			for _, c := range capabilities {
 				if c != without {
@@ -114,24 +117,25 @@ func TestUnitCapabilities(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
-			time.Sleep(time.Second) // it waits, or has ended
-			loads()
+			time.Sleep(time.Second) // prefetchd waits now, or has ended
+			load()
 			r.finish()
 			if without != "" {
-				if see := fails[without]; see == nil {
-					t.Errorf("nothing is known to fail without %s", without)
-				} else if err := h.Wait(); !see(h, err) {
-					t.Errorf("%s is not missed: %v\n%s", without, err, h.stderr.String())
+				if failed := failures[without]; failed == nil {
+					t.Errorf("this test does not know what fails without %s", without)
+				} else if err := h.Wait(); !failed(h, err) {
+					t.Errorf("nothing failed without %s: %v\n%s", without, err, h.stderr.String())
 				}
 				return
 			}
 			s := h.summary(t)
-			if s.Tokens == 0 || s.Idle != "" || s.Streamed == 0 || s.Pinned == 0 || !strings.Contains(h.stderr.String(), littleReadahead) {
+			if s.Tokens == 0 || s.Idle != "" || s.Streamed == 0 || s.Pinned == 0 ||
+				!strings.Contains(h.stderr.String(), smallReadaheadText) {
 				t.Errorf("no help: %+v\n%s", s, h.stderr.String())
 			}
 			for _, unwanted := range []string{"level=WARN", "level=ERROR"} {
 				if strings.Contains(h.stderr.String(), unwanted) {
-					t.Errorf("it complains:\n%s", h.stderr.String())
+					t.Errorf("the log has %s:\n%s", unwanted, h.stderr.String())
 				}
 			}
 		})

@@ -1,6 +1,7 @@
 package main
 
-// These tests let prefetchd wait: asleep, and not longer than there is something to wait for.
+// This file tests that prefetchd sleeps while it waits, that it waits no longer than it must, and
+// `prefetchd status`.
 
 import (
 	"encoding/json"
@@ -23,7 +24,7 @@ import (
 	"tensorcast/prefetch/monitor"
 )
 
-// processorTime is what all threads of a process have used.
+// processorTime returns the processor time that all threads of a process have used.
 func processorTime(t *testing.T, pid int) (sum time.Duration) {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -45,8 +46,8 @@ func processorTime(t *testing.T, pid int) (sum time.Duration) {
 	return sum
 }
 
-// waiting starts prefetchd for a process.
-func waiting(t *testing.T, pid int, flags ...string) *helper {
+// startHelper starts prefetchd for a process. See also rig.help.
+func startHelper(t *testing.T, pid int, flags ...string) *helper {
 	t.Helper()
 	h := &helper{Cmd: exec.Command(prefetchd, append([]string{"--pid", fmt.Sprint(pid), "--json"}, flags...)...)}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
@@ -57,7 +58,7 @@ func waiting(t *testing.T, pid int, flags ...string) *helper {
 	return h
 }
 
-// waitSettled waits until it has set up everything.
+// waitSettled waits until prefetchd has set up everything.
 func (h *helper) waitSettled(t *testing.T) {
 	t.Helper()
 	testenv.WaitFor(t, "prefetchd to be settled", func() bool {
@@ -66,10 +67,12 @@ func (h *helper) waitSettled(t *testing.T) {
 	})
 }
 
-// mostAsleep is how much of a core prefetchd may take while it waits, in percent: above the bar, for machines where others run.
+// mostAsleep is how much of a core prefetchd may take while it waits, in percent. The requirement is
+// 0.5; this is more, because other programs may run on the machine.
 const mostAsleep = 0.8
 
-// While nothing happens prefetchd sleeps: where there is no ggml yet, and where ggml has no model yet. A signal ends it.
+// TestWaitsAsleep checks that prefetchd sleeps while the target has not loaded ggml, and while ggml
+// has no model, and that a signal ends it.
 func TestWaitsAsleep(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -87,17 +90,17 @@ func TestWaitsAsleep(t *testing.T) {
 		t.Cleanup(func() { _ = target.Process.Kill(); _ = target.Wait() })
 		if target == loaded {
 			testenv.WaitMapped(t, target.Process.Pid, libraries[0])
-			helpers[name] = waiting(t, target.Process.Pid)
+			helpers[name] = startHelper(t, target.Process.Pid)
 		} else {
-			helpers[name] = waiting(t, target.Process.Pid, "--wait")
+			helpers[name] = startHelper(t, target.Process.Pid, "--wait")
 		}
 	}
 	for _, h := range helpers {
 		h.waitSettled(t)
 	}
-	time.Sleep(4 * time.Second) // it looks often for a while after its start
+	time.Sleep(4 * time.Second) // after its start it looks often for a while
 	least := map[string]float64{}
-	for range 3 { // the bar is 0.5; on a machine where others run, each of a few dozen awakenings costs more now and then
+	for range 3 { // if other programs run on the machine, some of the few dozen wake-ups cost more
 		begun, before := map[string]time.Time{}, map[string]time.Duration{}
 		for name, h := range helpers {
 			begun[name], before[name] = time.Now(), processorTime(t, h.Process.Pid)
@@ -117,7 +120,7 @@ func TestWaitsAsleep(t *testing.T) {
 	}
 	for name, h := range helpers {
 		if least[name] >= mostAsleep {
-			t.Errorf("%s: waiting takes %.2f %% of a core", name, least[name])
+			t.Errorf("%s: waiting takes %.2f %% of a core, want less than %.2f %%", name, least[name], mostAsleep)
 		}
 		if err := h.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)
@@ -128,7 +131,8 @@ func TestWaitsAsleep(t *testing.T) {
 	}
 }
 
-// Who runs can be asked, by pid, as JSON and for Prometheus; afterwards nothing of it is left.
+// TestStatus checks `prefetchd status` in each format, and that nothing is left in the directory of
+// sockets when prefetchd has ended.
 func TestStatus(t *testing.T) {
 	testenv.NeedRoot(t)
 	target := exec.Command("sleep", "1000")
@@ -144,10 +148,11 @@ func TestStatus(t *testing.T) {
 	if out, err := status(); err != nil || out != "no prefetchd helps a process here\n" {
 		t.Errorf("%v: %s", err, out)
 	}
-	h := waiting(t, target.Process.Pid, "--wait", "--run-dir", dir)
+	h := startHelper(t, target.Process.Pid, "--wait", "--run-dir", dir)
 	h.waitSettled(t)
 	pid := fmt.Sprint(target.Process.Pid)
-	if out, err := status(); err != nil || !strings.HasPrefix(out, pid+" sleep, for ") || !strings.Contains(out, ": learning: waiting for the target to decode (phase learn since ") {
+	if out, err := status(); err != nil || !strings.HasPrefix(out, pid+" sleep, for ") ||
+		!strings.Contains(out, ": learning: waiting for the target to decode (phase learn since ") {
 		t.Errorf("%v: %s", err, out)
 	}
 	out, err := status("--json", "--pid", pid)
@@ -155,14 +160,16 @@ func TestStatus(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &all)
 	}
-	if err != nil || len(all) != 1 || all[0].PID != h.Process.Pid || all[0].Status.Activity != prefetch.Waiting || all[0].Own <= 0 {
+	if err != nil || len(all) != 1 || all[0].PID != h.Process.Pid ||
+		all[0].Status.Activity != prefetch.Waiting || all[0].Own <= 0 {
 		t.Errorf("%v: %s", err, out)
 	}
-	if out, err := status("--metrics"); err != nil || !strings.Contains(out, `tensorcast_prefetchd_phase{target_pid="`+pid+`",phase="waiting"} 1`) {
+	if out, err := status("--metrics"); err != nil ||
+		!strings.Contains(out, `tensorcast_prefetchd_phase{target_pid="`+pid+`",phase="waiting"} 1`) {
 		t.Errorf("%v: %s", err, out)
 	}
 	if out, err := status("--pid", "1"); err == nil {
-		t.Errorf("of nobody's target it says %q", out)
+		t.Errorf("the status of a process without help is %q, want an error", out)
 	}
 	if err := h.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
@@ -171,23 +178,26 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-		t.Errorf("%v are left, %v", left, err)
+		t.Errorf("the directory still has %v, %v", left, err)
 	}
 }
 
-// A process that loads ggml after a while is helped from then on.
+// TestWaits checks that a process that loads ggml after a while is helped from then on.
 func TestWaits(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
+	model := llamatest.Model(t,
+		synth.Config{Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
 	o := llama.Options{Model: model, Prompt: "x", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
 	gate := filepath.Join(t.TempDir(), "gate")
-	target := exec.Command("sh", append([]string{"-c", `while [ ! -e "$0" ]; do sleep 0.1; done; exec "$@"`, gate}, in.Command(t.Context(), o).Args...)...)
+	target := exec.Command("sh",
+		append([]string{"-c", `while [ ! -e "$0" ]; do sleep 0.1; done; exec "$@"`, gate},
+			in.Command(t.Context(), o).Args...)...)
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	h := waiting(t, target.Process.Pid, append([]string{"--wait", "--verbose"}, little...)...)
+	h := startHelper(t, target.Process.Pid, append([]string{"--wait", "--verbose"}, smallBudget...)...)
 	h.waitSettled(t)
 	if err := os.WriteFile(gate, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -207,21 +217,23 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// Where the target ends without ggml, that is told.
+// TestWaitsInVain checks that prefetchd reports it if the target ends without having loaded ggml.
 func TestWaitsInVain(t *testing.T) {
 	testenv.NeedRoot(t)
 	target := exec.Command("sleep", "1000")
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
 	}
-	h := waiting(t, target.Process.Pid, "--wait")
+	h := startHelper(t, target.Process.Pid, "--wait")
 	h.waitSettled(t)
 	if err := target.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = target.Wait()
 	_ = h.Wait()
-	if text := h.stderr.String(); h.ProcessState.ExitCode() != 1 || !strings.HasPrefix(text, fmt.Sprintf("prefetchd: process %d ended before anything was seen: found no ggml", target.Process.Pid)) || strings.Contains(text, "--wait") || strings.Count(text, "\n") != 1 {
-		t.Errorf("status %d: %s", h.ProcessState.ExitCode(), text)
+	want := fmt.Sprintf("prefetchd: process %d ended before anything was seen: found no ggml", target.Process.Pid)
+	if text := h.stderr.String(); h.ProcessState.ExitCode() != 1 || !strings.HasPrefix(text, want) ||
+		strings.Contains(text, "--wait") || strings.Count(text, "\n") != 1 {
+		t.Errorf("status %d: %s, want status 1 and %s", h.ProcessState.ExitCode(), text, want)
 	}
 }

@@ -1,5 +1,7 @@
 package main
 
+// This file tests --keep-warm.
+
 import (
 	"fmt"
 	"strings"
@@ -12,24 +14,28 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// What others took of a model that fits is back before the target goes on, charged to its control group; not while it computes.
+// TestKeepWarm checks that pages of a model that fits are read back if others took them while the
+// target computes nothing, and that the target's control group pays for them.
 func TestKeepWarm(t *testing.T) {
 	r := newRig(t, 2, 300)
 	r.start()
 	h := r.help("--keep-warm")
-	testenv.WaitFor(t, "prefetchd to say that all fits", func() bool { return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits") })
+	testenv.WaitFor(t, "prefetchd to be idle because everything fits", func() bool {
+		return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits")
+	})
 	pid := r.target.Process.Pid
-	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // to the kernel a server without requests is the same: it computes nothing
+	// This stands for a server without requests, which computes nothing either.
+	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	full := r.resident()
 	pageOut(t, pid, r.options.Model)
 	if left := r.resident(); left > full/4 {
-		t.Fatalf("%d bytes of %d are still in memory", left, full)
+		t.Fatalf("%d of %d bytes are still in memory after paging out, want less than a quarter", left, full)
 	}
 	testenv.WaitFor(t, "the weights to be read back", func() bool { return r.resident() > full*98/100 })
 	if s, err := r.group.Stat(); err != nil || s.File < full*9/10 {
-		t.Errorf("%+v, %v: the target's control group does not pay for its %d bytes", s, err, full)
+		t.Errorf("the control group's memory is %+v (%v), want that it pays for the model's %d bytes", s, err, full)
 	}
 	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
@@ -40,7 +46,7 @@ func TestKeepWarm(t *testing.T) {
 	}
 }
 
-// pageOut has the kernel take what a process maps of a file.
+// pageOut pages out what a process maps of a file.
 func pageOut(t *testing.T, pid int, path string) {
 	t.Helper()
 	p, err := proc.Open(pid)

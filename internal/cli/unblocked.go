@@ -44,7 +44,8 @@ type unblocked struct {
 	failed error // the error of all later writes
 }
 
-// atomicWrite is PIPE_BUF. A pipe that poll reports as writable takes so many bytes at once (pipe(7)).
+// atomicWrite is PIPE_BUF. A pipe that poll reports as writable takes that many bytes at once
+// (pipe(7)).
 const atomicWrite = 4096
 
 func (u *unblocked) Write(p []byte) (n int, err error) {
