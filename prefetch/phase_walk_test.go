@@ -94,7 +94,7 @@ func TestEachPhase(t *testing.T) {
 		w.expectPhases(prefetch.Learn, prefetch.Compare, prefetch.Stream, prefetch.StandingOff, prefetch.Learn)
 	})
 	t.Run("mixture", func(t *testing.T) {
-		r := mixRig(t, 200*mib, skewed, prefetch.Options{}, nil)
+		r := newMixtureRig(t, 200*mib, skewed, prefetch.Options{}, nil)
 		w := watchPhases(r)
 		r.run(40)
 		w.expectPhases(prefetch.Learn, prefetch.Compare, prefetch.Mixture)

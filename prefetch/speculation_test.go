@@ -68,7 +68,7 @@ func guessing(t *testing.T, power, slow float64, mode prefetch.Speculation, o *o
 			return moe.NewIDs(moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}, []int{1, 2}, 1<<20)
 		}
 	}
-	r := mixRig(t, 300*mib, power, opts, func(c *sim.Config) {
+	r := newMixtureRig(t, 300*mib, power, opts, func(c *sim.Config) {
 		if o.route == nil {
 			o.route = c.Route
 		}
