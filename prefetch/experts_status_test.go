@@ -24,7 +24,7 @@ func TestExpertsInSummary(t *testing.T) {
 	if s := r.Status(); s.Experts != first.Kept || first.Kept == 0 || !strings.Contains(s.String(), text) {
 		t.Errorf("status %q with %d bytes of experts, want %q in it, and %d", s, s.Experts, text, first.Kept)
 	}
-	r.SetLimit(2 * (mixTrunk + mixRouted))
+	r.SetLimit(2 * (mixShared + mixRouted))
 	var stood *prefetch.StandBack
 	if _, err := r.Run(1, r.cycle, 30); !errors.As(err, &stood) || stood.Reason != prefetch.Fits {
 		t.Fatal(err)
@@ -69,10 +69,10 @@ func TestDryExperts(t *testing.T) {
 	r := newMixtureRig(t, limit, skewed, opts, nil)
 	_, err := r.Run(1, r.cycle, 3)
 	s := r.Summary()
-	if want := int64(limit - mixTrunk - mixMargin); !errors.Is(err, prefetch.ErrPlanned) ||
-		s.Expected != 0 || s.Pinned < mixTrunk ||
+	if want := int64(limit - mixShared - mixMargin); !errors.Is(err, prefetch.ErrPlanned) ||
+		s.Expected != 0 || s.Pinned < mixShared ||
 		s.Experts == nil || s.Experts.Room < want*3/4 || s.Experts.Room > want || s.Experts.Chosen != 0 {
 		t.Errorf("%v, want %v; %+v, want %d bytes held, and no speed; experts %+v, want room for about %d, none chosen",
-			err, prefetch.ErrPlanned, s, mixTrunk, s.Experts, want)
+			err, prefetch.ErrPlanned, s, mixShared, s.Experts, want)
 	}
 }

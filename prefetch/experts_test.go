@@ -25,11 +25,11 @@ const (
 	mixLayers  = 8
 	mixExperts = 16
 	mixChosen  = 2                                  // experts of a layer that a token chooses
-	mixTrunk   = mixLayers * 8 * mib                // bytes that every token reads
+	mixShared  = mixLayers * 8 * mib                // bytes that every token reads
 	mixExpert  = 3 * mib                            // bytes of an expert
 	mixRouted  = mixLayers * mixExperts * mixExpert // bytes of all experts
-	// mixMargin is what is left free besides what is held and the experts: the reserve, and what reads that cannot wait take
-	// for a moment.
+	// mixMargin is what is left free besides what is held and the experts: the reserve, and what reads that cannot
+	// wait take for a moment.
 	mixMargin = reserve + 24*mib
 )
 
@@ -57,8 +57,8 @@ func mixtureCycle() *pattern.Cycle {
 	return c
 }
 
-// routing sends tokens to experts. The chance of the expert at a rank is 1/rank^power. The first token, the warm-up, goes to
-// all experts.
+// routing sends tokens to experts. The chance of the expert at a rank is 1/rank^power. The first token, the warm-up,
+// goes to all experts.
 func routing(power float64) func(token, layer int) []int32 {
 	return func(token, layer int) (ids []int32) {
 		if token == 0 {
@@ -136,8 +136,8 @@ func runSettledMixture(
 	return r, token
 }
 
-// countReadsOfOracle is how many experts are read per token, in tokens [from, to), by an oracle with room for some experts.
-// It evicts the expert whose next choice is farthest in the future (Belady's optimum).
+// countReadsOfOracle is how many experts are read per token, in tokens [from, to), by an oracle with room for some
+// experts. It evicts the expert whose next choice is farthest in the future (Belady's optimum).
 func countReadsOfOracle(route func(token, layer int) []int32, room, from, to int) float64 {
 	next := map[[2]int][]int{} // selections, by layer and expert
 	for token := range to {
@@ -207,17 +207,20 @@ func countReadsOfCounter(route func(token, layer int) []int32, room, from, to in
 	return float64(misses) / float64(to-from)
 }
 
-// What a router has chosen is read at once, what it is likely to choose is kept, and all that every token reads is held.
+// What a router has chosen is read at once, what it is likely to choose is kept, and all that every token reads is
+// held.
 func TestExperts(t *testing.T) {
 	for limit, share := range map[int64]time.Duration{200 * mib: 70, 300 * mib: 80, 400 * mib: 95} {
 		r, token := runSettledMixture(t, limit, skewed, prefetch.Options{}, nil)
 		plain := runMixtureAlone(t, limit, skewed, nil)
 		s := r.Summary()
-		if s.Pinned < mixTrunk || s.Experts == nil || s.Learned != 1 {
-			t.Fatalf("limit %d MiB: %+v, want at least %d bytes held, and experts; learned once", limit/mib, s, mixTrunk)
+		if s.Pinned < mixShared || s.Experts == nil || s.Learned != 1 {
+			t.Fatalf("limit %d MiB: %+v, want at least %d bytes held, and experts; learned once",
+				limit/mib, s, mixShared)
 		}
 		if token.Misses > 50 || token.TargetBytes > mib/4 { // of 50 tokens
-			t.Errorf("limit %d MiB: %d misses in 50 tokens, want at most 50; the target reads %d bytes a token, want at most %d",
+			t.Errorf("limit %d MiB: %d misses in 50 tokens, want at most 50; "+
+				"the target reads %d bytes a token, want at most %d",
 				limit/mib, token.Misses, token.TargetBytes, mib/4)
 		}
 		if token.Time > plain.Time*share/100 {
@@ -227,13 +230,14 @@ func TestExperts(t *testing.T) {
 		x := s.Experts
 		if room := limit - s.Pinned - mixMargin; x.Room != room || x.Kept > x.Room || x.Kept < x.Room-2*mixExpert ||
 			x.Read < x.All/4 || x.Missed > x.Chosen/2 {
-			t.Errorf("limit %d MiB: %+v, want room for %d bytes of experts, nearly full; at least a quarter of all read, "+
-				"at most half of the chosen missed", limit/mib, *x, room)
+			t.Errorf("limit %d MiB: %+v, want room for %d bytes of experts, nearly full; "+
+				"at least a quarter of all read, at most half of the chosen missed", limit/mib, *x, room)
 		}
-		least := countReadsOfOracle(routing(skewed), int(limit-mixTrunk)/mixExpert, 100, 150)
+		least := countReadsOfOracle(routing(skewed), int(limit-mixShared)/mixExpert, 100, 150)
 		most := countReadsOfCounter(routing(skewed), int(s.Experts.Room)/mixExpert, 100, 150)
 		if read := float64(token.HelperBytes+token.TargetBytes) / mixExpert; read < least || read > most*1.15+0.5 {
-			t.Errorf("limit %d MiB: %.2f experts read per token, want at least the oracle's %.2f, and about the counter's %.2f",
+			t.Errorf("limit %d MiB: %.2f experts read per token, want at least the oracle's %.2f, and about "+
+				"the counter's %.2f",
 				limit/mib, read, least, most)
 		}
 	}
@@ -241,16 +245,16 @@ func TestExperts(t *testing.T) {
 
 // What every token reads comes first: all of it is held, while experts have to give way.
 func TestEveryTokensReadsFirst(t *testing.T) {
-	limit := int64(mixTrunk + mixMargin + 2*window + 12*mib)
+	limit := int64(mixShared + mixMargin + 2*window + 12*mib)
 	r, _ := runSettledMixture(t, limit, skewed, prefetch.Options{}, nil)
-	if s := r.Summary(); s.Pinned < mixTrunk-8*mib || s.Experts.Room > 48*mib {
+	if s := r.Summary(); s.Pinned < mixShared-8*mib || s.Experts.Room > 48*mib {
 		t.Errorf("%d bytes are held, want about %d; room for %d bytes of experts, want at most %d",
-			s.Pinned, mixTrunk, s.Experts.Room, 48*mib)
+			s.Pinned, mixShared, s.Experts.Room, 48*mib)
 	}
 }
 
-// If a router has no favourites, reads of what it has chosen help, or at least do no harm. The same holds with less room
-// than what every token reads takes.
+// If a router has no favourites, reads of what it has chosen help, or at least do no harm. The same holds with less
+// room than what every token reads takes.
 func TestExpertsWithoutFavourites(t *testing.T) {
 	for limit, power := range map[int64]float64{300 * mib: uniform, 70 * mib: skewed, 64 * mib: uniform} {
 		plain := runMixtureAlone(t, limit, power, nil)
@@ -266,7 +270,8 @@ func TestExpertsWithoutFavourites(t *testing.T) {
 		token := r.run(50)
 		s := r.Summary()
 		if token.Time > plain.Time*102/100 || r.Overcommitted() > 0 {
-			t.Errorf("limit %d MiB: %v a token, want at most about the %v without help; %d bytes exceed the limit, want 0",
+			t.Errorf("limit %d MiB: %v a token, want at most about the %v without help; "+
+				"%d bytes exceed the limit, want 0",
 				limit/mib, token.Time, plain.Time, r.Overcommitted())
 		}
 		least := int64(2 * mixChosen * mixExpert)
@@ -277,20 +282,21 @@ func TestExpertsWithoutFavourites(t *testing.T) {
 	}
 }
 
-// If everything fits, experts too, there is nothing to win, whatever the strategy. If all but some experts fits, there is.
+// If everything fits, experts too, there is nothing to win, whatever the strategy. If all but some experts fits,
+// there is.
 func TestExpertsFit(t *testing.T) {
 	for _, strategy := range plan.Strategies() {
 		if strategy.Name() == "pattern" {
 			continue // needs a stored one
 		}
-		r := newMixtureRig(t, mixTrunk+mixRouted+mixMargin+window, skewed, prefetch.Options{Strategy: strategy}, nil)
+		r := newMixtureRig(t, mixShared+mixRouted+mixMargin+window, skewed, prefetch.Options{Strategy: strategy}, nil)
 		var stood *prefetch.StandBack
 		_, err := r.Run(1, r.cycle, 10)
-		if !errors.As(err, &stood) || stood.Reason != prefetch.Fits || stood.Bytes < mixTrunk+mixRouted {
+		if !errors.As(err, &stood) || stood.Reason != prefetch.Fits || stood.Bytes < mixShared+mixRouted {
 			t.Errorf("%s: %v, want a stand back (%v) for at least %d bytes",
-				strategy.Name(), err, prefetch.Fits, mixTrunk+mixRouted)
+				strategy.Name(), err, prefetch.Fits, mixShared+mixRouted)
 		}
-		r = newMixtureRig(t, mixTrunk+mixRouted-mib, skewed, prefetch.Options{Strategy: strategy, Always: true}, nil)
+		r = newMixtureRig(t, mixShared+mixRouted-mib, skewed, prefetch.Options{Strategy: strategy, Always: true}, nil)
 		r.run(20)
 		if s := r.Summary(); s.Idle != "" || s.PerToken == 0 {
 			t.Errorf("%s: Idle = %q, PerToken = %d where some experts do not fit, want no stand back",
@@ -307,9 +313,9 @@ func TestExpertsShrink(t *testing.T) {
 	r.run(3)
 	s := r.Summary()
 	most := 220*mib - s.Pinned - mixMargin
-	if s.Pinned < mixTrunk || s.Experts.Room > most || s.Experts.Room < 80*mib || s.Experts.Kept > s.Experts.Room {
+	if s.Pinned < mixShared || s.Experts.Room > most || s.Experts.Room < 80*mib || s.Experts.Kept > s.Experts.Room {
 		t.Errorf("limit 220 MiB: %d bytes held, want at least %d; %+v, want room for %d to %d bytes, and no more kept",
-			s.Pinned, mixTrunk, *s.Experts, 80*mib, most)
+			s.Pinned, mixShared, *s.Experts, 80*mib, most)
 	}
 	r.run(20)
 	if token := r.run(10); token.Misses > 10 {
@@ -323,7 +329,8 @@ func TestExpertsShrink(t *testing.T) {
 		t.Fatal(err)
 	}
 	if x := r.Summary().Experts; x.Kept > x.Room || x.Room > 80*mib {
-		t.Errorf("limit 180 MiB, while the target rests: %+v, want room for at most %d bytes, and no more kept", *x, 80*mib)
+		t.Errorf("limit 180 MiB, while the target rests: %+v, want room for at most %d bytes, and no more kept",
+			*x, 80*mib)
 	}
 	r.SetLimit(400 * mib)
 	r.run(60)
@@ -341,7 +348,8 @@ func TestStrategiesAndExperts(t *testing.T) {
 	r, token := runSettledMixture(t, 300*mib, skewed, prefetch.Options{Strategy: plan.Stream{}, Always: true}, nil)
 	const needed = 2 * mixChosen * mixExpert
 	if s := r.Summary(); s.Pinned != 0 || s.Experts.Kept > needed || s.Experts.Room != needed {
-		t.Errorf("stream: %d bytes held, want 0; %+v, want room for %d bytes, and no more kept", s.Pinned, *s.Experts, needed)
+		t.Errorf("stream: %d bytes held, want 0; %+v, want room for %d bytes, and no more kept",
+			s.Pinned, *s.Experts, needed)
 	}
 	if token.Misses > 50*mixLayers {
 		t.Errorf("stream: %d misses in 50 tokens, want at most %d", token.Misses, 50*mixLayers)
@@ -350,23 +358,24 @@ func TestStrategiesAndExperts(t *testing.T) {
 	before := r.pages.Calls
 	token = r.run(20)
 	s, out := r.Summary(), r.pages.Calls.PageOut-before.PageOut
-	if s.Experts != nil || s.Pinned < mixTrunk || token.HelperBytes > 0 || out != 0 {
-		t.Errorf("pin: experts %+v, want none; %d bytes held, want at least %d; %d read, %d calls that page out, want 0",
-			s.Experts, s.Pinned, mixTrunk, token.HelperBytes, out)
+	if s.Experts != nil || s.Pinned < mixShared || token.HelperBytes > 0 || out != 0 {
+		t.Errorf("pin: experts %+v, want none; %d bytes held, want at least %d; "+
+			"%d read, %d calls that page out, want 0",
+			s.Experts, s.Pinned, mixShared, token.HelperBytes, out)
 	}
 }
 
 // The least room that is left to experts is for what a token chooses, not for all that the warm-up chose.
 func TestLeastAfterWarmup(t *testing.T) {
-	limit := int64(mixTrunk + mixMargin + 2*window)
+	limit := int64(mixShared + mixMargin + 2*window)
 	r, _ := runSettledMixture(t, limit, skewed, prefetch.Options{Always: true}, nil)
-	if s := r.Summary(); s.Pinned < mixTrunk-16*mib {
-		t.Errorf("%d bytes are held, want about %d", s.Pinned, mixTrunk)
+	if s := r.Summary(); s.Pinned < mixShared-16*mib {
+		t.Errorf("%d bytes are held, want about %d", s.Pinned, mixShared)
 	}
 }
 
-// The tokens of a prompt choose many experts. No more are read for them than have room, and what is kept serves the tokens
-// after the prompt.
+// The tokens of a prompt choose many experts. No more are read for them than have room, and what is kept serves the
+// tokens after the prompt.
 func TestExpertsOfPrompt(t *testing.T) {
 	prompts := func(c *sim.Config) {
 		route := c.Route
@@ -393,9 +402,10 @@ func TestExpertsOfPrompt(t *testing.T) {
 			t.Errorf("limit %d MiB: %d bytes of experts were read for a prompt, want some, at most %d",
 				limit/mib, s.Experts.Read-read, most)
 		}
-		if held := s.Pinned; limit == 300*mib && held < mixTrunk || r.Overcommitted() > 0 {
+		if held := s.Pinned; limit == 300*mib && held < mixShared || r.Overcommitted() > 0 {
 			t.Errorf("limit %d MiB: after a prompt %d bytes are held, want at least %d with 300 MiB; "+
-				"%d bytes exceed the limit, want 0; %d were taken", limit/mib, held, mixTrunk, r.Overcommitted(), s.Taken)
+				"%d bytes exceed the limit, want 0; %d were taken",
+				limit/mib, held, mixShared, r.Overcommitted(), s.Taken)
 		}
 		r.run(10)
 		if token := r.run(20); limit == 300*mib && token.Misses > 20 {
@@ -463,7 +473,8 @@ func TestHostileSelected(t *testing.T) {
 	}
 }
 
-// While tokens without help are measured, experts are left to the target. Afterwards those that are in memory are taken over.
+// While tokens without help are measured, experts are left to the target. Afterwards those that are in memory are
+// taken over.
 func TestExpertsCompared(t *testing.T) {
 	plain := runMixtureAlone(t, 200*mib, skewed, nil)
 	r := newMixtureRig(t, 200*mib, skewed, prefetch.Options{}, nil)
@@ -549,10 +560,10 @@ func TestStoredExperts(t *testing.T) {
 	r.run(1) // the warm-up
 	token := r.run(1)
 	s := r.Summary()
-	if !s.Stored || s.Learned != 1 || s.Pinned < mixTrunk || s.Experts == nil || s.Experts.Chosen == 0 ||
+	if !s.Stored || s.Learned != 1 || s.Pinned < mixShared || s.Experts == nil || s.Experts.Chosen == 0 ||
 		token.TargetBytes > mib {
 		t.Errorf("%+v, experts %+v; want the stored pattern, %d bytes held, and experts that were chosen; "+
-			"the target read %d bytes itself, want at most %d", s, s.Experts, mixTrunk, token.TargetBytes, mib)
+			"the target read %d bytes itself, want at most %d", s, s.Experts, mixShared, token.TargetBytes, mib)
 	}
 }
 
