@@ -1,14 +1,17 @@
 package prefetch
 
+// This file tests the count of what is in memory of the model files.
+
 import (
 	"slices"
-	"tensorcast/prefetch/pages"
 	"testing"
 	"time"
+
+	"tensorcast/prefetch/pages"
 )
 
-// slowCount are pages of which each count takes a while.
-type slowCount struct {
+// slowPages are pages whose count of resident bytes takes a while.
+type slowPages struct {
 	pages.Levers
 	clock  time.Time
 	takes  time.Duration
@@ -16,16 +19,19 @@ type slowCount struct {
 	there  func(pages.Range) int64
 }
 
-func (p *slowCount) ResidentBytes(r pages.Range) (int64, error) {
+func (p *slowPages) ResidentBytes(r pages.Range) (int64, error) {
 	p.counts++
 	p.clock = p.clock.Add(p.takes)
 	return p.there(r), nil
 }
 
-// What is in memory of a large model is found out without a long pause: a file that is new at once, what changes later bit by bit.
+// What is in memory of a large model is counted without a long pause: a new file at once, later changes bit by bit.
 func TestCensus(t *testing.T) {
 	const mib = 1 << 20
-	levers := &slowCount{clock: time.Unix(1e9, 0), takes: 70 * time.Microsecond, there: func(r pages.Range) int64 { return r.Length / 2 }}
+	levers := &slowPages{
+		clock: time.Unix(1e9, 0), takes: 70 * time.Microsecond,
+		there: func(r pages.Range) int64 { return r.Length / 2 },
+	}
 	opts := Options{Now: func() time.Time { return levers.clock }}
 	opts.setDefaults()
 	s := newSession(levers, opts)
@@ -56,7 +62,7 @@ func TestCensus(t *testing.T) {
 		}
 		took := levers.clock.Sub(before)
 		if took > countSlice+levers.takes {
-			t.Fatalf("counting took %v at once", took)
+			t.Fatalf("one count took %v, want at most %v", took, countSlice+levers.takes)
 		}
 		if busy += took; c.total == want {
 			break
@@ -67,25 +73,28 @@ func TestCensus(t *testing.T) {
 		t.Fatalf("%d bytes are in memory in the end, want %d", c.total, want)
 	}
 	if all := levers.clock.Sub(begun); busy > all/40 {
-		t.Errorf("counting takes %v of %v", busy, all)
+		t.Errorf("counting took %v, want at most a fortieth of %v", busy, all)
 	}
-	// What is paged out is known at once.
+	// What is paged out is subtracted at once.
 	c.noteFreed(pages.Range{File: 0, Offset: 990 * mib, Length: 2 * mib}, 2*mib)
-	c.noteFreed(pages.Range{File: 1, Offset: 2 * mib, Length: mib}, mib) // nothing was known to be there
+	c.noteFreed(pages.Range{File: 1, Offset: 2 * mib, Length: mib}, mib) // none of it was counted
 	if c.total != want-2*mib {
-		t.Errorf("%d bytes are in memory, want %d", c.total, want-2*mib)
+		t.Errorf("total after paging out = %d, want %d", c.total, want-2*mib)
 	}
 }
 
+// scatter returns a permutation of which no two neighbours follow each other.
 func TestScatter(t *testing.T) {
 	for n := range 70 {
 		order := scatter(n)
-		if sorted := slices.Sorted(slices.Values(order)); len(order) != n || n > 0 && (sorted[0] != 0 || sorted[n-1] != n-1) || len(slices.Compact(sorted)) != n {
-			t.Errorf("%d: %v is no permutation", n, order)
+		sorted := slices.Sorted(slices.Values(order))
+		if len(order) != n || n > 0 && (sorted[0] != 0 || sorted[n-1] != n-1) || len(slices.Compact(sorted)) != n {
+			t.Errorf("scatter(%d) = %v, want a permutation", n, order)
 		}
 		for i := 1; i < len(order); i++ {
 			if n > 8 && order[i] == order[i-1]+1 {
-				t.Errorf("%d: %d and %d follow each other", n, order[i-1], order[i])
+				t.Errorf("scatter(%d): %d and %d are neighbours, want no two that follow each other",
+					n, order[i-1], order[i])
 			}
 		}
 	}

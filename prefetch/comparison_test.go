@@ -38,7 +38,8 @@ func TestLateReads(t *testing.T) {
 	for _, limit := range []int64{full, full + 2*mib, full - 8*mib} { // memory is never quite the same
 		r.SetLimit(limit)
 		if again, err := r.Look(); again || err != nil {
-			t.Errorf("Look at once with a limit of %d bytes instead of %d = %v, %v, want false", limit, full, again, err)
+			t.Errorf("Look at once with a limit of %d bytes instead of %d = %v, %v, want false",
+				limit, full, again, err)
 		}
 	}
 	r.Rest(10 * time.Minute)
@@ -47,8 +48,8 @@ func TestLateReads(t *testing.T) {
 	}
 }
 
-// If help begins before a token was seen without it, it is compared early, and given up if it does not win. If a part of a
-// token already shows that it wins, no whole token goes without help.
+// If help begins before a token was seen without it, it is compared early, and given up if it does not win. If a part
+// of a token already shows that it wins, no whole token goes without help.
 func TestFirstComparisonOfAStoredCycle(t *testing.T) {
 	for name, test := range map[string]struct {
 		tick      time.Duration
@@ -94,13 +95,14 @@ func TestFitsAlone(t *testing.T) {
 	}
 	_, err := r.Run(1, r.cycle, 60)
 	if s := r.Summary(); !standsBack(err, prefetch.NoWin) || s.Streamed == 0 || s.Tokens > 30 {
-		t.Errorf("%d tokens had help, in which %d bytes were streamed, %v; want at most 30, some bytes, then a stand back (%v)",
+		t.Errorf("%d tokens had help, in which %d bytes were streamed, %v; "+
+			"want at most 30, some bytes, then a stand back (%v)",
 			s.Tokens, s.Streamed, err, prefetch.NoWin)
 	}
 }
 
-// Tokens without help are measured before anything is held. They are measured again when tokens with help take as long as
-// those did, here because the target's computing has become slower.
+// Tokens without help are measured before anything is held. They are measured again when tokens with help take as
+// long as those did, here because the target's computing has become slower.
 func TestCompared(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	r.run(2)
@@ -133,8 +135,8 @@ func TestCompared(t *testing.T) {
 	}
 }
 
-// If a part of a token does not show that help wins, but whole ones show it clearly, the first comparison takes two tokens:
-// one that is not counted, and one that is.
+// If a part of a token does not show that help wins, but whole ones show it clearly, the first comparison takes two
+// tokens: one that is not counted, and one that is.
 func TestFirstComparisonIsShort(t *testing.T) {
 	r := newRig(t, 0.3, prefetch.Options{}, nil)
 	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
@@ -149,8 +151,8 @@ func TestFirstComparisonIsShort(t *testing.T) {
 	}
 }
 
-// If help wins clearly, that shows in a part of two tokens. No whole token is spent on a comparison, and the target's faults
-// read only what is streamed of that part.
+// If help wins clearly, that shows in a part of two tokens. No whole token is spent on a comparison, and the target's
+// faults read only what is streamed of that part.
 func TestGlance(t *testing.T) {
 	small := func(c *sim.Config) { c.Readahead = 128 << 10 }
 	for _, share := range []float64{0.5, 0.7, 0.85} {
@@ -175,8 +177,8 @@ func TestGlance(t *testing.T) {
 		}
 		streamed := r.cycle.Bytes() - r.Summary().Pinned
 		if glanced != 2 || target > 2*streamed/5 {
-			t.Errorf("share %v: in %d tokens the target read %d bytes itself, want 2 tokens and at most two fifths of the "+
-				"%d bytes that are streamed per token", share, glanced, target, streamed)
+			t.Errorf("share %v: in %d tokens the target read %d bytes itself, want 2 tokens and at most two "+
+				"fifths of the %d bytes that are streamed per token", share, glanced, target, streamed)
 		}
 		plain := runAlone(t, share, small)
 		if s := r.Status(); s.Before < 0.9/plain.Time.Seconds() || s.Before > 2/plain.Time.Seconds() {

@@ -1,5 +1,7 @@
 package prefetch
 
+// This file exports to the tests outside the package what they need of its inside.
+
 import (
 	"time"
 
@@ -8,8 +10,8 @@ import (
 	"tensorcast/prefetch/plan"
 )
 
-// ExpectToken expects how long a token of a controller takes that helps, with what is held now, from how long each read's
-// op really computes and what the disk really delivers.
+// ExpectToken is how long a token takes with what is held now, as predicted from the true computing time of each
+// read's op and from the disk's true bandwidth in bytes per second. The Controller must be helping.
 func (c *Controller) ExpectToken(disk float64) time.Duration {
 	f := c.s.f
 	t := plan.OpTimes{Gaps: make([]float64, len(f.schedule.Reads)+1)}

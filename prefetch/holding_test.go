@@ -1,6 +1,7 @@
 package prefetch_test
 
-// This file tests in virtual time what a Controller holds, streams and pages out, and how it follows a limit that changes.
+// This file tests in virtual time what a Controller holds, streams and pages out, and how it follows a limit that
+// changes.
 
 import (
 	"fmt"
@@ -36,14 +37,16 @@ func TestStaging(t *testing.T) {
 			}
 			missing := r.cycle.Bytes() - s.Pinned
 			if token.HelperBytes < missing-mib || token.HelperBytes > missing+missing/10+4*mib {
-				t.Errorf("%s: %d bytes read for a token, want about the %d that are not held", where, token.HelperBytes, missing)
+				t.Errorf("%s: %d bytes read for a token, want about the %d that are not held",
+					where, token.HelperBytes, missing)
 			}
 			if disk := time.Duration(float64(token.HelperBytes) / 1.5); token.Time > disk+disk/5 {
 				t.Errorf("%s: a token takes %v, want at most a fifth more than the disk's %v", where, token.Time, disk)
 			}
 			plain := runAlone(t, share, nil)
 			if plain.Time < token.Time*5/4 || plain.TargetBytes < r.cycle.Bytes()*95/100 {
-				t.Errorf("%s: a token takes %v; without help %v and reads %d bytes, want a quarter more and all %d bytes",
+				t.Errorf("%s: a token takes %v; without help %v and reads %d bytes, want a quarter more and "+
+					"all %d bytes",
 					where, token.Time, plain.Time, plain.TargetBytes, r.cycle.Bytes())
 			}
 			reached := float64(time.Second) / float64(token.Time)
@@ -55,8 +58,8 @@ func TestStaging(t *testing.T) {
 	}
 }
 
-// What the target has passed is paged out. Besides what is held, memory never has more than the window and what is on its
-// way out.
+// What the target has passed is paged out. Besides what is held, memory never has more than the window and what is on
+// its way out.
 func TestEviction(t *testing.T) {
 	for _, opts := range []prefetch.Options{{}, {Lock: true}, {Strategy: plan.Stream{}}} {
 		r := newSettledRig(t, 0.6, opts, nil)
@@ -77,8 +80,8 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// A strategy that streams nothing leaves the rest to the target, and pages it out behind the target. So it never displaces
-// what is held.
+// A strategy that streams nothing leaves the rest to the target, and pages it out behind the target. So it never
+// displaces what is held.
 func TestPinOnly(t *testing.T) {
 	for _, lock := range []bool{false, true} {
 		r := newSettledRig(t, 0.85, prefetch.Options{Strategy: plan.Pin{}, Lock: lock}, nil)
@@ -112,8 +115,8 @@ func TestShrinking(t *testing.T) {
 		r.run(10)
 		s := r.Summary()
 		if after > full/2-reserve || s.Shrunk == 0 || s.Pinned < full/2-reserve-window-8*mib {
-			t.Errorf("locked %v: with a limit of %d bytes, down from %d, %d bytes of %d were held after 20 ms, %d in the end; "+
-				"want at most %d, then at least %d; Shrunk = %d, want some",
+			t.Errorf("locked %v: with a limit of %d bytes, down from %d, %d bytes of %d were held after 20 "+
+				"ms, %d in the end; want at most %d, then at least %d; Shrunk = %d, want some",
 				lock, full/2, full, after, before, s.Pinned, full/2-reserve, full/2-reserve-window-8*mib, s.Shrunk)
 		}
 		if locked := r.Locked(); locked > full/2-reserve {
@@ -126,7 +129,8 @@ func TestShrinking(t *testing.T) {
 		r.SetLimit(full)
 		r.run(20)
 		if again := r.Summary().Pinned; again < before-8*mib {
-			t.Errorf("locked %v: %d bytes are held with the old limit, want about the %d of before", lock, again, before)
+			t.Errorf("locked %v: %d bytes are held with the old limit, want about the %d of before",
+				lock, again, before)
 		}
 		if token := r.run(5); token.Misses > 0 {
 			t.Errorf("locked %v: %d pages missing with the old limit, want 0", lock, token.Misses)
@@ -179,7 +183,8 @@ func TestTakenWhileResting(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := r.Summary(); s.Taken == 0 || s.Pinned < before-8*mib {
-		t.Errorf("%d bytes are held, want about %d; %d bytes were noticed as taken, want some", s.Pinned, before, s.Taken)
+		t.Errorf("%d bytes are held, want about %d; %d bytes were noticed as taken, want some",
+			s.Pinned, before, s.Taken)
 	}
 	// The window was full. One block before it may be missing, and the target reads 8 MiB around it.
 	if token := r.run(1); token.TargetBytes > 8*mib {
@@ -217,7 +222,8 @@ func TestShrinkingWhileHolding(t *testing.T) {
 	}
 }
 
-// What the target alone left in memory is taken over at once. So the first token with help misses only what was not there.
+// What the target alone left in memory is taken over at once. So the first token with help misses only what was not
+// there.
 func TestTakeHold(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	for _, tokens := range []int{0, 1} {
@@ -228,7 +234,8 @@ func TestTakeHold(t *testing.T) {
 	}
 	held := r.Summary().Pinned
 	if held < r.cycle.Bytes()*6/10 {
-		t.Errorf("%d bytes are held after the token that was learned from, want at least %d", held, r.cycle.Bytes()*6/10)
+		t.Errorf("%d bytes are held after the token that was learned from, want at least %d",
+			held, r.cycle.Bytes()*6/10)
 	}
 	if first := r.run(1); first.TargetBytes+first.HelperBytes > r.cycle.Bytes()/2 {
 		t.Errorf("the first token with help reads %d bytes, want at most half of %d",
@@ -240,7 +247,8 @@ func TestTakeHold(t *testing.T) {
 func TestDeterministic(t *testing.T) {
 	a, b := newSettledRig(t, 0.7, prefetch.Options{}, nil), newSettledRig(t, 0.7, prefetch.Options{}, nil)
 	if x, y := a.run(10), b.run(10); x != y || a.Summary() != b.Summary() {
-		t.Errorf("two runs of the same: %+v with %+v, and %+v with %+v; want no difference", x, a.Summary(), y, b.Summary())
+		t.Errorf("two runs of the same: %+v with %+v, and %+v with %+v; want no difference",
+			x, a.Summary(), y, b.Summary())
 	}
 }
 
@@ -319,7 +327,8 @@ func TestUnreadable(t *testing.T) {
 		}
 		warnings := strings.Count(logged.String(), "\n")
 		if s := r.Summary(); s.Pinned < r.cycle.Bytes()/2 || len(disk.tried) == 0 || warnings != 1 {
-			t.Errorf("locked %v: %d bytes are held, want at least %d; %d blocks that cannot be read were tried, want some; "+
+			t.Errorf("locked %v: %d bytes are held, want at least %d; "+
+				"%d blocks that cannot be read were tried, want some; "+
 				"logged %q, want one line", lock, s.Pinned, r.cycle.Bytes()/2, len(disk.tried), logged.String())
 		}
 	}

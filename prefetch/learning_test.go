@@ -1,6 +1,7 @@
 package prefetch_test
 
-// This file tests in virtual time how a Controller learns what a token reads, follows contexts, and uses a stored cycle.
+// This file tests in virtual time how a Controller learns what a token reads, follows contexts, and uses a stored
+// cycle.
 
 import (
 	"cmp"
@@ -32,11 +33,13 @@ func TestRelearning(t *testing.T) {
 	}
 }
 
-// A target may come to read other weights, because some are computed elsewhere from now on, or no longer are. Its reads are
-// learned anew then, and it is helped with those.
+// A target may come to read other weights, because some are computed elsewhere from now on, or no longer are. Its
+// reads are learned anew then, and it is helped with those.
 func TestElsewhere(t *testing.T) {
 	version := uint64(0)
-	r := newSettledRig(t, 0.4, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}}, nil)
+	var opts prefetch.Options
+	opts.Target.Elsewhere = func() uint64 { return version }
+	r := newSettledRig(t, 0.4, opts, nil)
 	whole := r.cycle.Reads
 	// In the end everything that is read has room. It has to be kept nevertheless, because the rest lies between it.
 	for n, reads := range [][]pattern.CycleRead{whole[:len(whole)*8/10], whole, whole[:len(whole)/10]} {
@@ -50,7 +53,7 @@ func TestElsewhere(t *testing.T) {
 		}
 	}
 	// After a stand back, such a change is a reason to try again.
-	f := newFittingRig(t, prefetch.Options{Target: prefetch.Target{Elsewhere: func() uint64 { return version }}})
+	f := newFittingRig(t, opts)
 	if again, err := f.Look(); again || err != nil {
 		t.Errorf("Look without a change = %t, %v, want false", again, err)
 	}
@@ -66,7 +69,8 @@ func TestReloadInAnotherContext(t *testing.T) {
 	before := r.run(5)
 	r.Remap()
 	r.runContext(5, r.cycle, 12)
-	if token, s := r.runContext(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 || token.Time > before.Time*11/10 {
+	token, s := r.runContext(5, r.cycle, 5), r.Summary()
+	if s.Learned != 2 || token.Misses > 0 || token.Time > before.Time*11/10 {
 		t.Errorf("learned %d times, want 2; a token takes %v, want about %v; %d pages missing, want 0",
 			s.Learned, token.Time, before.Time, token.Misses)
 	}
@@ -91,8 +95,8 @@ func TestSecondContextOfTheModel(t *testing.T) {
 	}
 }
 
-// A draft model decodes between the tokens of the model that it drafts for, and an embedding context decodes now and then.
-// They read nothing of what is held. That is no reason to give it up.
+// A draft model decodes between the tokens of the model that it drafts for, and an embedding context decodes now and
+// then. They read nothing of what is held. That is no reason to give it up.
 func TestContextsAreFollowedApart(t *testing.T) {
 	r := newSettledRig(t, 0.9, prefetch.Options{}, nil)
 	held := r.Summary().Pinned
@@ -133,7 +137,8 @@ func TestLargestContextIsFollowed(t *testing.T) {
 	r.runContext(2, r.another, 3)
 	small := r.Summary()
 	if small.PerToken < r.another.Bytes() || small.PerToken > r.another.Bytes()+2*mib {
-		t.Fatalf("follows a cycle of %d bytes, want that of the first context, of %d", small.PerToken, r.another.Bytes())
+		t.Fatalf("follows a cycle of %d bytes, want that of the first context, of %d",
+			small.PerToken, r.another.Bytes())
 	}
 	r.run(12)
 	if s := r.Summary(); s.PerToken < r.cycle.Bytes() || s.Learned != 2 {
@@ -195,8 +200,7 @@ func TestPatternOnly(t *testing.T) {
 	if err := r.Use(half, []models.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
-	var stood *prefetch.StandBack
-	if _, err := r.Run(1, r.cycle, 5); !errors.As(err, &stood) || stood.Reason != prefetch.Differs || r.Summary().Pinned != 0 {
+	if _, err := r.Run(1, r.cycle, 5); !standsBack(err, prefetch.Differs) || r.Summary().Pinned != 0 {
 		t.Errorf("with other reads than stored: %v, want a stand back (%v); %d bytes are held, want 0",
 			err, prefetch.Differs, r.Summary().Pinned)
 	}
@@ -236,7 +240,9 @@ func TestReadsBeyondTheFile(t *testing.T) {
 			NE: [4]int64{extent[1] / 4, 1, 1, 1}, NB: [4]int64{4, 0, 0, 0},
 		}}}
 		for _, e := range []event.Event{
-			event.DecodeBegin{TID: 9, Context: 9, Decode: decode, Tokens: 1}, op, event.DecodeEnd{TID: 9, Decode: decode},
+			event.DecodeBegin{TID: 9, Context: 9, Decode: decode, Tokens: 1},
+			op,
+			event.DecodeEnd{TID: 9, Decode: decode},
 		} {
 			if err := r.Handle(e); err != nil {
 				t.Fatal(err)
@@ -244,7 +250,8 @@ func TestReadsBeyondTheFile(t *testing.T) {
 		}
 	}
 	if s := r.Summary(); s.PerToken != before.PerToken || s.Learned != 1 {
-		t.Errorf("follows %d bytes, want %d as before; learned %d times, want once", s.PerToken, before.PerToken, s.Learned)
+		t.Errorf("follows %d bytes, want %d as before; learned %d times, want once",
+			s.PerToken, before.PerToken, s.Learned)
 	}
 }
 
@@ -299,7 +306,8 @@ func TestStoredCycleOfModelMappedLater(t *testing.T) {
 		switch asked++; {
 		case asked > 8:
 			m.Files = []pattern.CycleFile{
-				{Name: "draft.gguf", Size: 7, Fingerprint: "b"}, {Name: "renamed.gguf", Size: 1 << 40, Fingerprint: "a"},
+				{Name: "draft.gguf", Size: 7, Fingerprint: "b"},
+				{Name: "renamed.gguf", Size: 1 << 40, Fingerprint: "a"},
 			}
 			m.Mapped = []models.Mapped{{Path: "model-1.gguf"}, {Path: "model-0.gguf"}}
 		case asked > 4:

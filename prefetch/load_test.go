@@ -1,7 +1,7 @@
 package prefetch_test
 
-// This file tests in virtual time what is done while a target loads its model. The target goes through the file in order,
-// and then computes. The order of a token's reads is guessed from the file.
+// This file tests in virtual time what is done while a target loads its model. The target goes through the file in
+// order, and then computes. The order of a token's reads is guessed from the file.
 
 import (
 	"cmp"
@@ -44,15 +44,17 @@ func (l *loader) Tick() error {
 	return l.Controller.Tick()
 }
 
-// loadedTensors are 10 layers of 27 MiB, in another order than that of use, and 24 MiB of embeddings, of which a token reads
-// one row.
+// loadedTensors are 10 layers of 27 MiB, in another order than that of use, and 24 MiB of embeddings, of which a
+// token reads one row.
 func loadedTensors() (all []gguftest.Tensor) {
 	matrix := func(name string, mib int64) {
 		all = append(all, gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{1 << 10, mib << 8}})
 	}
 	matrix("output.weight", 8)
 	for l := range 10 {
-		for name, mib := range map[string]int64{"attn_q": 2, "attn_output": 1, "ffn_down": 8, "ffn_gate": 8, "ffn_up": 8} {
+		for name, mib := range map[string]int64{
+			"attn_q": 2, "attn_output": 1, "ffn_down": 8, "ffn_gate": 8, "ffn_up": 8,
+		} {
 			matrix(fmt.Sprintf("blk.%d.%s.weight", l, name), mib)
 		}
 	}
@@ -63,8 +65,8 @@ func loadedTensors() (all []gguftest.Tensor) {
 	return all
 }
 
-// newLoader makes a rig whose limit is a share of what a token reads. change may change what the target really reads, and
-// machine the machine.
+// newLoader makes a rig whose limit is a share of what a token reads. change may change what the target really reads,
+// and machine the machine.
 func newLoader(
 	t *testing.T, share float64, opts prefetch.Options, change func(*pattern.Cycle), machine func(*sim.Config),
 ) *loader {
@@ -176,8 +178,8 @@ func (l *loader) compute() sim.Token {
 	return l.run(1)
 }
 
-// From its first touch on the target finds in memory what it reads: while it loads in the order of the file, and then in the
-// order of use. What stays of the load is not read again.
+// From its first touch on the target finds in memory what it reads: while it loads in the order of the file, and then
+// in the order of use. What stays of the load is not read again.
 func TestLoading(t *testing.T) {
 	plain := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
 	plain.Controller = prefetch.New(plain.pages, prefetch.Options{
@@ -212,7 +214,8 @@ func TestLoading(t *testing.T) {
 	}
 	byOffset := func(a, b pages.Range) int { return cmp.Compare(a.Offset, b.Offset) }
 	if ordered := l.pages.Ordered; len(ordered) < 100 || !slices.IsSortedFunc(ordered, byOffset) {
-		t.Errorf("%d reads were begun while it loaded: %v; want at least 100, in the order of the file", len(ordered), ordered)
+		t.Errorf("%d reads were begun while it loaded: %v; want at least 100, in the order of the file",
+			len(ordered), ordered)
 	}
 	// Each call of Keep maps its pages for a moment. What is already in memory needs none.
 	if n := l.pages.Calls.Keep; n > 16 {
@@ -241,7 +244,8 @@ func TestLoadingMet(t *testing.T) {
 	l.Attach(l)
 	rest := l.runContext(1, &pattern.Cycle{Reads: l.inOrder.Reads[len(half.Reads):]}, 1)
 	if rest.HelperBytes < l.file.Size/3 {
-		t.Errorf("%d bytes of the second half were read by the helper, want at least %d", rest.HelperBytes, l.file.Size/3)
+		t.Errorf("%d bytes of the second half were read by the helper, want at least %d",
+			rest.HelperBytes, l.file.Size/3)
 	}
 	l.endLoad()
 	if err := l.Sleep(300 * time.Millisecond); err != nil {
@@ -321,7 +325,8 @@ func TestLoadingFits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if all[0].HelperBytes < l.file.Size*7/8 {
-			t.Errorf("%s: %d bytes were read by the helper, want at least %d", name, all[0].HelperBytes, l.file.Size*7/8)
+			t.Errorf("%s: %d bytes were read by the helper, want at least %d",
+				name, all[0].HelperBytes, l.file.Size*7/8)
 		}
 		l.endLoad()
 		err = l.Sleep(100 * time.Millisecond)
@@ -338,8 +343,8 @@ func TestLoadingFits(t *testing.T) {
 	}
 }
 
-// Nothing is guessed about a target that computes: what it reads is learned. Nor is anything guessed as long as a target has
-// mapped its model and does not touch more of it.
+// Nothing is guessed about a target that computes: what it reads is learned. Nor is anything guessed as long as a
+// target has mapped its model and does not touch more of it.
 func TestNoGuess(t *testing.T) {
 	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
 	l.mapped, l.to = true, 1<<40

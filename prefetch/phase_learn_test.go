@@ -1,16 +1,21 @@
 package prefetch
 
+// This file tests which cycles are refused.
+
 import (
+	"testing"
+
 	"tensorcast/pattern"
 	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/plan"
-	"testing"
 )
 
-// Sums of lengths must not wrap: a sparse file can be as large as a process can map.
+// Sums of lengths must not overflow: a sparse file can be as large as a process can map.
 func TestCycleOfTooManyBytes(t *testing.T) {
 	const size = 1 << 47
-	for reads, want := range map[int]bool{1: true, plan.MaxCycleBytes / size: true, plan.MaxCycleBytes/size + 1: false, 1 << 16: false, 1 << 17: false} {
+	for reads, want := range map[int]bool{
+		1: true, plan.MaxCycleBytes / size: true, plan.MaxCycleBytes/size + 1: false, 1 << 16: false, 1 << 17: false,
+	} {
 		opts := Options{}
 		opts.setDefaults()
 		s := newSession(nil, opts)
@@ -27,7 +32,9 @@ func TestCycleOfTooManyBytes(t *testing.T) {
 	for i := range c.Reads {
 		c.Reads[i] = pattern.CycleRead{Length: size}
 	}
-	if s := plan.NewSchedule(c, pages.MinBlock, 0); len(s.Blocks) == 0 || len(s.Blocks) > plan.MaxBlocks || s.Bytes != size {
-		t.Errorf("%d blocks, %d bytes", len(s.Blocks), s.Bytes)
+	s := plan.NewSchedule(c, pages.MinBlock, 0)
+	if len(s.Blocks) == 0 || len(s.Blocks) > plan.MaxBlocks || s.Bytes != size {
+		t.Errorf("a schedule of %d blocks and %d bytes, want 1 to %d blocks, and %d bytes",
+			len(s.Blocks), s.Bytes, plan.MaxBlocks, int64(size))
 	}
 }

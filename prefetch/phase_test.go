@@ -1,5 +1,7 @@
 package prefetch
 
+// This file compares the table of transitions with the diagram in ARCHITECTURE.md.
+
 import (
 	"fmt"
 	"os"
@@ -30,7 +32,7 @@ func TestTransitionsAreDrawn(t *testing.T) {
 	}
 	for _, line := range drawn {
 		if !slices.Contains(want, line) {
-			t.Errorf("ARCHITECTURE.md has a transition that the code has not: %s", line)
+			t.Errorf("ARCHITECTURE.md has a transition that is not in the code: %s", line)
 		}
 	}
 }

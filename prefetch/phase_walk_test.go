@@ -42,7 +42,8 @@ func (w *phaseWatcher) Look() (again bool, err error) {
 	return again, err
 }
 
-// watch notes the phase after a call, if the call changed it. Since must then lie within the call. Otherwise it must stay.
+// watch notes the phase after a call, if the call changed it. Since must then lie within the call. Otherwise it must
+// stay.
 func (w *phaseWatcher) watch(call func() error) error {
 	w.t.Helper()
 	before, begun := w.Status(), w.now()
@@ -52,7 +53,8 @@ func (w *phaseWatcher) watch(call func() error) error {
 	case !after.Since.Equal(before.Since) || after.LoopPhase != before.LoopPhase:
 		w.seen = append(w.seen, after.LoopPhase)
 		if after.Since.Before(begun) || after.Since.After(ended) {
-			w.t.Errorf("phase %s is said to have begun at %v, want %v to %v", after.LoopPhase, after.Since, begun, ended)
+			w.t.Errorf("phase %s is said to have begun at %v, want %v to %v",
+				after.LoopPhase, after.Since, begun, ended)
 		}
 	case after.Since.After(begun):
 		w.t.Errorf("phase %s is said to have begun at %v, want no later than %v", after.LoopPhase, after.Since, begun)
@@ -94,11 +96,11 @@ func TestEachPhase(t *testing.T) {
 		w.expectPhases(prefetch.Learn, prefetch.Compare, prefetch.Stream, prefetch.StandingOff, prefetch.Learn)
 	})
 	t.Run("mixture", func(t *testing.T) {
-		r := mixRig(t, 200*mib, skewed, prefetch.Options{}, nil)
+		r := newMixtureRig(t, 200*mib, skewed, prefetch.Options{}, nil)
 		w := watchPhases(r)
 		r.run(40)
 		w.expectPhases(prefetch.Learn, prefetch.Compare, prefetch.Mixture)
-		w.standBack(r, 2*(mixTrunk+mixRouted))
+		w.standBack(r, 2*(mixShared+mixRouted))
 		w.expectPhases(prefetch.Learn, prefetch.Compare, prefetch.Mixture, prefetch.StandingOff)
 	})
 	t.Run("loading", func(t *testing.T) {

@@ -94,8 +94,8 @@ func newRigOf(
 	return r
 }
 
-// newFailingLog is a logger that fails the test with each record of level Error: the Controller logs one when it makes a
-// change of phase that is not in the table of transitions.
+// newFailingLog is a logger that fails the test with each record of level Error: the Controller logs one when it
+// makes a change of phase that is not in the table of transitions.
 func newFailingLog(t *testing.T) *slog.Logger { return slog.New(failOnError{t: t}) }
 
 // failOnError is the handler of newFailingLog.

@@ -1,6 +1,6 @@
 package prefetch_test
 
-// This file tests reads of experts before they are chosen, in virtual time, where it is known what they can win.
+// This file tests in virtual time reads of experts before they are chosen. There it is known how much they can win.
 
 import (
 	"math/rand/v2"
@@ -16,16 +16,16 @@ import (
 	"tensorcast/sim"
 )
 
-// oracle is a guesser that knows what routers are going to choose; or, if it lies, which experts they are not.
+// oracle is a predictor that knows what routers are going to choose. If it lies, it predicts experts that they do not.
 type oracle struct {
 	route        func(token, layer int) []int32
 	lies         bool
 	each         func() // is called before each choice, if not nil
 	token, layer int    // that chose last
-	asked        int
+	asked        int    // calls of Scores
 }
 
-// choose is the router's choice.
+// choose is the router's choice for a token in a layer.
 func (o *oracle) choose(token, layer int) []int32 {
 	o.token, o.layer = token, layer
 	if o.each != nil {
@@ -54,8 +54,9 @@ func (o *oracle) Scores(layer int, scores []float32) {
 	}
 }
 
-// guessing is a mixture of which a layer computes for slow times 0.7 ms, with a guesser; nil: that of ids.
-func guessing(t *testing.T, power, slow float64, mode prefetch.Speculation, o *oracle) *rig {
+// newPredictingRig is a rig with a mixture and a predictor: o, or with nil one that goes by ids. A layer computes for
+// slow times 0.7 ms.
+func newPredictingRig(t *testing.T, power, slow float64, mode prefetch.Speculation, o *oracle) *rig {
 	t.Helper()
 	if o == nil {
 		o = &oracle{}
@@ -65,10 +66,11 @@ func guessing(t *testing.T, power, slow float64, mode prefetch.Speculation, o *o
 	opts.Experts.Predict = func(mixture.Routers, string, event.FileID) mixture.Predictor { return o }
 	if o.route == nil {
 		opts.Experts.Predict = func(r mixture.Routers, _ string, _ event.FileID) mixture.Predictor {
-			return moe.NewIDs(moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}, []int{1, 2}, 1<<20)
+			shape := moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}
+			return moe.NewIDs(shape, []int{1, 2}, 1<<20)
 		}
 	}
-	r := mixRig(t, 300*mib, power, opts, func(c *sim.Config) {
+	r := newMixtureRig(t, 300*mib, power, opts, func(c *sim.Config) {
 		if o.route == nil {
 			o.route = c.Route
 		}
@@ -80,29 +82,31 @@ func guessing(t *testing.T, power, slow float64, mode prefetch.Speculation, o *o
 	return r
 }
 
-// computes is how long a token computes if it waits for nothing.
-func computes(c *pattern.Cycle) (d time.Duration) {
+// sumComputing is how long a token computes if it waits for nothing.
+func sumComputing(c *pattern.Cycle) (d time.Duration) {
 	for _, r := range c.Reads {
 		d += time.Duration(r.Nanos)
 	}
 	return d
 }
 
-const patient = 10 // the disk is idle for most of a token
+// slowComputing leaves the disk idle for most of a token.
+const slowComputing = 10
 
-// Where it is known what the next layer chooses, and the disk has time, a token waits for next to nothing. That is found out.
+// If it is known what the next layer chooses, and the disk has time, a token waits for next to nothing.
 func TestSpeculation(t *testing.T) {
 	token := map[prefetch.Speculation]time.Duration{}
 	var read int64
 	for _, mode := range []prefetch.Speculation{prefetch.SpeculateOff, prefetch.SpeculateOn} {
 		o := &oracle{route: routing(uniform)}
-		r := guessing(t, uniform, patient, mode, o)
+		r := newPredictingRig(t, uniform, slowComputing, mode, o)
 		r.run(350)
-		token[mode] = r.run(60).Time - computes(r.cycle)
+		token[mode] = r.run(60).Time - sumComputing(r.cycle)
 		x := r.Summary().Experts
 		if mode == prefetch.SpeculateOff {
 			if x.Speculation != nil || o.asked > 0 {
-				t.Errorf("off: %+v, asked %d times", x.Speculation, o.asked)
+				t.Errorf("off: speculation is %+v, and the predictor was asked %d times, want none",
+					x.Speculation, o.asked)
 			}
 			read = x.Read
 			continue
@@ -112,13 +116,16 @@ func TestSpeculation(t *testing.T) {
 			t.Fatalf("%s: speculation is %+v, want it on", mode, s)
 		}
 		if s.Used < s.Read*9/10 || s.Read < read/10 || x.Read > read*8/10 {
-			t.Errorf("%s: %+v; %d bytes read when they were chosen, %d without guesses", mode, *s, x.Read, read)
+			t.Errorf("%s: %+v, want nine tenths used, and at least %d bytes read early; "+
+				"%d bytes were read once they were chosen, want at most eight tenths of the %d without predictions",
+				mode, *s, read/10, x.Read, read)
 		}
 		if status := r.Status(); status.Early < mib || status.Early > read/100 {
-			t.Errorf("%s: %d bytes a token are read for guesses, it says", mode, status.Early)
+			t.Errorf("%s: a status with %d bytes a token read early, want %d to %d", mode, status.Early, mib, read/100)
 		}
 		if r.Overcommitted() > 0 || x.Kept > x.Room {
-			t.Errorf("%s: %d bytes beyond the limit, %d kept in room for %d", mode, r.Overcommitted(), x.Kept, x.Room)
+			t.Errorf("%s: %d bytes exceed the limit, want 0; %d bytes kept, want at most the room of %d",
+				mode, r.Overcommitted(), x.Kept, x.Room)
 		}
 	}
 	off, on := token[prefetch.SpeculateOff], token[prefetch.SpeculateOn]
@@ -127,38 +134,41 @@ func TestSpeculation(t *testing.T) {
 	}
 }
 
-// A disk that is never idle reads nothing for guesses, right as they are.
+// A disk that is never idle reads nothing for predictions, even if they are right.
 func TestSpeculationBusyDisk(t *testing.T) {
-	r := guessing(t, uniform, 0.01, prefetch.SpeculateOn, &oracle{route: routing(uniform)})
+	r := newPredictingRig(t, uniform, 0.01, prefetch.SpeculateOn, &oracle{route: routing(uniform)})
 	r.run(200)
-	if s := r.Summary().Experts.Speculation; s.Read > 200*guessPiece {
-		t.Errorf("%d bytes were read, want %d at most: %+v, a token computes for %v", s.Read, int64(200*guessPiece), *s, computes(r.cycle))
+	if s := r.Summary().Experts.Speculation; s.Read > 200*predictedPiece {
+		t.Errorf("%d bytes were read early, want at most %d: %+v, a token computes for %v",
+			s.Read, int64(200*predictedPiece), *s, sumComputing(r.cycle))
 	}
 }
 
-// guessPiece is read at a time.
-const guessPiece = 512 << 10
+// predictedPiece is how many bytes of a prediction are read at a time.
+const predictedPiece = 512 << 10
 
-// Where there is nothing to guess by, it makes no difference to ask for guesses.
+// If nothing can be predicted, speculation makes no difference.
 func TestSpeculationWithoutLocality(t *testing.T) {
-	off := guessing(t, uniform, patient, prefetch.SpeculateOff, nil).run(500)
+	off := newPredictingRig(t, uniform, slowComputing, prefetch.SpeculateOff, nil).run(500)
 	for _, mode := range []prefetch.Speculation{prefetch.SpeculateOn} {
-		r := guessing(t, uniform, patient, mode, nil)
+		r := newPredictingRig(t, uniform, slowComputing, mode, nil)
 		token := r.run(500)
 		s := r.Summary().Experts
-		t.Logf("%s: %v a token, off %v: %+v", mode, token.Time, off.Time, *s.Speculation)
+		t.Logf("%s: %v a token, off: %v; %+v", mode, token.Time, off.Time, *s.Speculation)
 		if diff := (token.Time - off.Time).Abs(); diff > off.Time/200 {
-			t.Errorf("%s: %v a token, off %v; %+v", mode, token.Time, off.Time, *s.Speculation)
+			t.Errorf("%s: %v a token, want about the %v without; %+v", mode, token.Time, off.Time, *s.Speculation)
 		}
 		if s.Speculation.Read > s.Read/50 {
-			t.Errorf("%s: %d bytes read for guesses, %d for what was chosen", mode, s.Speculation.Read, s.Read)
+			t.Errorf("%s: %d bytes read early, want at most a fiftieth of the %d read for choices",
+				mode, s.Speculation.Read, s.Read)
 		}
 	}
 }
 
-// Where ids tell what comes next, a predictor of ids learns it, and that wins.
+// If ids tell what comes next, the predictor that goes by ids learns it, and that wins.
 func TestSpeculationLearns(t *testing.T) {
-	follows := func(token, layer int) []int32 { // a layer chooses what the one before it did, by a table; the first one at random
+	// The first layer chooses at random. What each other layer chooses follows from the choice of the one before it.
+	chain := func(token, layer int) []int32 {
 		r := rand.New(rand.NewPCG(uint64(token), 7))
 		a := r.Int32N(mixExperts)
 		for l := range layer {
@@ -168,13 +178,13 @@ func TestSpeculationLearns(t *testing.T) {
 	}
 	run := func(mode prefetch.Speculation) (*rig, sim.Token) {
 		o := &oracle{}
-		r := guessing(t, uniform, patient, mode, o)
+		r := newPredictingRig(t, uniform, slowComputing, mode, o)
 		route := o.route
 		o.route = func(token, layer int) []int32 {
 			if token == 0 {
 				return route(0, layer)
 			}
-			return follows(token, layer)
+			return chain(token, layer)
 		}
 		r.run(500)
 		return r, r.run(60)
@@ -183,29 +193,32 @@ func TestSpeculationLearns(t *testing.T) {
 	r, on := run(prefetch.SpeculateOn)
 	s := r.Summary().Experts.Speculation
 	t.Logf("%v a token, %v without: %+v", on.Time, off.Time, *s)
-	if wait := computes(r.cycle); on.Time-wait > (off.Time-wait)/2 {
-		t.Errorf("%v a token, %v without guesses, of which it computes for %v; %+v", on.Time, off.Time, wait, *s)
+	if compute := sumComputing(r.cycle); on.Time-compute > (off.Time-compute)/2 {
+		t.Errorf("%v a token, %v without predictions, of which it computes for %v; "+
+			"want at most half of the waiting; %+v",
+			on.Time, off.Time, compute, *s)
 	}
 }
 
-// waits notes for how long requests of what has been chosen would wait for others at the disk.
-type waits struct {
+// waitRecorder is a Controller that notes, at each choice, how long its reads would wait for others at the disk.
+type waitRecorder struct {
 	*prefetch.Controller
 	machine *sim.Machine
 	all     []time.Duration
 }
 
-func (w *waits) Handle(e event.Event) error {
+func (w *waitRecorder) Handle(e event.Event) error {
 	if _, is := e.(event.Selected); is {
 		w.all = append(w.all, w.machine.Backlog())
 	}
 	return w.Controller.Handle(e)
 }
 
-// What has been chosen does not wait for what was read for guesses, wrong ones at that, though layers take now more and now less time.
+// Reads of what was chosen do not wait for reads of predictions, which are all wrong here, though the layers' times
+// vary.
 func TestDemandFirst(t *testing.T) {
 	o := &oracle{route: routing(uniform), lies: true}
-	r := guessing(t, uniform, patient, prefetch.SpeculateOn, o)
+	r := newPredictingRig(t, uniform, slowComputing, prefetch.SpeculateOn, o)
 	before, random := slices.Clone(r.cycle.Reads), rand.New(rand.NewPCG(1, 2))
 	o.each = func() {
 		for i := range r.cycle.Reads {
@@ -213,7 +226,7 @@ func TestDemandFirst(t *testing.T) {
 		}
 	}
 	r.run(50)
-	w := &waits{r.Controller, r.Machine, nil}
+	w := &waitRecorder{r.Controller, r.Machine, nil}
 	r.Attach(w)
 	read := r.Summary().Experts.Speculation.Read
 	mean := r.run(100)
@@ -223,25 +236,29 @@ func TestDemandFirst(t *testing.T) {
 		sum += d
 		most = max(most, d)
 	}
-	t.Logf("%d choices waited for %v, at most %v, in tokens of %v; %d bytes were read for guesses", len(w.all), sum, most, mean.Time, read)
+	t.Logf("%d choices waited for %v in all, at most %v each, in tokens of %v; %d bytes were read early",
+		len(w.all), sum, most, mean.Time, read)
 	if len(w.all) != 100*mixLayers || read < 100*mib {
-		t.Fatalf("%d choices, %d bytes read for guesses", len(w.all), read)
+		t.Fatalf("%d choices, want %d; %d bytes read early, want at least %d",
+			len(w.all), 100*mixLayers, read, 100*mib)
 	}
 	if sum > 100*mean.Time/200 || most > 3*time.Millisecond {
-		t.Errorf("choices waited for %v, at most %v, in 100 tokens of %v", sum, most, mean.Time)
+		t.Errorf("choices waited for %v in all, want at most %v; at most %v each, want at most 3ms",
+			sum, 100*mean.Time/200, most)
 	}
 }
 
-// A limit that falls while guesses are read is kept to.
+// When the limit falls while predictions are read, memory stays below it.
 func TestSpeculationShrinks(t *testing.T) {
-	r := guessing(t, uniform, patient, prefetch.SpeculateOn, &oracle{route: routing(uniform)})
+	r := newPredictingRig(t, uniform, slowComputing, prefetch.SpeculateOn, &oracle{route: routing(uniform)})
 	r.run(100)
 	r.SetLimit(180 * mib)
 	r.run(5)
 	if x := r.Summary().Experts; x.Kept > x.Room || x.Room > 80*mib || r.Overcommitted() > 0 {
-		t.Errorf("%+v; %d bytes beyond the limit", *x, r.Overcommitted())
+		t.Errorf("%+v, want room for at most %d bytes, and no more kept; %d bytes exceed the limit, want 0",
+			*x, 80*mib, r.Overcommitted())
 	}
 	if token := r.run(40); token.Misses > 40*mixLayers {
-		t.Errorf("%d misses in 40 tokens", token.Misses)
+		t.Errorf("%d misses in 40 tokens, want at most %d", token.Misses, 40*mixLayers)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"tensorcast/sim"
 )
 
-// A target whose models have ample room need not be observed, until the room is short, or until it maps more than was named.
-// It may map them only after a while.
+// A target whose models have ample room need not be observed, until the room is short, or until it maps more than was
+// named. It may map them only after a while.
 func TestEarly(t *testing.T) {
 	var mapped int64
 	var opts prefetch.Options
@@ -38,7 +38,8 @@ func TestEarly(t *testing.T) {
 		}
 		for _, mapped = range []int64{0, bytes} {
 			if again, err := r.Look(); again || err != nil {
-				t.Errorf("%s: Look without a change, with %d bytes mapped = %v, %v, want false", name, mapped, again, err)
+				t.Errorf("%s: Look without a change, with %d bytes mapped = %v, %v, want false",
+					name, mapped, again, err)
 			}
 		}
 		change(r)
@@ -101,7 +102,8 @@ func TestFits(t *testing.T) {
 			t.Errorf("%s: Look after the change = %v, %v, want true", name, again, err)
 		}
 	}
-	// Host.Begin is not called if there is nothing to win. Otherwise it is called before anything is read, each time anew.
+	// Host.Begin is not called if there is nothing to win. Otherwise it is called before anything is read, each time
+	// anew.
 	begun := 0
 	var r *rig
 	opts.Host.Begin = func() {
@@ -138,7 +140,8 @@ func TestFits(t *testing.T) {
 	if !errors.As(err, &stood) || stood.Reason != prefetch.Fits || r.Summary().Pinned != 0 {
 		t.Errorf("%v, %d bytes held; want a stand back (%v), and none", err, r.Summary().Pinned, prefetch.Fits)
 	}
-	// A caller's budget is not the target's limit: if the model fits in memory, but not in the budget, there is no stand back.
+	// A caller's budget is not the target's limit: if the model fits in memory, but not in the budget, there is no
+	// stand back.
 	r = newSettledRig(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
 	if s := r.Summary(); s.Pinned == 0 || s.Level != room.LevelBudget {
 		t.Errorf("with a budget: %+v, want something held, and the level %v", s, room.LevelBudget)
@@ -165,8 +168,8 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// A target that cannot be helped is left alone until it can be. If that begins later, it is noticed because paging out has
-// no effect.
+// A target that cannot be helped is left alone until it can be. If that begins later, it is noticed because paging
+// out has no effect.
 func TestJudged(t *testing.T) {
 	why := errors.New("two processes map it")
 	asked := 0

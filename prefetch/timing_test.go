@@ -1,5 +1,7 @@
 package prefetch
 
+// This file tests the meter of the disk, and how often the loop ticks.
+
 import (
 	"testing"
 	"time"
@@ -7,7 +9,7 @@ import (
 
 const mib = 1 << 20
 
-// What was asked for is not what has come.
+// The meter counts what has arrived, not what was asked for.
 func TestMeter(t *testing.T) {
 	var m meter
 	now := time.Unix(1000, 0)
@@ -18,18 +20,20 @@ func TestMeter(t *testing.T) {
 		m.tick(now, 50*mib)
 	}
 	if want := 450.0 * mib / 0.5; m.best < want*0.99 || m.best > want*1.01 {
-		t.Errorf("%.0f bytes a second were seen, %.0f have come", m.best, want)
+		t.Errorf("%.0f bytes a second were measured, want about %.0f", m.best, want)
 	}
 }
 
-// The loop looks oftener the faster the disk brings blocks, within bounds.
+// The faster the disk brings blocks, the more often the loop ticks, within bounds.
 func TestBusyPause(t *testing.T) {
-	for perSecond, want := range map[float64]time.Duration{0: mostBusy, 1e9: mostBusy, 4 << 30: 3 * time.Second / 4 / 2048, 1e12: leastBusy} {
+	for perSecond, want := range map[float64]time.Duration{
+		0: mostBusy, 1e9: mostBusy, 4 << 30: 3 * time.Second / 4 / 2048, 1e12: leastBusy,
+	} {
 		now := time.Unix(1000, 0)
 		s := &session{now: func() time.Time { return now }, meter: meter{best: perSecond}, loop: timing{busy: now}}
 		f := &followed{session: s, block: 2 << 20}
 		if got := f.pauseForBlock(false); got.Round(time.Microsecond) != want.Round(time.Microsecond) {
-			t.Errorf("blocks of 2 MiB from a disk of %v bytes per second: each %v, want %v", perSecond, got, want)
+			t.Errorf("blocks of 2 MiB from a disk of %v bytes per second: a pause of %v, want %v", perSecond, got, want)
 		}
 	}
 }

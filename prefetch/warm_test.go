@@ -22,8 +22,8 @@ func newFittingRig(t *testing.T, opts prefetch.Options) *rig {
 	return r
 }
 
-// keepWarm does once a second, for a time, what a caller does to keep the model warm. idle says whether the target computes
-// nothing. It returns how many times something was read back.
+// keepWarm does once a second, for a time, what a caller does to keep the model warm. idle says whether the target
+// computes nothing. It returns how many times something was read back.
 func (r *rig) keepWarm(d time.Duration, idle bool) (times int) {
 	r.t.Helper()
 	for end := r.Now().Add(d); r.Now().Before(end); r.Rest(time.Second) {

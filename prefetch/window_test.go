@@ -41,8 +41,8 @@ func (a *readRecorder) Poll() error {
 	return a.Pages.Poll()
 }
 
-// Large folios that follow each other in the file, and in the order of use, are asked for together, up to an offset that is
-// the same each time. So the last one can be read first, and each finds the next one in memory.
+// Large folios that follow each other in the file, and in the order of use, are asked for together, up to an offset
+// that is the same each time. So the last one can be read first, and each finds the next one in memory.
 func TestRuns(t *testing.T) {
 	const block = 2 * mib
 	for _, share := range []float64{0.3, 0.6, 0.85} {
@@ -78,8 +78,8 @@ type apartPages struct{ *readRecorder }
 
 func (apartPages) CanReadApart() bool { return true }
 
-// Blocks that can be read apart are asked for as soon as the window has room for one. They do not wait until four can be
-// read together, for which more of the window has to be empty.
+// Blocks that can be read apart are asked for as soon as the window has room for one. They do not wait until four can
+// be read together, for which more of the window has to be empty.
 func TestApart(t *testing.T) {
 	// countPerBatch is ten times the mean number of blocks that are asked for together, with a token on average.
 	countPerBatch := func(together bool) (tenths int, token sim.Token) {
@@ -108,8 +108,8 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// What is in memory without being held, staged or needed soon is paged out while the target computes. The target reads it
-// around a miss, and it would take the room of the rest.
+// What is in memory without being held, staged or needed soon is paged out while the target computes. The target
+// reads it around a miss, and it would take the room of the rest.
 func TestSweep(t *testing.T) {
 	r := newSettledRig(t, 0.15, prefetch.Options{Strategy: plan.Stream{}, Always: true}, nil)
 	now := r.Now().Sub(r.Began())
@@ -148,8 +148,8 @@ func newLargeWeightRig(t *testing.T, share float64) *rig {
 	return r
 }
 
-// A weight that is larger than the window is paged out behind the target while its op reads it. Otherwise the window would
-// be full in the middle of it, and the rest left to the target.
+// A weight that is larger than the window is paged out behind the target while its op reads it. Otherwise the window
+// would be full in the middle of it, and the rest left to the target.
 func TestLargeWeight(t *testing.T) {
 	// If only the ends of ops were seen, 280 pages and more would be missing.
 	for share, bar := range map[float64]int{0.8: 0, 0.5: 80, 0.3: 200} {
@@ -214,7 +214,8 @@ func TestBeyond(t *testing.T) {
 		}
 		sum := missing + b.Window + b.Reserve + b.LeftFree + b.Unused + b.Twice + b.Taken
 		if diff := token.HelperBytes - sum; diff < -4*mib || diff > 4*mib {
-			t.Errorf("share %v: %d bytes read, want %d: the %d missing, and %+v", share, token.HelperBytes, sum, missing, b)
+			t.Errorf("share %v: %d bytes read, want %d: the %d missing, and %+v",
+				share, token.HelperBytes, sum, missing, b)
 		}
 	}
 }
@@ -267,8 +268,8 @@ func (q *busyQueue) Poll() error {
 	return q.Pages.Poll()
 }
 
-// A read that has not begun yet is not taken for one whose pages the kernel has taken away. So it is no reason to leave more
-// memory free.
+// A read that has not begun yet is not taken for one whose pages the kernel has taken away. So it is no reason to
+// leave more memory free.
 func TestReadsThatBeginLate(t *testing.T) {
 	r := newRig(t, 0.4, prefetch.Options{}, func(c *sim.Config) { c.Block = 2 * mib })
 	pages := &busyQueue{Pages: r.pages, now: r.Now}
@@ -280,11 +281,12 @@ func TestReadsThatBeginLate(t *testing.T) {
 	before := r.Summary()
 	r.run(20)
 	s := r.Summary()
-	// Blocks that are read after their use displace others now and then. If each late read were taken for a loss, 13 MB would
-	// be left free, and a seventh would be read again.
+	// Blocks that are read after their use displace others now and then. If each late read were taken for a loss, 13
+	// MB would be left free, and a seventh would be read again.
 	taken, streamed := s.Taken-before.Taken, s.Streamed-before.Streamed
 	if streamed == 0 || taken > streamed/50 || s.Beyond.LeftFree > 6*mib {
-		t.Errorf("%d bytes were taken, want at most a fiftieth of the %d that were streamed; %d are left free, want at most %d",
+		t.Errorf("%d bytes were taken, want at most a fiftieth of the %d that were streamed; "+
+			"%d are left free, want at most %d",
 			taken, streamed, s.Beyond.LeftFree, 6*mib)
 	}
 }
@@ -310,8 +312,8 @@ func TestWindowByMeasurement(t *testing.T) {
 	}
 }
 
-// If ops are large, a hundredth of what a token reads is added to the window for them. Otherwise the window could not have
-// all that is streamed of one op at a time.
+// If ops are large, a hundredth of what a token reads is added to the window for them. Otherwise the window could not
+// have all that is streamed of one op at a time.
 func TestWindowOfLargeOps(t *testing.T) {
 	c := &pattern.Cycle{Files: []pattern.CycleFile{{Name: "model.gguf", Size: 4 << 30}}}
 	const weight = 64 * mib
