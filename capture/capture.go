@@ -107,7 +107,7 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	// Either this program does not compute itself (a shell or a wrapper), or further processes may
 	// compute. So ggml is looked for at each execve.
 	if opts.Follow || tracer.Ready() != nil {
-		target.release = func() error { return target.child.ReleaseHeld(opts.Follow, tracer.Execed) }
+		target.release = func() error { return target.child.ReleaseHeld(opts.Follow, tracer.AttachExeced) }
 	}
 	return &Capture{target, probes{tracer}}, nil
 }
@@ -127,8 +127,8 @@ func Launch(cmd *exec.Cmd, signals []syscall.Signal) (*Capture, error) {
 	return &Capture{target: target}, nil
 }
 
-// Let lets a command that was launched run.
-func (c *Capture) Let() { c.target.run() }
+// Resume lets a command that was launched run.
+func (c *Capture) Resume() { c.target.run() }
 
 func startPreloaded(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	po := preload.Options{
@@ -248,9 +248,9 @@ func (c *Capture) Wait(ctx context.Context) (status int, err error) { return c.t
 // Counters account for every hit (see event.Counters). The sums are exact once Run has returned.
 func (c *Capture) Counters() (event.Counters, error) { return c.capturer.Counters() }
 
-// TellInputs reports whether the inputs that Options.Inputs asks for are wanted from the next decode
+// WantInputs reports whether the inputs that Options.Inputs asks for are wanted from the next decode
 // on. At first they are.
-func (c *Capture) TellInputs(wanted bool) error { return c.capturer.TellInputs(wanted) }
+func (c *Capture) WantInputs(wanted bool) error { return c.capturer.WantInputs(wanted) }
 
 // Libraries lists the files in which ops or graphs are observed.
 func (c *Capture) Libraries() []string { return c.capturer.Libraries() }

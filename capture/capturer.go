@@ -17,7 +17,7 @@ type capturer interface {
 	Run(ctx context.Context, handle func(event.Event) error) error
 	Counters() (event.Counters, error)
 	Libraries() []string
-	TellInputs(wanted bool) error
+	WantInputs(wanted bool) error
 	Describe(pid int) event.TargetInfo
 	Explain() error
 	// Detach, after Run, removes what slows the target down.
@@ -42,6 +42,6 @@ func (l library) Run(ctx context.Context, handle func(event.Event) error) error 
 }
 func (l library) Describe(pid int) event.TargetInfo { return l.Target(pid) }
 func (l library) Explain() error                    { return l.Session.Explain() }
-func (l library) TellInputs(bool) error             { return nil } // it has none
+func (l library) WantInputs(bool) error             { return nil } // it has none
 // Detach has nothing to do: once Run has returned, the library reports nothing more.
 func (l library) Detach() error { return nil }

@@ -411,7 +411,7 @@ func (c *tool) checkFault(t *testing.T, dir, before string, want map[string]stri
 		for _, name := range others {
 			// A kill may leave a file under its temporary name: without O_TMPFILE an incomplete
 			// one, otherwise a complete one.
-			if f.Signal != unix.SIGKILL || outfile.Temporary(filepath.Base(name)) == "" {
+			if f.Signal != unix.SIGKILL || outfile.TemporaryOf(filepath.Base(name)) == "" {
 				wrong("%s is left, want it removed", name)
 			}
 		}

@@ -222,9 +222,9 @@ func (t *Tracer) attachProbe(ex *link.Executable, p uprobe) error {
 	return nil
 }
 
-// TellInputs says whether the inputs that Options.Inputs asks for are wanted, from the next decode
+// WantInputs says whether the inputs that Options.Inputs asks for are wanted, from the next decode
 // on. At first they are. While they are not, decodes of one token are counted nevertheless.
-func (t *Tracer) TellInputs(wanted bool) error {
+func (t *Tracer) WantInputs(wanted bool) error {
 	if err := t.objs.InputsOff.Set(asFlag(!wanted)); err != nil {
 		return fmt.Errorf("configure the probes: %w", err)
 	}

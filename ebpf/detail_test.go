@@ -86,7 +86,7 @@ func watchLossy(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Chi
 	}
 	release := child.Release
 	if opts.Follow || tr.Ready() != nil {
-		release = func() error { return child.ReleaseHeld(opts.Follow, tr.Execed) }
+		release = func() error { return child.ReleaseHeld(opts.Follow, tr.AttachExeced) }
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -287,7 +287,7 @@ func TestTellInputs(t *testing.T) {
 					return nil
 				}
 				c := change{before: now()}
-				if err := tr.TellInputs(len(changes) == 1); err != nil {
+				if err := tr.WantInputs(len(changes) == 1); err != nil {
 					return err
 				}
 				c.after = now()

@@ -21,10 +21,10 @@ type execRequest struct {
 	found chan bool
 }
 
-// Execed sets probes for the program that a process, stopped after its execve, is about to run. It
+// AttachExeced sets probes for the program that a process, stopped after its execve, is about to run. It
 // returns true if ggml was found, or if Run has ended. It may be called by any goroutine while Run
 // runs.
-func (t *Tracer) Execed(pid int) (found bool) {
+func (t *Tracer) AttachExeced(pid int) (found bool) {
 	request := execRequest{pid, make(chan bool, 1)}
 	select {
 	case t.execs <- request:
@@ -40,7 +40,7 @@ func (t *Tracer) Execed(pid int) (found bool) {
 	}
 }
 
-// serveExecs answers the calls of Execed that wait.
+// serveExecs answers the calls of AttachExeced that wait.
 func (t *Tracer) serveExecs() error {
 	for {
 		select {

@@ -24,7 +24,7 @@ import (
 )
 
 // Tracer observes a process and, with Options.Follow, the processes that it starts. Of its methods
-// only Counters and Execed may be called concurrently with others.
+// only Counters and AttachExeced may be called concurrently with others.
 type Tracer struct {
 	opts        Options
 	glanceEvery time.Duration // how often a target without ggml is asked for its size, see search

@@ -15,10 +15,10 @@ import (
 // BandRows is the number of rows of a band.
 const BandRows = kernel.BandRows
 
-// TakesBands reports whether m can be packed into bands and is multiplied faster that way on this
+// CanPackBands reports whether m can be packed into bands and is multiplied faster that way on this
 // processor. Such a matrix has one term of two or three planes, with a half as factor for each 32
 // columns. Fitted planes with one shared factor have this form.
-func TakesBands(m *Matrix) bool {
+func CanPackBands(m *Matrix) bool {
 	if len(m.Terms) != 1 || m.Min.Block != 0 || m.Rows < 1 || m.Cols < 1 {
 		return false
 	}
@@ -33,7 +33,7 @@ func BandsBytes(rows, cols, planes int) int {
 }
 
 // PackBands writes m to dst, which has BandsBytes bytes, with the given number of goroutines.
-// TakesBands must be true for m. PackBands panics if NewOperand would refuse m.
+// CanPackBands must be true for m. PackBands panics if NewOperand would refuse m.
 func PackBands(dst []byte, m *Matrix, workers int) {
 	o := Operand{m: m, level: kernel.Best()}
 	if err := o.check(); err != nil {
@@ -91,9 +91,9 @@ func (p *packer) pack(dst []byte, band int) {
 	kernel.PackBand(dst[band*size:][:size], &p.weights, &p.halfs, blocks, planes)
 }
 
-// CoarserBands reports whether the bands of m can lose their lowest plane, see CoarsenBands.
-// TakesBands must be true for m.
-func CoarserBands(m *Matrix) bool {
+// CanCoarsenBands reports whether the bands of m can lose their lowest plane, see CoarsenBands.
+// CanPackBands must be true for m.
+func CanCoarsenBands(m *Matrix) bool {
 	if len(m.Terms[0].Planes) != 3 {
 		return false
 	}
@@ -105,7 +105,7 @@ func CoarserBands(m *Matrix) bool {
 	return true
 }
 
-// CoarsenBands removes the lowest plane from b, bands of three planes, in place. CoarserBands must
+// CoarsenBands removes the lowest plane from b, bands of three planes, in place. CanCoarsenBands must
 // have been true for their matrix. It returns the bands of two planes, which are the beginning of
 // b. Nobody may read b meanwhile.
 func CoarsenBands(b []byte, rows, cols int) []byte {

@@ -92,8 +92,8 @@ func TestCoarsenBands(t *testing.T) {
 		m := fitted(t, rng, trit.PT5Striped, rows, cols, 3)
 		b := make([]byte, fabric.BandsBytes(rows, cols, 3))
 		fabric.PackBands(b, m, 1)
-		if !fabric.CoarserBands(m) {
-			t.Fatal("CoarserBands = false, want true")
+		if !fabric.CanCoarsenBands(m) {
+			t.Fatal("CanCoarsenBands = false, want true")
 		}
 		less := *m
 		less.Terms = []fabric.Term{{Planes: m.Terms[0].Planes[1:], Scales: fabric.Scales{Block: 32}}}
@@ -117,8 +117,8 @@ func TestCoarsenBands(t *testing.T) {
 			t.Fatalf("%d rows of %d: %v, want %v", rows, cols, got, want)
 		}
 		m.Terms[0].Scales.Half[0] = kernel.MaxCoarsenFactor + 1
-		if fabric.CoarserBands(m) {
-			t.Error("CoarserBands = true with a factor that would become infinite, want false")
+		if fabric.CanCoarsenBands(m) {
+			t.Error("CanCoarsenBands = true with a factor that would become infinite, want false")
 		}
 	}
 }
@@ -168,13 +168,13 @@ func TestBandsRefused(t *testing.T) {
 	rng := rand.New(rand.NewPCG(115, 116))
 	for planes := 1; planes <= 4; planes++ {
 		m := fitted(t, rng, trit.PT5Striped, 3, 64, planes)
-		if got, want := fabric.TakesBands(m), kernel.Best().HasBands(planes); got != want {
-			t.Errorf("%d planes: TakesBands = %v, want %v", planes, got, want)
+		if got, want := fabric.CanPackBands(m), kernel.Best().HasBands(planes); got != want {
+			t.Errorf("%d planes: CanPackBands = %v, want %v", planes, got, want)
 		}
 	}
 	src := blocks(rng, gguf.Q4_K, 512)
 	exact, err := decompose.Exact(t.Context(), gguf.Q4_K, 2, 256, src, decompose.Options{Layout: trit.PT5Striped})
-	if err != nil || fabric.TakesBands(exact) {
-		t.Errorf("planes with minima: error %v, or TakesBands = true, want false", err)
+	if err != nil || fabric.CanPackBands(exact) {
+		t.Errorf("planes with minima: error %v, or CanPackBands = true, want false", err)
 	}
 }

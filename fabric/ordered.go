@@ -12,9 +12,9 @@ import (
 // superCols is the number of columns of a super-block.
 const superCols = 256
 
-// HasOrder reports whether NewOrdered accepts m, i.e. whether m is an exact decomposition of Q8_0,
+// HasGGMLOrder reports whether NewOrdered accepts m, i.e. whether m is an exact decomposition of Q8_0,
 // Q4_0, Q6_K or Q4_K.
-func HasOrder(m *Matrix) bool {
+func HasGGMLOrder(m *Matrix) bool {
 	if !m.Exact || len(m.Terms) != 1 {
 		return false
 	}
@@ -32,13 +32,13 @@ func HasOrder(m *Matrix) bool {
 	return false
 }
 
-// NewOrdered does what NewOperand does, for a matrix for which HasOrder is true. Activations should
+// NewOrdered does what NewOperand does, for a matrix for which HasGGMLOrder is true. Activations should
 // be in the blocks in which ggml quantises for the type: 32 for Q8_0 and Q4_0, otherwise 256. Then
 // products, of one vector or of many, are those of ggml's ggml_vec_dot_q8_0_q8_0, _q4_0_q8_0,
 // _q4_K_q8_K and _q6_K_q8_K bit for bit, as its x86 builds for AVX2 and later compute them. This
 // takes longer than other orders.
 func NewOrdered(m *Matrix) (*Operand, error) {
-	if !HasOrder(m) {
+	if !HasGGMLOrder(m) {
 		return nil, fmt.Errorf("%w: ggml's order is not known for %v", ErrOperand, m.Origin)
 	}
 	o, err := NewOperand(m)

@@ -179,10 +179,10 @@ func (w *weight) descend(g, size float32) {
 	}
 }
 
-// NewIDs mixes all predictors that need only the chosen experts, and the tokens' ids where they are
+// NewIDMixture mixes all predictors that need only the chosen experts, and the tokens' ids where they are
 // known. Their tables take roughly bytes of memory. What does not fit is left out; the nearest routers
 // come first.
-func NewIDs(s Shape, leads []int, bytes int64) *Mixture {
+func NewIDMixture(s Shape, leads []int, bytes int64) *Mixture {
 	members := []Predictor{NewFrequency(s, 0.9), NewFrequency(s, 0.98), NewPrevious(s), NewSameToken(s, bytes/16)}
 	bytes -= bytes / 16
 	var used []int

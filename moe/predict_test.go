@@ -72,7 +72,7 @@ func everything(s Shape, leads []int) map[string]Predictor {
 	return map[string]Predictor{
 		"frequency": NewFrequency(s, 0.95), "previous": NewPrevious(s), "same token": NewSameToken(s, 1<<12),
 		"markov": NewMarkov(s, 1), "markov 2": NewMarkov(s, 2),
-		"markov, a token": NewMarkov(s, s.Layers), "ids": NewIDs(s, leads, 1<<30),
+		"markov, a token": NewMarkov(s, s.Layers), "ids": NewIDMixture(s, leads, 1<<30),
 	}
 }
 
@@ -127,7 +127,7 @@ func TestChain(t *testing.T) {
 	between(t, "1 ahead", recall(t, tr, NewMarkov(s, 1), 1000, 1), (first+7*p)/8-0.015, (first+7*p)/8+0.01)
 	between(t, "2 ahead", recall(t, tr, NewMarkov(s, 2), 1000, 2), (first*2+6*q)/8-0.015, (first*2+6*q)/8+0.025)
 	between(t, "previous", recall(t, tr, NewPrevious(s), 1000, 1), first-0.02, first+0.02)
-	between(t, "mixture", recall(t, tr, NewIDs(s, []int{1}, 1<<30), 1000, 1), (first+7*p)/8-0.015, (first+7*p)/8+0.01)
+	between(t, "mixture", recall(t, tr, NewIDMixture(s, []int{1}, 1<<30), 1000, 1), (first+7*p)/8-0.015, (first+7*p)/8+0.01)
 	ev, err := Evaluate(t.Context(), tr, NewMarkov(s, 1), 0, []int{1})
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestSameToken(t *testing.T) {
 		return routes[key]
 	}, func(token int) int32 { return ids[token] })
 	between(t, "by id", recall(t, tr, NewSameToken(s, 1<<20), 250, 1), 1, 1)
-	between(t, "mixture", recall(t, tr, NewIDs(s, []int{1}, 1<<30), 250, 1), 0.99, 1)
+	between(t, "mixture", recall(t, tr, NewIDMixture(s, []int{1}, 1<<30), 250, 1), 0.99, 1)
 	between(t, "one place for all ids", recall(t, tr, NewSameToken(s, 1), 250, 1), 0, 0.25)
 	// It has one slot only. What another token chose there must not be taken for the token's own choices.
 	one := NewSameToken(s, 1)
@@ -246,7 +246,7 @@ func TestMixtureWeighsByLayer(t *testing.T) {
 // is answered, too.
 func TestMixtureLeads(t *testing.T) {
 	s := Shape{Layers: 6, Experts: 16, K: 2}
-	m := NewIDs(s, []int{1, 4}, 1<<30)
+	m := NewIDMixture(s, []int{1, 4}, 1<<30)
 	scores := make([]float32, s.Experts)
 	m.Begin(3)
 	for layer := range s.Layers {
@@ -278,7 +278,7 @@ func TestBoundedMemory(t *testing.T) {
 		{Shape{Layers: 1, Experts: 8, K: 2}, 1 << 30, []int{1}},
 	} {
 		var distances []int
-		for _, p := range NewIDs(tc.shape, []int{1}, tc.bytes).members {
+		for _, p := range NewIDMixture(tc.shape, []int{1}, tc.bytes).members {
 			if m, ok := p.(*Markov); ok {
 				distances = append(distances, m.distance)
 				if have := int64(len(m.follows) + len(m.total)); have > MarkovBytes(tc.shape) {
@@ -354,7 +354,7 @@ func TestPublicRecall(t *testing.T) {
 			tr := public(t, tc.name)
 			s := tr.Shape()
 			leads := []int{1}
-			ev, err := Evaluate(t.Context(), tr, NewIDs(s, leads, 64<<20), tr.FirstDecode(), leads)
+			ev, err := Evaluate(t.Context(), tr, NewIDMixture(s, leads, 64<<20), tr.FirstDecode(), leads)
 			if err != nil {
 				t.Fatal(err)
 			}

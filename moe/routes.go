@@ -74,10 +74,10 @@ func ChoosingContext(
 	return best, found.model, nil
 }
 
-// OfStructure is an empty trace of a model, with its layers that have experts, and the sizes of these. It
+// EmptyTrace is an empty trace of a model, with its layers that have experts, and the sizes of these. It
 // is nil if the model has none, or if layers differ in the number of experts. Rows are as package trace
 // reads them.
-func OfStructure(name string, structure []tables.StructureRow, model int32) *Trace {
+func EmptyTrace(name string, structure []tables.StructureRow, model int32) *Trace {
 	t := &Trace{Model: name}
 	index := map[int32]int{}
 	for i := range structure {

@@ -262,7 +262,7 @@ func TestFromRoutes(t *testing.T) {
 		{Step: 3, Layer: 1, Expert: 1},
 		{Step: 3, Layer: 2, Expert: 2},
 	}
-	tr, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps)
+	tr, err := FromRoutes(EmptyTrace("m.gguf", structure, 0), rowsOf(rows, nil), steps)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,21 +275,21 @@ func TestFromRoutes(t *testing.T) {
 		t.Errorf("trace %+v, want that of the rows of steps 1 and 3", tr)
 	}
 	rows[10].Expert = 4
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps); err == nil ||
+	if _, err := FromRoutes(EmptyTrace("m.gguf", structure, 0), rowsOf(rows, nil), steps); err == nil ||
 		err.Error() != "row 10 of the routes: expert 4, want 0 to 3" {
 		t.Errorf("error %v, want that of row 10", err)
 	}
 	broken := errors.New("broken")
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], broken), steps); !errors.Is(err,
+	if _, err := FromRoutes(EmptyTrace("m.gguf", structure, 0), rowsOf(rows[:3], broken), steps); !errors.Is(err,
 		broken) {
 		t.Errorf("error %v, want %v", err, broken)
 	}
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], nil), steps); !errors.Is(err,
+	if _, err := FromRoutes(EmptyTrace("m.gguf", structure, 0), rowsOf(rows[:3], nil), steps); !errors.Is(err,
 		ErrNoRoutes) {
 		t.Errorf("error %v, want %v", err, ErrNoRoutes)
 	}
-	if OfStructure("m.gguf", structure[2:3], 0) != nil {
-		t.Error("OfStructure of a dense model is not nil")
+	if EmptyTrace("m.gguf", structure[2:3], 0) != nil {
+		t.Error("EmptyTrace of a dense model is not nil")
 	}
 }
 

@@ -294,7 +294,7 @@ func FuzzReadCycle(f *testing.F) {
 				t.Errorf("read %+v of %+v", *r, c.Files[r.File])
 			}
 		}
-		if _, err := c.In(c.Files); err != nil {
+		if _, err := c.MatchFiles(c.Files); err != nil {
 			t.Error(err)
 		}
 		var b bytes.Buffer

@@ -474,7 +474,7 @@ func TestFilesAndIn(t *testing.T) {
 	moved := slices.Clone(files)
 	moved[0].Name = "elsewhere.gguf"
 	draft := CycleFile{"draft.gguf", 5, someFingerprint}
-	in, err := c.In([]CycleFile{files[1], draft, moved[0]})
+	in, err := c.MatchFiles([]CycleFile{files[1], draft, moved[0]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -488,11 +488,11 @@ func TestFilesAndIn(t *testing.T) {
 	} {
 		other := slices.Clone(files)
 		change(&other[1])
-		if _, err := c.In(other); !errors.Is(err, ErrOtherModel) || !strings.Contains(err.Error(), "b.gguf (") {
+		if _, err := c.MatchFiles(other); !errors.Is(err, ErrOtherModel) || !strings.Contains(err.Error(), "b.gguf (") {
 			t.Errorf("%s: error %v; want %v, text with \"b.gguf (\"", what, err, ErrOtherModel)
 		}
 	}
-	if _, err := c.In([]CycleFile{draft, files[1]}); !errors.Is(err, ErrOtherModel) ||
+	if _, err := c.MatchFiles([]CycleFile{draft, files[1]}); !errors.Is(err, ErrOtherModel) ||
 		!strings.Contains(err.Error(), "a.gguf") {
 		t.Errorf("error %v; want %v, text with \"a.gguf\"", err, ErrOtherModel)
 	}

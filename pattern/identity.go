@@ -37,10 +37,10 @@ func (f CycleFile) String() string {
 	return fmt.Sprintf("%s (%d bytes, fingerprint %.8s)", f.Name, f.Size, f.Fingerprint)
 }
 
-// In returns the cycle with CycleRead.File renumbered as an index of files. These may be in another
+// MatchFiles returns the cycle with CycleRead.File renumbered as an index of files. These may be in another
 // order and include files of other models. The error is ErrOtherModel, and says which file is
 // missing.
-func (c *Cycle) In(files []CycleFile) (*Cycle, error) {
+func (c *Cycle) MatchFiles(files []CycleFile) (*Cycle, error) {
 	index := make([]int, len(c.Files))
 	for i, f := range c.Files {
 		index[i] = slices.IndexFunc(files, f.isSameFile)

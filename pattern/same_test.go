@@ -137,7 +137,7 @@ func (b *both) compareCycles() *pattern.Cycle {
 			t.Errorf("read %d: learned %+v, captured %+v", i, learned.Reads[i], captured.Reads[i])
 		}
 	}
-	if _, err := captured.In(b.files); err != nil {
+	if _, err := captured.MatchFiles(b.files); err != nil {
 		t.Error(err)
 	}
 	var file bytes.Buffer

@@ -67,7 +67,7 @@ func (s *session) seekModel() error {
 	if err != nil || len(m.Files) == 0 {
 		return err
 	}
-	cycle, err := s.opts.Stored.In(m.Files)
+	cycle, err := s.opts.Stored.MatchFiles(m.Files)
 	if err != nil {
 		if s.seek.otherSince.IsZero() {
 			s.seek.otherSince = s.now()

@@ -67,7 +67,7 @@ func newPredictingRig(t *testing.T, power, slow float64, mode prefetch.Speculati
 	if o.route == nil {
 		opts.Experts.Predict = func(r mixture.Routers, _ string, _ event.FileID) mixture.Predictor {
 			shape := moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}
-			return moe.NewIDs(shape, []int{1, 2}, 1<<20)
+			return moe.NewIDMixture(shape, []int{1, 2}, 1<<20)
 		}
 	}
 	r := newMixtureRig(t, 300*mib, power, opts, func(c *sim.Config) {

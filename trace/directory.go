@@ -19,8 +19,8 @@ var captureFiles = []string{MetaFile, MetaFile + ".tmp", StructureFile, Structur
 
 func isCaptureFile(name string) bool {
 	_, _, segment := segmentOf(name)
-	return segment || isExport(name) || isExport(outfile.Temporary(name)) ||
-		slices.Contains(captureFiles, name) || slices.Contains(captureFiles, outfile.Temporary(name))
+	return segment || isExport(name) || isExport(outfile.TemporaryOf(name)) ||
+		slices.Contains(captureFiles, name) || slices.Contains(captureFiles, outfile.TemporaryOf(name))
 }
 
 // processDir matches the name of one process's capture in a session's directory.
@@ -51,7 +51,7 @@ func openDir(path string, log *slog.Logger) (*outfile.Dir, error) {
 			err = checkOnlyCapture(d, true)
 		}
 		if err != nil {
-			d.Forget()
+			d.CloseAndRemoveEmpty()
 			return nil, err
 		}
 		return d, nil
@@ -116,7 +116,7 @@ func removeAll(dir *outfile.Dir) error {
 
 // inSubdir locks a directory in dir and calls do with it.
 func inSubdir(dir *outfile.Dir, name string, do func(*outfile.Dir) error) error {
-	sub, err := dir.Sub(name, dirMode)
+	sub, err := dir.OpenSub(name, dirMode)
 	if err != nil {
 		return err
 	}

@@ -62,9 +62,9 @@ func isExport(name string) bool {
 	return ok && slices.Contains(TableNames(), table)
 }
 
-// ExportTo writes each table that the capture has as Parquet beside its streams, and returns the
+// ExportTables writes each table that the capture has as Parquet beside its streams, and returns the
 // files' paths. An export that cannot be made leaves the capture as it was.
-func (c *Capture) ExportTo(ctx context.Context, path string) (written []string, err error) {
+func (c *Capture) ExportTables(ctx context.Context, path string) (written []string, err error) {
 	dir, err := outfile.OpenDir(path, dirMode)
 	if err != nil {
 		return nil, fmt.Errorf("capture directory: %w", err)

@@ -299,7 +299,7 @@ func TestEarlierCaptureIsUndescribedFirst(t *testing.T) {
 	check(t, err)
 	defer d.Close()
 	// The deletion ends at the first directory that somebody else has locked.
-	other, err := d.Sub("1", dirMode)
+	other, err := d.OpenSub("1", dirMode)
 	check(t, err)
 	defer other.Close()
 	check(t, other.Lock())

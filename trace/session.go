@@ -117,7 +117,7 @@ func (s *Session) createWriter(pid int32, meta *tables.Meta, rows []tables.Struc
 	if n := s.dirUses[name]; n > 1 {
 		name = fmt.Sprintf("%s-%d", name, n)
 	}
-	dir, err := s.dir.Sub(name, dirMode)
+	dir, err := s.dir.OpenSub(name, dirMode)
 	if err != nil {
 		return nil, err
 	}
@@ -305,7 +305,7 @@ func (s *Session) releaseDir() {
 	case s.isCleared:
 		s.dir.Close()
 	default:
-		s.dir.Forget()
+		s.dir.CloseAndRemoveEmpty()
 	}
 }
 

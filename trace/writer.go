@@ -59,7 +59,7 @@ func Create(dir string, meta *tables.Meta, structure []tables.StructureRow) (*Wr
 	}
 	w, err := replaceCapture(d, meta, structure)
 	if err != nil {
-		d.Forget()
+		d.CloseAndRemoveEmpty()
 		return nil, err
 	}
 	w.ownsDir = true

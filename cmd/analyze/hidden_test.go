@@ -122,7 +122,7 @@ func TestChoices(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := hidden.Read(m)
+			r, err := hidden.ReadRouters(m)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -310,7 +310,7 @@ func (in *routedInput) routers(path string) (*hidden.Routers, error) {
 	if models := in.capture.Meta.Models; int(in.model) >= len(models) || models[in.model].Fingerprint != fingerprint {
 		return nil, fmt.Errorf("%s is another model than the capture's", path)
 	}
-	return hidden.Read(m)
+	return hidden.ReadRouters(m)
 }
 
 // readRoutes reads the directory of a capture, or a CSV file.
@@ -364,7 +364,7 @@ func readCaptureRoutes(ctx context.Context, dir string, context int32) (*routedI
 	if int(number) < len(c.Meta.Models) {
 		model = filepath.Base(strings.TrimSpace(c.Meta.Models[number].Path))
 	}
-	empty := moe.OfStructure(model, c.Structure, number)
+	empty := moe.EmptyTrace(model, c.Structure, number)
 	if empty == nil {
 		return nil, moe.ErrNoRoutes
 	}

@@ -235,7 +235,7 @@ func writeAll(ctx context.Context, path string, files []file) (written []string,
 	var made []*outfile.File
 	defer func() {
 		if err != nil {
-			dir.Forget()
+			dir.CloseAndRemoveEmpty()
 		} else {
 			dir.Close()
 		}

@@ -124,5 +124,5 @@ func (s *study) modelField() tables.Field { return modelField(s.in.capture.Meta,
 
 // experts is an empty trace of the model's experts. It is nil if the model has none.
 func (s *study) experts() *moe.Trace {
-	return moe.OfStructure(s.modelName(), s.in.capture.Structure, s.pattern.Model)
+	return moe.EmptyTrace(s.modelName(), s.in.capture.Structure, s.pattern.Model)
 }

@@ -214,7 +214,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		}
 		memory = append(memory, a.bytes)
 	}
-	answer, err := config.Ask(memory, ctx.Err)
+	answer, err := config.Estimate(memory, ctx.Err)
 	if err != nil {
 		return in.reading(err)
 	}

@@ -79,8 +79,8 @@ func helpAll(cmd *cobra.Command, o options) error {
 	}
 	passed := helperFlags(cmd.Flags(), &o)
 	return auto.Run(cmd.Context(), finder, auto.Options{
-		Most: o.most, Budget: o.Budget,
-		Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Bare: o.log == logJSON, Log: log,
+		MaxHelpers: o.most, Budget: o.Budget,
+		Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), NoPrefix: o.log == logJSON, Log: log,
 		Helper: func(c auto.Candidate, budget int64) []string {
 			args := append([]string{self, fmt.Sprint("--pid=", c.PID)}, passed...)
 			if c.Loaded { // it has ggml, but the library that computes may be loaded a moment later
@@ -91,7 +91,7 @@ func helpAll(cmd *cobra.Command, o options) error {
 			}
 			return args
 		},
-		Share: func(ctx context.Context, target int, bytes int64) error {
+		SetShare: func(ctx context.Context, target int, bytes int64) error {
 			return monitor.SetBudget(ctx, o.runDir, target, bytes)
 		},
 	})

@@ -46,7 +46,7 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 		return err
 	}
 	if cli.IsTerminal(os.Stdout) { // the status would be mixed with the command's text
-		so.Tell = nil
+		so.OnStatus = nil
 	}
 	var user *invoker.User
 	if !o.asRoot {
@@ -60,7 +60,7 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	}
 	defer func() { err = plan.finish(err) }()
 	if plan != nil {
-		so.Planned = plan.setParts
+		so.OnPlanned = plan.setParts
 	}
 	command, err := user.Command(args)
 	if err != nil {
@@ -74,8 +74,8 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 		if d != nil {
 			defer func() { err = errors.Join(err, d.close()) }()
 			so.Elsewhere, so.Prefetch.Experts.Routes = d.changes, d.experts
-			tell := so.Tell
-			so.Tell = func(s prefetch.Status) {
+			tell := so.OnStatus
+			so.OnStatus = func(s prefetch.Status) {
 				d.noteStatus(s)
 				if tell != nil {
 					tell(s)

@@ -217,7 +217,7 @@ func (h *handed) manageMemory(ctx context.Context) {
 		if s.Holding == nil || s.Holding.Loading {
 			continue
 		}
-		switch now := h.experts.Held(s.Holding); {
+		switch now := h.experts.SetHeld(s.Holding); {
 		case !settled: // the first time is no change, because no token was computed before
 			settled, heldCount = true, now
 		case now != heldCount:
@@ -316,7 +316,7 @@ func (o *options) handOver(
 	if size > room.Bytes {
 		target.Disk = measureDisk(path, size, log)
 	}
-	take := handover.Make(units, form, target)
+	take := handover.NewPlan(units, form, target)
 	if take.Bytes == 0 {
 		why := "it fits"
 		if size > room.Bytes {

@@ -226,7 +226,7 @@ started for another reason, 2 for wrong usage.`,
 	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newFabricCommand(), newGuardianCommand())
 	objects := ebpf.Objects()
 	maps.Copy(objects, readahead.Objects())
-	cli.Objects(cmd, objects)
+	cli.AddBPFVersions(cmd, objects)
 	return cmd
 }
 
@@ -308,8 +308,8 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	}
 	return serve.Options{
 		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave,
-		Readahead: readahead.Choice(o.around), Guardian: guardianArgs(), Learned: o.learned, Ask: o.runDir,
-		Prefetch: o.Options, Tell: live.tell, Log: log,
+		Readahead: readahead.Choice(o.around), Guardian: guardianArgs(), LearnedDir: o.learned, SocketDir: o.runDir,
+		Prefetch: o.Options, OnStatus: live.tell, Log: log,
 	}, nil
 }
 
@@ -326,7 +326,7 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 		return nil, err
 	}
 	if plan != nil {
-		so.Planned = plan.setParts
+		so.OnPlanned = plan.setParts
 	}
 	s, err := serve.Run(cmd.Context(), so)
 	live.close()

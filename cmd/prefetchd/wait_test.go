@@ -161,7 +161,7 @@ func TestStatus(t *testing.T) {
 		err = json.Unmarshal([]byte(out), &all)
 	}
 	if err != nil || len(all) != 1 || all[0].PID != h.Process.Pid ||
-		all[0].Status.Activity != prefetch.Waiting || all[0].Own <= 0 {
+		all[0].Status.Activity != prefetch.Waiting || all[0].OwnBytes <= 0 {
 		t.Errorf("%v: %s", err, out)
 	}
 	if out, err := status("--metrics"); err != nil ||

@@ -104,6 +104,6 @@ With --strict also 1 if any event was lost or could not be read completely.`,
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log which probes are set")
 	f.SetInterspersed(false)
 	root.AddCommand(newDoctorCommand())
-	cli.Objects(root, ebpf.Objects())
+	cli.AddBPFVersions(root, ebpf.Objects())
 	return root
 }

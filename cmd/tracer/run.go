@@ -197,7 +197,7 @@ func (s *session) export(ctx context.Context, metas []*tables.Meta) error {
 		if err != nil {
 			return fmt.Errorf("export to Parquet: %w", err)
 		}
-		if _, err := c.ExportTo(ctx, m.Dir); err != nil {
+		if _, err := c.ExportTables(ctx, m.Dir); err != nil {
 			return fmt.Errorf("export to Parquet (the capture itself is whole): %w", err)
 		}
 	}

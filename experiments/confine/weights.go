@@ -149,7 +149,7 @@ func countWeights(c *trace.Capture) (w Weights, err error) {
 
 // routesOf returns what the routers of a pattern's context chose.
 func routesOf(c *trace.Capture, p *pattern.Pattern) (*moe.Trace, error) {
-	empty := moe.OfStructure(pattern.ModelName(c.Meta, p.Model), c.Structure, p.Model)
+	empty := moe.EmptyTrace(pattern.ModelName(c.Meta, p.Model), c.Structure, p.Model)
 	if empty == nil {
 		return nil, nil
 	}

@@ -136,12 +136,12 @@ func (r *Report) replay(ctx context.Context) (err error) {
 
 // replayReads replays the generated tokens after the first skip.
 func (r *Report) replayReads(ctx context.Context, room int64, skip int) (Reads, error) {
-	t := replay.Later(r.routed, skip)
-	least := replay.Least(t, r.Routes.Trunk, room)
+	t := replay.CountAsPrompt(r.routed, skip)
+	least := replay.LeastBytes(t, r.Routes.Trunk, room)
 	if len(least) == 0 {
 		return Reads{}, nil
 	}
-	best, err := replay.Unforeseen(ctx, t, room-r.Routes.Trunk)
+	best, err := replay.BestCausal(ctx, t, room-r.Routes.Trunk)
 	if err != nil {
 		return Reads{}, err
 	}

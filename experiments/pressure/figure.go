@@ -108,11 +108,11 @@ func (r *Report) boundCurve(from, to float64, steady bool) (points []chart.Point
 	}
 	t := r.routed
 	if steady {
-		t = replay.Later(t, r.Skip)
+		t = replay.CountAsPrompt(t, r.Skip)
 	}
 	for n := range expertBoundPoints + 1 {
 		x := from + (to-from)*float64(n)/expertBoundPoints
-		least := replay.Least(t, r.Routes.Trunk, r.Routes.Trunk+int64(x*float64(r.Routes.totalBytes())))
+		least := replay.LeastBytes(t, r.Routes.Trunk, r.Routes.Trunk+int64(x*float64(r.Routes.totalBytes())))
 		if y := r.boundOfReads(float64(sum(least)) / float64(max(len(least), 1))); y > 0 && len(least) > 0 {
 			points = append(points, chart.Point{X: x, Y: y})
 		}
@@ -206,7 +206,7 @@ func (r *Report) tokenBytes(setting int, variant string) (medians []float64) {
 func (r *Report) leastBytes(at *Result, tokens int) (least []float64) {
 	switch {
 	case r.routed != nil:
-		for _, bytes := range replay.Least(r.routed, r.Routes.Trunk, at.Limit-r.Own) {
+		for _, bytes := range replay.LeastBytes(r.routed, r.Routes.Trunk, at.Limit-r.Own) {
 			least = append(least, float64(bytes))
 		}
 		return least[:min(len(least), tokens)]

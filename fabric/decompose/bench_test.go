@@ -154,7 +154,7 @@ func BenchmarkRebuild(b *testing.B) {
 		b.Run(fmt.Sprintf("%v/blocks", typ), func(b *testing.B) {
 			b.SetBytes(int64(len(src)))
 			for b.Loop() {
-				if err := Bytes(src, m); err != nil {
+				if err := RestoreBlocks(src, m); err != nil {
 					b.Fatal(err)
 				}
 			}

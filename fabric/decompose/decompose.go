@@ -43,8 +43,8 @@ type Options struct {
 	Coarser bool
 }
 
-// Error compares fitted weights with the original ones. It is a measure, not an error value.
-type Error struct {
+// FitError compares fitted weights with the original ones. It is a measure, not an error value.
+type FitError struct {
 	Signal float64 // sum of the squared weights
 	Noise  float64 // sum of the squared differences
 	// Coarser is what Noise would be without the lowest plane, i.e. if the integers were rounded to
@@ -54,7 +54,7 @@ type Error struct {
 }
 
 // Add adds the sums of other weights to e.
-func (e *Error) Add(f Error) {
+func (e *FitError) Add(f FitError) {
 	e.Signal += f.Signal
 	e.Noise += f.Noise
 	e.Coarser += f.Coarser
@@ -64,7 +64,7 @@ func (e *Error) Add(f Error) {
 //
 // Products have the same ratio: if the elements of x are independent with equal variance, the noise
 // of Wx relative to Wx is the noise of W relative to W.
-func (e Error) SNR() float64 {
+func (e FitError) SNR() float64 {
 	if e.Noise == 0 {
 		return math.Inf(1)
 	}

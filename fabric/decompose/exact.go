@@ -65,10 +65,10 @@ func Exact(ctx context.Context, t gguf.Type, rows, cols int, src []byte, o Optio
 // errNotExact is wrapped by the errors of Bytes.
 var errNotExact = errors.New("the matrix is no exact decomposition")
 
-// Bytes writes the blocks of type m.Origin from which m was made to dst. dst must have the size of
+// RestoreBlocks writes the blocks of type m.Origin from which m was made to dst. dst must have the size of
 // m.Rows rows. It is an error if m is not exact or not as Exact makes it, i.e. if planes, scales or
 // minima have the wrong number or size, or values that the type's blocks cannot hold.
-func Bytes(dst []byte, m *fabric.Matrix) error {
+func RestoreBlocks(dst []byte, m *fabric.Matrix) error {
 	c := codecs[m.Origin]
 	if !m.Exact || c == nil {
 		return fmt.Errorf("rebuild %v: %w", m.Origin, errNotExact)

@@ -105,7 +105,7 @@ func checkExact(t *testing.T, m *fabric.Matrix, src []byte) {
 		t.Error("Matrix.Exact is false, want true")
 	}
 	got := make([]byte, len(src))
-	if err := Bytes(got, m); err != nil {
+	if err := RestoreBlocks(got, m); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, src) {
@@ -331,11 +331,11 @@ func TestBytesRefuses(t *testing.T) {
 	} {
 		size := int(256 / tt.typ.BlockElems() * tt.typ.BlockBytes())
 		m := mustExact(t, tt.typ, 1, 256, make([]byte, size), Options{Layout: trit.PT5})
-		if err := Bytes(make([]byte, size), m); err != nil {
+		if err := RestoreBlocks(make([]byte, size), m); err != nil {
 			t.Fatalf("%s: Bytes failed before the change: %v", name, err)
 		}
 		tt.corrupt(m)
-		if err := Bytes(make([]byte, size), m); err == nil {
+		if err := RestoreBlocks(make([]byte, size), m); err == nil {
 			t.Errorf("%s: Bytes returned no error, want one", name)
 		}
 	}

@@ -58,7 +58,7 @@ func newFitter(fit Fit) *fitter {
 
 // solve computes the factors of the blocks as halfs, and their errors. It writes the integer for
 // each weight's magnitude to f.digits.
-func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
+func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]FitError) {
 	var a [maxFree]vec
 	var e sums
 	planes := f.fit.Planes
@@ -102,7 +102,7 @@ func pow2(n int32) float64 { return math.Float64frombits(uint64(1023+n) << 52) }
 
 // solveCoarse computes the errors without the lowest digits. Digits are balanced, so dropping the
 // lowest one rounds to the nearest multiple of three.
-func (f *fitter) solveCoarse(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
+func (f *fitter) solveCoarse(scales *[maxFree][lanes]uint16, errs *[lanes]FitError) {
 	var a, inverse vec
 	var e sums
 	for l, exponent := range f.exponent {

@@ -49,14 +49,14 @@ const batchWeights = 1 << 14
 //
 // The error value wraps ErrNotFinite if a weight is not finite, or gguf.ErrNoDecoder. Lossy uses
 // several goroutines. If ctx is cancelled, it ends early with ctx's error.
-func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit, o Options) (*fabric.Matrix, Error,
+func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit, o Options) (*fabric.Matrix, FitError,
 	error) {
 	m, rowBytes, err := o.newMatrix(t, rows, cols, src)
 	if err != nil {
-		return nil, Error{}, err
+		return nil, FitError{}, err
 	}
 	if err := fit.Check(); err != nil {
-		return nil, Error{}, err
+		return nil, FitError{}, err
 	}
 	terms, perTerm := fit.Planes, 1
 	if fit.Shared {
@@ -83,7 +83,7 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 	}
 	pack := newPacker(m.Layout, digits, offset)
 	planeBytes := m.Layout.RowBytes(cols)
-	errs := make([]Error, rows)
+	errs := make([]FitError, rows)
 	err = o.forEachRange(ctx, rows, cols, func(first, end int) error {
 		f := newFitter(fit)
 		if o.Coarser && fit.Shared && fit.Planes > 1 {
@@ -113,9 +113,9 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 		return nil
 	})
 	if err != nil {
-		return nil, Error{}, err
+		return nil, FitError{}, err
 	}
-	var total Error
+	var total FitError
 	for _, e := range errs {
 		total.Add(e)
 	}
@@ -136,7 +136,7 @@ func (p *packer) packRow(planes [][]byte, at int, row []byte) {
 // adds the errors of these rows to errs. It also writes codes, which are the weights' integers plus
 // offset: one code with all digits, or, if codes[1] is not nil, two with three digits each, the low
 // digits in codes[0].
-func (f *fitter) fitRows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Error, w []float32, first,
+func (f *fitter) fitRows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []FitError, w []float32, first,
 	n int) error {
 	cols, size := m.Cols, f.fit.Block
 	perRow := ceilDiv(cols, size)
@@ -146,7 +146,7 @@ func (f *fitter) fitRows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []
 		return from + b%perRow*size, from + min((b%perRow+1)*size, cols)
 	}
 	var scales [maxFree][lanes]uint16
-	var found [lanes]Error
+	var found [lanes]FitError
 	for group := 0; group < n*perRow; group += lanes {
 		used := min(lanes, n*perRow-group)
 		at, _ := bounds(group)

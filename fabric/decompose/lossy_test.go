@@ -30,7 +30,7 @@ var goals = map[gguf.Type]struct {
 	gguf.Q4_K: {32, []float64{7.5, 15.6, 25.7}},
 }
 
-func mustFit(tb testing.TB, t gguf.Type, rows, cols int, src []byte, fit Fit, o Options) (*fabric.Matrix, Error) {
+func mustFit(tb testing.TB, t gguf.Type, rows, cols int, src []byte, fit Fit, o Options) (*fabric.Matrix, FitError) {
 	tb.Helper()
 	m, e, err := Lossy(tb.Context(), t, rows, cols, src, fit, o)
 	if err != nil {
@@ -76,7 +76,7 @@ func TestTrainedSNR(t *testing.T) {
 		}
 		block := goals[typ].block
 		for i, want := range goals[typ].snr {
-			var all, least Error
+			var all, least FitError
 			for _, tensor := range f.Tensors {
 				if tensor.Type != typ || tensor.Layer() != 3 || tensor.Kind() != gguf.KindAttention {
 					continue
@@ -166,7 +166,7 @@ func TestCoarser(t *testing.T) {
 	if math.Abs(noise-e.Coarser) > 1e-4*noise {
 		t.Errorf("Coarser = %v, want %v", e.Coarser, noise)
 	}
-	snr := Error{Signal: e.Signal, Noise: e.Coarser}.SNR()
+	snr := FitError{Signal: e.Signal, Noise: e.Coarser}.SNR()
 	t.Logf("%.2f dB, two fitted planes %.2f dB", snr, two.SNR())
 	if snr < two.SNR()-0.5 || two.Coarser != 0 {
 		t.Errorf("without the lowest of three planes %.2f dB, want at least %.2f, 0.5 less than two fitted planes",
@@ -212,7 +212,7 @@ func TestLossyMatrix(t *testing.T) {
 			t.Fatalf("%+v: got matrix %+v, want %d x %d, layout %v, %d terms, no minima, not exact",
 				fit, m, rows, cols, layout, terms)
 		}
-		var got Error
+		var got FitError
 		row := make([]float32, cols)
 		for r := range rows {
 			if err := Dequantize(row, m, r); err != nil {

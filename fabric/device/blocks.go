@@ -82,10 +82,10 @@ func (e *executor) readBlocks(
 	if err != nil {
 		return nil, weightForm{}, err
 	}
-	if d.Flags&(FlagFast|FlagBalanced) == 0 && fabric.HasOrder(m) {
+	if d.Flags&(FlagFast|FlagBalanced) == 0 && fabric.HasGGMLOrder(m) {
 		return m, weightForm{ordered: true}, nil
 	}
-	if !fabric.TakesBands(m) {
+	if !fabric.CanPackBands(m) {
 		return m, weightForm{}, nil
 	}
 	f := bandsForm(m)

@@ -131,7 +131,7 @@ func (l *loader) choosePlanes(ctx context.Context, e *Extent) (planes int, mayRe
 			return 0, false, err
 		}
 	}
-	fit := func(planes int, o decompose.Options) (decompose.Error, error) {
+	fit := func(planes int, o decompose.Options) (decompose.FitError, error) {
 		o.Workers = l.device.options.Workers
 		_, seen, err := decompose.Lossy(ctx, e.Type, rows, e.Cols, sample, heldFit(planes), o)
 		return seen, err
@@ -160,8 +160,8 @@ func (l *loader) choosePlanes(ctx context.Context, e *Extent) (planes int, mayRe
 }
 
 // coarserSNR is the ratio of signal to noise without the lowest plane, in decibels.
-func coarserSNR(e decompose.Error) float64 {
-	return decompose.Error{Signal: e.Signal, Noise: e.Coarser}.SNR()
+func coarserSNR(e decompose.FitError) float64 {
+	return decompose.FitError{Signal: e.Signal, Noise: e.Coarser}.SNR()
 }
 
 func heldFit(planes int) decompose.Fit {
@@ -206,7 +206,7 @@ type matrixReader struct {
 	refined bool // one of the planes is more than needed, as far as is known
 	form    weightForm
 	into    matrixBuilder
-	fitted  decompose.Error // of all rows so far
+	fitted  decompose.FitError // of all rows so far
 }
 
 // readMatrix makes a weight of so many planes in the pool, and returns the hash of its sample and the ratio of
@@ -272,8 +272,8 @@ func (r *matrixReader) addRows(ctx context.Context, b []byte, first, n int) erro
 		return err
 	}
 	exact := r.l.form.Bound == 0
-	r.form.ordered = exact && fabric.HasOrder(part)
-	if !r.form.ordered && fabric.TakesBands(part) {
+	r.form.ordered = exact && fabric.HasGGMLOrder(part)
+	if !r.form.ordered && fabric.CanPackBands(part) {
 		return r.addBands(part, first)
 	}
 	if first == 0 {
@@ -308,7 +308,7 @@ func (r *matrixReader) addBands(part *fabric.Matrix, first int) error {
 	r.form.bands = f.bands
 	r.form.zeros += f.zeros
 	r.form.lowZeros += f.lowZeros
-	r.refined = r.refined && fabric.CoarserBands(part)
+	r.refined = r.refined && fabric.CanCoarsenBands(part)
 	all := r.into.m.Terms[0].Planes[0]
 	fabric.PackBands(all[fabric.BandsBytes(first, e.Cols, f.bands):], part, r.l.device.options.Workers)
 	return nil

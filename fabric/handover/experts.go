@@ -39,8 +39,8 @@ func (e *Experts) Elsewhere(layer, expert int32) bool {
 
 func (e *Experts) isHeld(i int) bool { return i/8 < len(e.held) && e.held[i/8]>>(i%8)&1 != 0 }
 
-// Held notes what the device holds. It returns how many of the held units every token uses.
-func (e *Experts) Held(h *device.Holding) (trunk int) {
+// SetHeld notes what the device holds. It returns how many of the held units every token uses.
+func (e *Experts) SetHeld(h *device.Holding) (trunk int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.held = h.Which

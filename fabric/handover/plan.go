@@ -187,13 +187,13 @@ func (c *choice) diskSeconds() float64 { return c.read + c.wait }
 // otherPieces is the number of pieces in which the part of the model that no device can hold is streamed or kept.
 const otherPieces = 16
 
-// Make plans for a target. units are those of Units.
+// NewPlan plans for a target. units are those of Units.
 //
 // If the model does not fit even with a device, time comes before precision. If it does, the device takes
 // as little as makes the rest fit, and as far as that leaves room, more weights are held, in more planes
 // than they need, so with less error. Plan.Bytes is 0 if nothing is to be gained: the model fits as it is,
 // planes would take more than its bytes do, or a token would hardly take less time.
-func Make(units []Unit, form device.Form, t Target) Plan {
+func NewPlan(units []Unit, form device.Form, t Target) Plan {
 	if t.Model <= t.Room || t.Room <= t.LeftOver {
 		return Plan{}
 	}

@@ -64,7 +64,7 @@ func TestMake(t *testing.T) {
 		{"no room", fast, 100 * mib, 0, 0},
 		{"less than none", fast, -mib, 0, 0},
 	} {
-		p := Make(units, test.form, Target{Model: bytes, Room: test.room, LeftOver: 140 * mib, Disk: 2.2e9, CPUs: 2})
+		p := NewPlan(units, test.form, Target{Model: bytes, Room: test.room, LeftOver: 140 * mib, Disk: 2.2e9, CPUs: 2})
 		if p.Bytes < test.least || p.Bytes > test.most {
 			t.Errorf("%s: %d MiB, want %d to %d; a token %.3f s, alone %.3f s", test.name, p.Bytes/mib,
 				test.least/mib, test.most/mib, p.Token, p.Alone)
@@ -79,20 +79,20 @@ func TestMakeMixture(t *testing.T) {
 	few, bytes := mixed(16)
 	at := Target{Model: bytes, Room: 559 * mib, LeftOver: 144 * mib, Disk: 3e9, CPUs: 2}
 	isExpert := func(i int) bool { return few[i].Expert >= 0 }
-	if p := Make(few, fast, at); p.Bytes == 0 || !slices.ContainsFunc(p.Units, isExpert) {
+	if p := NewPlan(few, fast, at); p.Bytes == 0 || !slices.ContainsFunc(p.Units, isExpert) {
 		t.Errorf("fast: plan %+v, want experts among its units", p)
 	}
-	if p := Make(few, balanced, at); p.Bytes != 0 {
+	if p := NewPlan(few, balanced, at); p.Bytes != 0 {
 		t.Errorf("balanced: plan %+v, want none", p)
 	}
 	many, bytes := mixed(128)
 	at.Model = bytes
-	p := Make(many, fast, at)
+	p := NewPlan(many, fast, at)
 	if p.Bytes != 0 {
 		t.Errorf("128 experts, of which not all fit: plan %+v, want none", p)
 	}
 	at.Room = 1000 * mib
-	if p := Make(many, fast, at); p.Bytes == 0 {
+	if p := NewPlan(many, fast, at); p.Bytes == 0 {
 		t.Error("128 experts, all of which fit: no plan, want one")
 	}
 }
@@ -103,7 +103,7 @@ func TestMakeTypes(t *testing.T) {
 	more, bytes6 := dense(32, 16, gguf.Q6_K)
 	units = append(units, more...)
 	at := Target{Model: bytes + bytes6, Room: (bytes + bytes6) * 6 / 10, LeftOver: 64 * mib, Disk: 1e9, CPUs: 2}
-	p := Make(units, form(t, "fast", ""), at)
+	p := NewPlan(units, form(t, "fast", ""), at)
 	n := map[gguf.Type]int{}
 	for _, i := range p.Units {
 		n[units[i].Matrices[0].Type]++
@@ -130,7 +130,7 @@ func TestMakeFiner(t *testing.T) {
 		whole bool // all is held
 	}{{1000 * mib, true, false}, {860 * mib, true, false}, {620 * mib, true, true}, {540 * mib, false, false},
 		{300 * mib, false, false}} {
-		p := Make(units, fast, Target{Model: bytes, Room: test.room, LeftOver: 140 * mib, Disk: 2e9, CPUs: 2})
+		p := NewPlan(units, fast, Target{Model: bytes, Room: test.room, LeftOver: 140 * mib, Disk: 2e9, CPUs: 2})
 		left := test.room - 140*mib - p.Bytes - p.Rest // beside planes and what is not held
 		if p.Finer != test.finer || (p.Rest == 0) != test.whole || p.Finer && (left < 0 || left > 24*mib) ||
 			p.Bytes > test.room-140*mib || p.Least > p.Bytes || p.Finer && p.Least >= p.Bytes {
@@ -138,7 +138,7 @@ func TestMakeFiner(t *testing.T) {
 				left/mib, two/mib, three/mib)
 		}
 	}
-	if p := Make(units, fast, Target{Model: bytes, Room: 1100 * mib, LeftOver: 140 * mib}); p.Bytes != 0 {
+	if p := NewPlan(units, fast, Target{Model: bytes, Room: 1100 * mib, LeftOver: 140 * mib}); p.Bytes != 0 {
 		t.Errorf("a model that fits: plan %+v, want none", p)
 	}
 }
@@ -159,13 +159,13 @@ func TestMakeShort(t *testing.T) {
 	balanced.Finer = true
 	units, bytes := dense(64, 16, gguf.Q8_0)
 	at := Target{Model: bytes, Room: 950 * mib, LeftOver: 140 * mib, Disk: 2e9, CPUs: 2}
-	p := Make(units, balanced, at)
+	p := NewPlan(units, balanced, at)
 	if !p.Finer || p.Least <= p.Bytes*6/10 || p.Least >= p.Bytes*3/4 || p.Rest <= 0 ||
 		p.Rest > 950*mib-140*mib-p.Bytes+mib {
 		t.Errorf("where it fits: %+v, want planes that may go while memory is short", p)
 	}
 	at.Room = 500 * mib
-	if p := Make(units, balanced, at); p.Finer || p.Least != p.Bytes || p.Bytes == 0 {
+	if p := NewPlan(units, balanced, at); p.Finer || p.Least != p.Bytes || p.Bytes == 0 {
 		t.Errorf("where it does not fit: %+v, want no such planes", p)
 	}
 }

@@ -16,7 +16,7 @@ func TestRest(t *testing.T) {
 	more, bytes6 := dense(16, 16, gguf.Q6_K)
 	units = append(units, more...)
 	at := Target{Model: bytes + bytes6, Room: (bytes + bytes6) / 2, LeftOver: 64 * mib, Disk: 1e9, CPUs: 2}
-	p := Make(units, form(t, "fast", ""), at)
+	p := NewPlan(units, form(t, "fast", ""), at)
 	held := map[int]bool{}
 	for _, i := range p.Units {
 		held[i] = true

@@ -230,14 +230,14 @@ func (p *Plan) Decompose(ctx context.Context, t *Planned, w *gguf.Weights, o dec
 
 // decomposeTensor makes the matrix, and returns its error if it is not exact.
 func decomposeTensor(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Options) (
-	*fabric.Matrix, decompose.Error, error) {
+	*fabric.Matrix, decompose.FitError, error) {
 	b, _, err := SampleRows(h, t.Rows, 0)
 	if err != nil {
-		return nil, decompose.Error{}, err
+		return nil, decompose.FitError{}, err
 	}
 	if t.Exact {
 		m, err := decompose.Exact(ctx, h.Tensor.Type, t.Rows, t.Cols, b, o)
-		return m, decompose.Error{}, err
+		return m, decompose.FitError{}, err
 	}
 	return decompose.Lossy(ctx, h.Tensor.Type, t.Rows, t.Cols, b, t.fit(), o)
 }

@@ -235,7 +235,7 @@ func TestDecompose(t *testing.T) {
 			}
 			if m.Exact {
 				again := make([]byte, len(b))
-				if err := decompose.Bytes(again, m); err != nil || !bytes.Equal(again, b) {
+				if err := decompose.RestoreBlocks(again, m); err != nil || !bytes.Equal(again, b) {
 					t.Errorf("%s: error %v, or restored bytes that differ from the original ones", planned.Name, err)
 				}
 			}

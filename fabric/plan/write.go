@@ -33,7 +33,7 @@ func (p *Plan) WriteModel(ctx context.Context, w *gguf.Weights, from, to string)
 					return err
 				}
 				b := make([]byte, tensor.Size)
-				if err := decompose.Bytes(b, m); err != nil {
+				if err := decompose.RestoreBlocks(b, m); err != nil {
 					return err
 				}
 				_, err = dst.Write(b)

@@ -16,10 +16,10 @@ import (
 // ErrEnded says that a process has ended or is ending, so that it is in no group any more.
 var ErrEnded = errors.New("the process has ended")
 
-// Place tells in which control groups a process is. Anybody with the right to do so may move the
+// Membership tells in which control groups a process is. Anybody with the right to do so may move the
 // process at any time. A Place holds descriptors, so the caller must Close it. It is not safe for
 // concurrent use.
-type Place struct {
+type Membership struct {
 	sys       system
 	pid       int
 	dir, file int    // descriptors of /proc/PID and of its file cgroup
@@ -27,12 +27,12 @@ type Place struct {
 	reported  []byte // the text at the last Moved that returned true
 }
 
-// NewPlace follows a process. The caller must make sure that pid is the process that it means. The
+// FollowProcess follows a process. The caller must make sure that pid is the process that it means. The
 // error is ErrEnded if there is no such process.
-func NewPlace(pid int) (*Place, error) { return system{"/"}.follow(pid) }
+func FollowProcess(pid int) (*Membership, error) { return system{"/"}.follow(pid) }
 
-func (s system) follow(pid int) (*Place, error) {
-	fail := func(err error) (*Place, error) {
+func (s system) follow(pid int) (*Membership, error) {
+	fail := func(err error) (*Membership, error) {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 			err = ErrEnded
 		}
@@ -46,16 +46,16 @@ func (s system) follow(pid int) (*Place, error) {
 	if err != nil {
 		return fail(errors.Join(err, unix.Close(dir)))
 	}
-	return &Place{sys: s, pid: pid, dir: dir, file: file}, nil
+	return &Membership{sys: s, pid: pid, dir: dir, file: file}, nil
 }
 
 // Close releases the descriptors.
-func (p *Place) Close() error { return errors.Join(unix.Close(p.file), unix.Close(p.dir)) }
+func (p *Membership) Close() error { return errors.Join(unix.Close(p.file), unix.Close(p.dir)) }
 
 // Moved reports whether the process may be in another group than at the last call. The first call
 // returns true. If nothing has changed it takes one system call. The error is ErrEnded if the
 // process has ended; the kernel then shows it in the topmost group.
-func (p *Place) Moved() (bool, error) {
+func (p *Membership) Moved() (bool, error) {
 	if err := p.read(); err != nil {
 		return false, err
 	}
@@ -74,7 +74,7 @@ func (p *Place) Moved() (bool, error) {
 }
 
 // Find returns the memory control group that the process is in now, as [Find] does, or ErrEnded.
-func (p *Place) Find() (*Group, error) {
+func (p *Membership) Find() (*Group, error) {
 	g, err := p.sys.find(p.pid)
 	if readErr := p.read(); readErr != nil { // another process may have the number now
 		return nil, readErr
@@ -82,13 +82,13 @@ func (p *Place) Find() (*Group, error) {
 	return g, err
 }
 
-func (p *Place) endedError() error {
+func (p *Membership) endedError() error {
 	return fmt.Errorf("control groups of process %d: %w", p.pid, ErrEnded)
 }
 
 // read reads the text of /proc/PID/cgroup. The descriptor belongs to this process even if another
 // one gets its id.
-func (p *Place) read() error {
+func (p *Membership) read() error {
 	var buf [4096]byte
 	p.text = p.text[:0]
 	for {
@@ -114,7 +114,7 @@ func (p *Place) read() error {
 const flagExiting = 0x4
 
 // isExiting reports whether the process is about to end.
-func (p *Place) isExiting() (bool, error) {
+func (p *Membership) isExiting() (bool, error) {
 	fd, err := retry(func() (int, error) { return unix.Openat(p.dir, "stat", unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return true, nil // it has ended

@@ -320,7 +320,7 @@ func TestNoDescriptorsLeft(t *testing.T) {
 		}
 		w.Notices()
 		w.Moved(1)
-		p, err := NewPlace(os.Getpid())
+		p, err := FollowProcess(os.Getpid())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +364,7 @@ func TestPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	p, err := NewPlace(cmd.Process.Pid)
+	p, err := FollowProcess(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -406,8 +406,8 @@ func TestPlace(t *testing.T) {
 	if _, err := p.Find(); !errors.Is(err, ErrEnded) {
 		t.Errorf("Find: error %v, want %v", err, ErrEnded)
 	}
-	if _, err := NewPlace(cmd.Process.Pid); !errors.Is(err, ErrEnded) {
-		t.Errorf("NewPlace: error %v, want %v", err, ErrEnded)
+	if _, err := FollowProcess(cmd.Process.Pid); !errors.Is(err, ErrEnded) {
+		t.Errorf("FollowProcess: error %v, want %v", err, ErrEnded)
 	}
 }
 
@@ -444,7 +444,7 @@ func BenchmarkWatch(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer w.Close()
-	p, err := NewPlace(unix.Getpid())
+	p, err := FollowProcess(unix.Getpid())
 	if err != nil {
 		b.Fatal(err)
 	}

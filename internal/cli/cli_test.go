@@ -176,7 +176,7 @@ func TestContextEnds(t *testing.T) {
 // The hash is that of the file, so that sha256sum can tell which objects a command has.
 func TestVersionObjects(t *testing.T) {
 	root := command()
-	Objects(root, map[string][]byte{"b": []byte("abc"), "a": nil})
+	AddBPFVersions(root, map[string][]byte{"b": []byte("abc"), "a": nil})
 	var out bytes.Buffer
 	code := Run(t.Context(), root, []string{"--version"}, &out, &out)
 	if want := ", BPF a e3b0c44298fc, b ba7816bf8f01\n"; code != 0 || !strings.HasSuffix(out.String(), want) {

@@ -16,9 +16,9 @@ import (
 // bpfObjects is the annotation of a root command that names its BPF objects.
 const bpfObjects = "bpf"
 
-// Objects adds the BPF objects in a command to the output of --version. They are compiled apart
+// AddBPFVersions adds the BPF objects in a command to the output of --version. They are compiled apart
 // from the command. Each is named with the first 12 hexadecimal digits of the SHA-256 of its file.
-func Objects(root *cobra.Command, objects map[string][]byte) {
+func AddBPFVersions(root *cobra.Command, objects map[string][]byte) {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(objects)) {
 		parts = append(parts, fmt.Sprintf("%s %.6x", name, sha256.Sum256(objects[name])))

@@ -80,8 +80,8 @@ func openDir(at *location, path string, made bool) (*Dir, error) {
 	return d, nil
 }
 
-// Sub opens an entry of the directory, as OpenDir does.
-func (d *Dir) Sub(name string, mode uint32) (*Dir, error) {
+// OpenSub opens an entry of the directory, as OpenDir does.
+func (d *Dir) OpenSub(name string, mode uint32) (*Dir, error) {
 	w, err := currentWriter()
 	if err != nil {
 		return nil, err
@@ -104,8 +104,8 @@ func (d *Dir) Close() {
 	_ = unix.Close(d.parent)
 }
 
-// Forget closes the directory. If OpenDir has created it and it is empty, Forget also removes it.
-func (d *Dir) Forget() {
+// CloseAndRemoveEmpty closes the directory. If OpenDir has created it and it is empty, Forget also removes it.
+func (d *Dir) CloseAndRemoveEmpty() {
 	if d.made {
 		// This fails if the directory is not empty, or something else has its name now.
 		_ = unix.Unlinkat(d.parent, d.base, unix.AT_REMOVEDIR)
@@ -217,9 +217,9 @@ func (d *Dir) Remove(name string) error {
 
 var temporary = regexp.MustCompile(`^\.(.+)\.[0-9]+-[0-9]+\.tmp$`)
 
-// Temporary returns the name of the file for which an entry is a temporary file, or "" if the entry
+// TemporaryOf returns the name of the file for which an entry is a temporary file, or "" if the entry
 // is none. A process that is killed while it replaces a file leaves such an entry.
-func Temporary(entry string) string {
+func TemporaryOf(entry string) string {
 	if m := temporary.FindStringSubmatch(entry); m != nil {
 		return m[1]
 	}

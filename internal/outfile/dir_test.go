@@ -40,7 +40,7 @@ func TestDir(t *testing.T) {
 	}
 	must(t, d.Write("written", 0o600, text("new")))
 	must(t, d.Remove("removed"))
-	if sub, err := d.Sub("sub", 0o700); err == nil {
+	if sub, err := d.OpenSub("sub", 0o700); err == nil {
 		t.Errorf("Sub opened %v through a link, want an error", sub)
 	}
 	if info, err := os.Lstat(d.Path("written")); err != nil || info.Mode() != 0o600 {
@@ -49,7 +49,7 @@ func TestDir(t *testing.T) {
 	if data, err := os.ReadFile(precious); err != nil || string(data) != "precious" {
 		t.Errorf("the file behind the links has %q, %v; want precious", data, err)
 	}
-	sub, err := d.Sub("directory", 0o700)
+	sub, err := d.OpenSub("directory", 0o700)
 	must(t, err)
 	must(t, sub.Write("file", 0o600, text("x")))
 	if err := d.Remove("directory"); err == nil {
@@ -109,7 +109,7 @@ func TestBegin(t *testing.T) {
 	for name, want := range map[string]string{
 		tempName("a.json", 17, 2): "a.json", ".a.json.tmp": "", "a.json": "", "..17-2.tmp": "",
 	} {
-		if got := Temporary(name); got != want {
+		if got := TemporaryOf(name); got != want {
 			t.Errorf("Temporary(%q) = %q, want %q", name, got, want)
 		}
 	}
@@ -126,7 +126,7 @@ func TestLock(t *testing.T) {
 	if err := second.Lock(); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), path) {
 		t.Errorf("the second lock: error %v, want %v that names the directory", err, ErrLocked)
 	}
-	first.Forget() // removes the directory, because first created it and it is empty
+	first.CloseAndRemoveEmpty() // removes the directory, because first created it and it is empty
 	if err := second.Lock(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the lock of a removed directory: error %v, want %v", err, fs.ErrNotExist)
 	}
@@ -135,7 +135,7 @@ func TestLock(t *testing.T) {
 	must(t, third.Write("file", 0o600, text("x")))
 	fourth, err := OpenDir(path, 0o700)
 	must(t, err)
-	fourth.Forget() // does not remove it, because fourth did not create it
-	third.Forget()
+	fourth.CloseAndRemoveEmpty() // does not remove it, because fourth did not create it
+	third.CloseAndRemoveEmpty()
 	checkFiles(t, path, map[string]string{"file": "x"})
 }

@@ -224,7 +224,7 @@ func TestDirectoriesOfOthers(t *testing.T) {
 			defer parent.Close()
 			for how, open := range map[string]func() (*Dir, error){
 				"OpenDir": func() (*Dir, error) { return OpenDir(path, 0o700) },
-				"Sub":     func() (*Dir, error) { return parent.Sub("out", 0o700) },
+				"Sub":     func() (*Dir, error) { return parent.OpenSub("out", 0o700) },
 			} {
 				d, err := open()
 				if err == nil {

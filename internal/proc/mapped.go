@@ -93,11 +93,11 @@ func (w *MapWatch) openEvent(tid, cpu int) error {
 	return nil
 }
 
-// EaseWatch makes WatchMaps quick until the result is closed. It opens an event of the calling
+// KeepWatchReady makes WatchMaps quick until the result is closed. It opens an event of the calling
 // thread that reports nothing. The first event in the system makes the kernel wait for all
 // processors (account_event in kernel/events/core.c calls synchronize_rcu), which took 6 to 30 ms.
 // One second after the last event was closed, the next one is the first again.
-func EaseWatch() (io.Closer, error) {
+func KeepWatchReady() (io.Closer, error) {
 	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_DUMMY}
 	attr.Size = uint32(unsafe.Sizeof(attr))
 	const thisThread, anyProcessor = 0, -1

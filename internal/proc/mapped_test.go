@@ -33,14 +33,14 @@ func TestWatchMaps(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	ease, err := EaseWatch()
+	ease, err := KeepWatchReady()
 	if err != nil {
 		t.Skipf("perf events are not permitted here: %v", err) // in a container
 	}
 	defer ease.Close()
 	w, err := p.WatchMaps()
 	if err != nil {
-		t.Fatal(err) // perf events work, as EaseWatch has shown
+		t.Fatal(err) // perf events work, as KeepWatchReady has shown
 	}
 	defer w.Close()
 	waitForQuiet := func() {

@@ -73,7 +73,7 @@ func (p *pool) execute(calls <-chan call) {
 	}
 }
 
-func (p *pool) Workers(int) error { return nil }
+func (p *pool) SetWorkers(int) error { return nil }
 
 func (p *pool) Name() string { return "system calls" }
 

@@ -86,8 +86,8 @@ func limitWorkers(ring *giouring.Ring, n int) error {
 	return nil
 }
 
-// Workers implements Queue.
-func (r *Ring) Workers(n int) error {
+// SetWorkers implements Queue.
+func (r *Ring) SetWorkers(n int) error {
 	if r.ring == nil {
 		return fmt.Errorf("limit the workers of io_uring: %w", os.ErrClosed)
 	}

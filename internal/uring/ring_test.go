@@ -148,7 +148,7 @@ func TestWorkers(t *testing.T) {
 		t.Errorf("%d workers, want 1 to %d", workers, limit)
 	}
 
-	if err := q.Workers(limit + 1); err != nil {
+	if err := q.SetWorkers(limit + 1); err != nil {
 		t.Error(err)
 	}
 	// The kernel returns the previous limits.
@@ -157,7 +157,7 @@ func TestWorkers(t *testing.T) {
 	if errno != 0 || previous != [2]uint32{limit + 1, limit + 1} {
 		t.Errorf("limits %v, %v; want %d for both", previous, errno, limit+1)
 	}
-	if q.Close(); !errors.Is(q.Workers(limit), os.ErrClosed) {
+	if q.Close(); !errors.Is(q.SetWorkers(limit), os.ErrClosed) {
 		t.Errorf("Workers of a closed ring gave no error that wraps %v", os.ErrClosed)
 	}
 }

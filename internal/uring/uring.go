@@ -75,10 +75,10 @@ type Queue interface {
 	// operations. Even with an error it appends the available completions.
 	Reap(wait int, into []Completion) ([]Completion, error)
 
-	// Workers sets the number of threads that block on behalf of the queue (see WithWorkers) to n,
+	// SetWorkers sets the number of threads that block on behalf of the queue (see WithWorkers) to n,
 	// at least 1. A ring's existing workers stay until they have been idle for some seconds. The
 	// fallback ignores it and keeps the number that it was opened with.
-	Workers(n int) error
+	SetWorkers(n int) error
 
 	// InFlight is the number of operations that are queued or submitted and have not been reaped;
 	// each advice of Madvise is one.

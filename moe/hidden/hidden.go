@@ -135,7 +135,7 @@ func New(r *Routers, o Options) (*Predictor, error) {
 		if len(leads) == 0 {
 			leads = []int{1} // when attention's input comes, the layer before has chosen
 		}
-		p.ids = moe.NewIDs(s, leads, o.IDs)
+		p.ids = moe.NewIDMixture(s, leads, o.IDs)
 	}
 	p.idScores, p.idScoresAt = make([]float32, s.Layers*s.Experts), make([]int, s.Layers)
 	for i := range p.kinds {
@@ -563,9 +563,9 @@ func (p *Predictor) Learn(layer int) {
 	}
 }
 
-// Learned says whether Learn has learned anything, so that saving it is worth it. What was loaded does
+// HasLearned says whether Learn has learned anything, so that saving it is worth it. What was loaded does
 // not count.
-func (p *Predictor) Learned() bool { return p.learned }
+func (p *Predictor) HasLearned() bool { return p.learned }
 
 // Bytes is the memory for what is learned from inputs.
 func (p *Predictor) Bytes() int64 {

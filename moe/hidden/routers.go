@@ -74,9 +74,9 @@ type router struct {
 	table []uint16
 }
 
-// Read reads the routers of a model. It maps the model's files while it runs, and reads only the routers
+// ReadRouters reads the routers of a model. It maps the model's files while it runs, and reads only the routers
 // and norms of them. Errors wrap ErrNoRouters, or are those of package gguf.
-func Read(m *gguf.Model) (*Routers, error) {
+func ReadRouters(m *gguf.Model) (*Routers, error) {
 	w, err := gguf.OpenWeights(m, 0)
 	if err != nil {
 		return nil, fmt.Errorf("read routers: %w", err)

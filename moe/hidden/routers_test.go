@@ -33,7 +33,7 @@ func TestRead(t *testing.T) {
 	ids := map[string]string{}
 	for name, cfg := range llamatest.Routers() {
 		m := open(t, llamatest.Model(t, cfg))
-		r, err := Read(m)
+		r, err := ReadRouters(m)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -155,7 +155,7 @@ func TestReadRefuses(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "m.gguf")
 		tc.m.Write(t, path)
-		r, err := Read(open(t, path))
+		r, err := ReadRouters(open(t, path))
 		if (err == nil) != tc.ok || err != nil && !errors.Is(err, ErrNoRouters) {
 			t.Errorf("%s: error %v, want success: %v", name, err, tc.ok)
 		}
@@ -168,7 +168,7 @@ func TestReadRefuses(t *testing.T) {
 // A dense model has no routers.
 func TestReadOfLess(t *testing.T) {
 	dense := synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Type: gguf.Q8_0}
-	if _, err := Read(open(t, llamatest.Model(t, dense))); !errors.Is(err, ErrNoRouters) {
+	if _, err := ReadRouters(open(t, llamatest.Model(t, dense))); !errors.Is(err, ErrNoRouters) {
 		t.Errorf("a dense model: error %v, want %v", err, ErrNoRouters)
 	}
 }
@@ -189,7 +189,7 @@ func TestReadValues(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "m.gguf")
 	m.Write(t, path)
-	r, err := Read(open(t, path))
+	r, err := ReadRouters(open(t, path))
 	if err != nil || r.gate != gateSigmoid || r.ignoresShift || len(r.layers[0].table) != 20 {
 		t.Fatalf("error %v, routers %+v, want sigmoids and a table of 20", err, r)
 	}
@@ -208,7 +208,7 @@ func TestReadValues(t *testing.T) {
 		if err := os.WriteFile(other, bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Read(open(t, other)); !errors.Is(err, ErrNoRouters) {
+		if _, err := ReadRouters(open(t, other)); !errors.Is(err, ErrNoRouters) {
 			t.Errorf("%s: error %v, want %v", name, err, ErrNoRouters)
 		}
 	}

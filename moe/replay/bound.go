@@ -12,7 +12,7 @@ import (
 	"tensorcast/moe"
 )
 
-// Least returns how many bytes must be read for each generated token, whatever is kept and whenever it is
+// LeastBytes returns how many bytes must be read for each generated token, whatever is kept and whenever it is
 // read. The target computes all layers of a token in order, and has room bytes for the model. trunk is
 // how many bytes of the model it reads for every token besides experts, spread evenly over the layers.
 // Before the first generated token anything may be in memory.
@@ -21,7 +21,7 @@ import (
 // with equal pieces and equal costs nothing reads less. [Belady] keeps and drops whole experts, and holds
 // what computes, so it reads a little more. The sum is a bound. The bytes of a single token are those
 // that the rule reads.
-func Least(t *moe.Trace, trunk, room int64) []int64 {
+func LeastBytes(t *moe.Trace, trunk, room int64) []int64 {
 	s := t.Shape()
 	first := t.FirstDecode()
 	if first == len(t.Tokens) {
@@ -147,9 +147,9 @@ func (f *farthestFirst) Pop() any {
 	return e
 }
 
-// Unforeseen returns what the best policy reads that neither knows the future nor reads ahead, in a cache
+// BestCausal returns what the best policy reads that neither knows the future nor reads ahead, in a cache
 // of room bytes for experts that is full at the beginning. It fails as Run does.
-func Unforeseen(ctx context.Context, t *moe.Trace, room int64) (*PolicyResult, error) {
+func BestCausal(ctx context.Context, t *moe.Trace, room int64) (*PolicyResult, error) {
 	s := t.Shape()
 	r := RoomResult{Bytes: room}
 	run := func(f Forecast, names []string, configs ...Config) error {
@@ -187,9 +187,9 @@ var causal = []struct {
 	{"expected next use", func(s moe.Shape) moe.Policy { return moe.NewExpectedUse(s, 0.93) }},
 }
 
-// Later returns a trace in which the first n generated tokens count as prompt. What is measured after
+// CountAsPrompt returns a trace in which the first n generated tokens count as prompt. What is measured after
 // them is the steady state.
-func Later(t *moe.Trace, n int) *moe.Trace {
+func CountAsPrompt(t *moe.Trace, n int) *moe.Trace {
 	later := *t
 	later.Tokens = slices.Clone(t.Tokens)
 	for first := t.FirstDecode(); n > 0 && first < len(later.Tokens); n, first = n-1, first+1 {

@@ -45,7 +45,7 @@ func TestLeast(t *testing.T) {
 		{"nothing but the trunk", 10 * mib, 10 * mib, 3 * mib},
 		{"not all of the trunk", 10 * mib, 4 * mib, 3*6*mib + 3*mib},
 	} {
-		got := Least(tr, test.trunk, test.room)
+		got := LeastBytes(tr, test.trunk, test.room)
 		if len(got) != 300 {
 			t.Fatalf("%s: %d tokens, want 300", test.name, len(got))
 		}
@@ -54,10 +54,10 @@ func TestLeast(t *testing.T) {
 			t.Errorf("%s: %.3f MiB a round, want %.3f", test.name, float64(sum)/98/mib, float64(test.want)/mib)
 		}
 	}
-	if got := Least(tr, 0, 3*mib); total(got) != 0 {
+	if got := LeastBytes(tr, 0, 3*mib); total(got) != 0 {
 		t.Errorf("%d bytes are read where all fits from the beginning, want 0", total(got))
 	}
-	if got := Least(Later(tr, 300), 0, mib); got != nil {
+	if got := LeastBytes(CountAsPrompt(tr, 300), 0, mib); got != nil {
 		t.Errorf("without generated tokens Least = %v, want nothing", got)
 	}
 }
@@ -97,7 +97,7 @@ func TestLeastIsTheLeast(t *testing.T) {
 				uses = append(uses, bits)
 			}
 		}
-		if got, want := total(Least(tr, trunk, int64(room))),
+		if got, want := total(LeastBytes(tr, trunk, int64(room))),
 			int64(tryAll(uses, layers*experts+int(trunk), room)); got != want {
 			t.Fatalf("%v, trunk %d, room %d: %d, want %d", all, trunk, room, got, want)
 		}
@@ -151,7 +151,7 @@ func bits(set uint) (n int) {
 func TestLeastBoundsPolicies(t *testing.T) {
 	tr := random(t, rand.New(rand.NewPCG(3, 4)), 4, 16, 2, 120)
 	for _, room := range []int64{0, 10 * mib, 25 * mib, 50 * mib, 64 * mib} {
-		least := total(Least(tr, 0, room))
+		least := total(LeastBytes(tr, 0, room))
 		results, err := Run(t.Context(), tr, Forecast{}, Config{Capacity: room, Policy: NewBelady(tr), Threshold: 1},
 			Config{Capacity: room, Policy: moe.NewLRU(tr.Shape()), Threshold: 1})
 		if err != nil {
@@ -169,7 +169,7 @@ func TestLeastBoundsPolicies(t *testing.T) {
 	}
 }
 
-// Unforeseen finds the best of the policies that do not know the future, and none that does.
+// BestCausal finds the best of the policies that do not know the future, and none that does.
 func TestUnforeseen(t *testing.T) {
 	// Every fourth token chooses the same expert, and the others go round five more, in a cache for
 	// three. LRU drops the frequent one each time, and policies that count keep it.
@@ -184,27 +184,27 @@ func TestUnforeseen(t *testing.T) {
 		all = append(all, [][]int32{{chosen}})
 	}
 	tr := planted(t, 6, mib, all)
-	got, err := Unforeseen(t.Context(), tr, 3*mib)
+	got, err := BestCausal(t.Context(), tr, 3*mib)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if least := total(Least(tr, 0, 3*mib)); got.Name == nameLRU || got.Future || got.Ahead || got.Tokens != 400 ||
+	if least := total(LeastBytes(tr, 0, 3*mib)); got.Name == nameLRU || got.Future || got.Ahead || got.Tokens != 400 ||
 		got.DemandBytes > 320*mib || got.DemandBytes < least {
 		t.Errorf("best policy %+v with %+v, want one that keeps the frequent expert", got, got.Result)
 	}
 	// Tokens before count as prompt, so the frequent expert is in memory by then.
-	if later, err := Unforeseen(t.Context(), Later(tr, 100), 3*mib); err != nil || later.Tokens != 300 ||
+	if later, err := BestCausal(t.Context(), CountAsPrompt(tr, 100), 3*mib); err != nil || later.Tokens != 300 ||
 		later.DemandBytes > 230*mib {
 		t.Errorf("after the prompt: error %v, %+v, want 300 tokens", err, later)
 	}
 	// Where all fit, loading left all of them in memory.
-	if all, err := Unforeseen(t.Context(), tr, 6*mib); err != nil || all.DemandBytes != 0 {
+	if all, err := BestCausal(t.Context(), tr, 6*mib); err != nil || all.DemandBytes != 0 {
 		t.Errorf("where all fit: error %v, %+v, want nothing read", err, all)
 	}
-	if none, err := Unforeseen(t.Context(), tr, -mib); err != nil || none.DemandBytes != 400*mib {
+	if none, err := BestCausal(t.Context(), tr, -mib); err != nil || none.DemandBytes != 400*mib {
 		t.Errorf("without room: error %v, %+v, want everything read", err, none)
 	}
-	if _, err := Unforeseen(t.Context(), Later(tr, 1000), mib); !errors.Is(err, ErrNoDecode) {
+	if _, err := BestCausal(t.Context(), CountAsPrompt(tr, 1000), mib); !errors.Is(err, ErrNoDecode) {
 		t.Errorf("error %v, want %v", err, ErrNoDecode)
 	}
 	if tr.FirstDecode() != 0 {

@@ -28,7 +28,7 @@ func TestHeldExperts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if traces[dir], err = moe.FromRoutes(moe.OfStructure(dir, c.Structure, 0), c.Routes(), steps); err != nil {
+		if traces[dir], err = moe.FromRoutes(moe.EmptyTrace(dir, c.Structure, 0), c.Routes(), steps); err != nil {
 			t.Fatal(err)
 		}
 	}

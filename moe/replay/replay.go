@@ -475,7 +475,7 @@ const ProbableThreshold = 0.45
 // next layer, and for the same layer one token later, which says what to keep.
 func ForecastByIDs(s moe.Shape) Forecast {
 	leads := []int{1, s.Layers}
-	return Forecast{Predictor: moe.NewIDs(s, leads, tableBytes), Leads: leads}
+	return Forecast{Predictor: moe.NewIDMixture(s, leads, tableBytes), Leads: leads}
 }
 
 // ConfigByIDs has the policy that does best with that forecast.

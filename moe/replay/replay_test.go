@@ -322,7 +322,7 @@ func TestAccounts(t *testing.T) {
 				Compute: Compute{time.Duration(r.IntN(1e6)), time.Millisecond},
 			}
 			m := newMachine(tr, &cfg)
-			f := Forecast{moe.NewIDs(s, []int{1, s.Layers}, 1<<20), []int{1, 2, s.Layers}}
+			f := Forecast{moe.NewIDMixture(s, []int{1, s.Layers}, 1<<20), []int{1, 2, s.Layers}}
 			for token := range tr.Tokens {
 				f.runToken(tr, token, make([]float32, s.Experts), []*machine{m})
 				used := int64(0)

@@ -181,7 +181,7 @@ func (st *Study) addPredictors(t *moe.Trace, parts *[]func(context.Context) erro
 			add(fmt.Sprintf("Markov, %d before", distance), func() moe.Predictor { return moe.NewMarkov(s, distance) })
 		}
 	}
-	add(nameMixture, func() moe.Predictor { return moe.NewIDs(s, leads, tableBytes) })
+	add(nameMixture, func() moe.Predictor { return moe.NewIDMixture(s, leads, tableBytes) })
 }
 
 // addReplays lists the replays of all policies. Those that need a forecast run together, as the forecast

@@ -214,7 +214,7 @@ func TestRun(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(&said, nil))
 	go func() {
 		ran <- Run(ctx, f, Options{
-			Most: 2, Budget: 1000, Out: &out, Err: &said, Log: log,
+			MaxHelpers: 2, Budget: 1000, Out: &out, Err: &said, Log: log,
 			Helper: func(c Candidate, budget int64) []string {
 				told.mu.Lock()
 				told.now[c.PID] = budget
@@ -223,7 +223,7 @@ func TestRun(t *testing.T) {
 					`while kill -0 %d 2>/dev/null; do sleep 0.05; done; echo "no end" >&2; exit 3`
 				return []string{"sh", "-c", fmt.Sprintf(script, c.PID, c.PID)}
 			},
-			Share: func(_ context.Context, target int, bytes int64) error {
+			SetShare: func(_ context.Context, target int, bytes int64) error {
 				told.mu.Lock()
 				defer told.mu.Unlock()
 				told.now[target] = bytes

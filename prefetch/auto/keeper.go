@@ -22,19 +22,19 @@ type Options struct {
 	// Helper returns the command that helps a candidate. budget is its share in bytes, or 0 without a Budget. The
 	// command must end on SIGTERM, and when its target ends.
 	Helper func(c Candidate, budget int64) []string
-	// Most is how many candidates are helped at once, at least 1. Others wait until one has ended.
-	Most int
+	// MaxHelpers is how many candidates are helped at once, at least 1. Others wait until one has ended.
+	MaxHelpers int
 	// Budget is how many bytes all helpers may use together. It is divided evenly among them. 0 sets no bound.
 	Budget int64
-	// Share tells the helper of a target that its share is another one now.
-	Share func(ctx context.Context, target int, bytes int64) error
+	// SetShare tells the helper of a target that its share is another one now.
+	SetShare func(ctx context.Context, target int, bytes int64) error
 	// Out gets what a helper has written to standard output, as a whole, when the helper has ended. Err gets what
 	// helpers write to standard error, line by line. Each line begins with the helper's target. Writes to Err do
 	// not overlap.
 	Out, Err io.Writer
-	// Bare leaves out the target: the lines say themselves which target they are about.
-	Bare bool
-	Log  *slog.Logger
+	// NoPrefix leaves out the target: the lines say themselves which target they are about.
+	NoPrefix bool
+	Log      *slog.Logger
 }
 
 // endTimeout is how long helpers have to end before they are killed.
@@ -90,14 +90,14 @@ type helper struct {
 
 // startHelpers starts helpers for candidates that wait, until there are Options.Most.
 func (k *keeper) startHelpers() {
-	for len(k.waiting) > 0 && len(k.helpers) < k.o.Most {
+	for len(k.waiting) > 0 && len(k.helpers) < k.o.MaxHelpers {
 		c := k.waiting[0]
 		k.waiting = k.waiting[1:]
 		if errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) {
 			continue // it has ended while it waited
 		}
 		h := &helper{Candidate: c, stderr: &lineWriter{to: k.o.Err, mu: &k.mu}}
-		if !k.o.Bare {
+		if !k.o.NoPrefix {
 			h.stderr.prefix = fmt.Sprintf("%d %s: ", c.PID, c.Name)
 		}
 		if k.o.Budget > 0 {
@@ -137,7 +137,7 @@ func (k *keeper) divideBudget(ctx context.Context) {
 		if h.share == want {
 			continue
 		}
-		if err := k.o.Share(ctx, h.PID, want); err != nil {
+		if err := k.o.SetShare(ctx, h.PID, want); err != nil {
 			k.o.Log.Debug("cannot tell a helper its share", "target", h.PID, "why", err)
 			continue
 		}

@@ -57,7 +57,7 @@ func TestList(t *testing.T) {
 	if got.Target != os.Getpid() || s.Activity != status.Activity || s.Now != status.Now || s.Held != status.Held {
 		t.Errorf("second %+v, want status %+v of target %d", got, status, os.Getpid())
 	}
-	if got.Faults < 0 || got.Own <= 0 {
+	if got.Faults < 0 || got.OwnBytes <= 0 {
 		t.Errorf("second %+v, want faults and own memory", got)
 	}
 	if err := second.Close(); err != nil {
@@ -272,10 +272,10 @@ func TestSetBudget(t *testing.T) {
 // Metrics have a description once for each name, and a sample for each prefetchd, except for what is not known.
 func TestMetrics(t *testing.T) {
 	known := Report{
-		Target: 12, Faults: 3, Own: 9 << 20, Waits: Waits{0.5, 0.25},
+		Target: 12, Faults: 3, OwnBytes: 9 << 20, Waits: MemoryPressure{0.5, 0.25},
 		Status: prefetch.Status{Activity: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5},
 	}
-	unknown := Report{Target: 13, Faults: -1, Waits: Waits{-1, -1}, Status: prefetch.Status{Activity: prefetch.Waiting}}
+	unknown := Report{Target: 13, Faults: -1, Waits: MemoryPressure{-1, -1}, Status: prefetch.Status{Activity: prefetch.Waiting}}
 	var text strings.Builder
 	if err := WriteMetrics(&text, known, unknown); err != nil {
 		t.Fatal(err)

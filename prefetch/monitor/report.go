@@ -19,24 +19,24 @@ type Report struct {
 	PID    int `json:"pid"`        // of prefetchd
 	Target int `json:"target_pid"` // whom it helps
 	// Command is the name of the target's program, as the kernel has it (15 bytes). The target can choose it.
-	Command string          `json:"target_command"`
-	Began   time.Time       `json:"began"` // when prefetchd began
-	Status  prefetch.Status `json:"status"`
-	Faults  int64           `json:"target_major_faults"` // since the target was started; -1: it has ended
-	Own     int64           `json:"own_bytes"`           // prefetchd's anonymous memory
-	Waits   Waits           `json:"host_memory_pressure"`
+	Command  string          `json:"target_command"`
+	Began    time.Time       `json:"began"` // when prefetchd began
+	Status   prefetch.Status `json:"status"`
+	Faults   int64           `json:"target_major_faults"` // since the target was started; -1: it has ended
+	OwnBytes int64           `json:"own_bytes"`           // prefetchd's anonymous memory
+	Waits    MemoryPressure  `json:"host_memory_pressure"`
 }
 
-// Waits is the share of the last ten seconds in which processes of the machine waited for memory, in percent
+// MemoryPressure is the share of the last ten seconds in which processes of the machine waited for memory, in percent
 // (/proc/pressure/memory, Linux 4.20). -1 means that the kernel does not say.
-type Waits struct {
+type MemoryPressure struct {
 	Some float64 `json:"some_avg10"` // at least one process waited
 	Full float64 `json:"full_avg10"` // all processes waited
 }
 
 // lookUp fills in what is only known when somebody asks: Command, Faults, Own and Waits.
 func (r *Report) lookUp() {
-	r.Faults, r.Waits = -1, Waits{-1, -1}
+	r.Faults, r.Waits = -1, MemoryPressure{-1, -1}
 	if p, err := procfs.NewProc(r.Target); err == nil {
 		if stat, err := p.Stat(); err == nil {
 			r.Command, r.Faults = stat.Comm, int64(stat.MajFlt)
@@ -44,12 +44,12 @@ func (r *Report) lookUp() {
 	}
 	if p, err := procfs.NewProc(r.PID); err == nil {
 		if status, err := p.NewStatus(); err == nil {
-			r.Own = int64(status.RssAnon)
+			r.OwnBytes = int64(status.RssAnon)
 		}
 	}
 	if fs, err := procfs.NewDefaultFS(); err == nil {
 		if psi, err := fs.PSIStatsForResource("memory"); err == nil && psi.Some != nil && psi.Full != nil {
-			r.Waits = Waits{psi.Some.Avg10, psi.Full.Avg10}
+			r.Waits = MemoryPressure{psi.Some.Avg10, psi.Full.Avg10}
 		}
 	}
 }
@@ -118,7 +118,7 @@ func metricsOf(r *Report) []metric {
 			"Tokens per second that nobody could pass with this memory and this disk.", s.Bound, s.Bound > 0),
 		sample("target_major_faults_total",
 			"Major faults of the target since it was started.", float64(r.Faults), r.Faults >= 0),
-		bytes("own_bytes", "Anonymous memory of prefetchd itself.", r.Own),
+		bytes("own_bytes", "Anonymous memory of prefetchd itself.", r.OwnBytes),
 		sample("host_memory_waiting_some_percent",
 			"Share of the last ten seconds in which a process of the machine waited for memory.",
 			r.Waits.Some, r.Waits.Some >= 0),

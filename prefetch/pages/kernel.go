@@ -162,7 +162,7 @@ func (k *Kernel) SetInOrder(inOrder bool) error {
 	if inOrder {
 		workers = maxFoliosAtOnce
 	}
-	return errors.Join(k.setReadApart(k.smallReadahead, inOrder), k.queue.Workers(workers))
+	return errors.Join(k.setReadApart(k.smallReadahead, inOrder), k.queue.SetWorkers(workers))
 }
 
 // setReadApart notes whether there are reasons why marks do nothing. If there is one, the kernel reads a

@@ -55,7 +55,7 @@ func (k *Kernel) NoteDiskRate(perSecond float64) error {
 		return nil
 	}
 	k.foliosAtOnce = needed
-	return k.queue.Workers(needed)
+	return k.queue.SetWorkers(needed)
 }
 
 // folioRead is a read of a large folio that is under way.

@@ -109,7 +109,7 @@ func New(process *proc.Process, choice Choice, command []string, log *slog.Logge
 
 // AwaitWatch waits until everything that the target maps from now on will be noticed, where the kernel tells
 // of that. Call it before a command is let run. A command whose model is in memory loads it in some 15 ms,
-// which is less than the kernel takes to begin to tell, see proc.EaseWatch.
+// which is less than the kernel takes to begin to tell, see proc.KeepWatchReady.
 func (t *Target) AwaitWatch() { <-t.watched }
 
 // Where the kernel does not tell what the target maps, the target is looked at in intervals. llama.cpp closes

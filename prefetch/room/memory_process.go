@@ -86,7 +86,7 @@ type ProcessMemory struct {
 	joining  joining
 }
 
-// groupFinder finds the group of a process, as [cgroup.Place] does.
+// groupFinder finds the group of a process, as [cgroup.Membership] does.
 type groupFinder interface {
 	Moved() (bool, error) // whether the process may be in another group than Find has returned
 	Find() (*cgroup.Group, error)
@@ -103,7 +103,7 @@ type hostSources struct {
 // NewProcessMemory begins to follow the memory of a process. Close it. The error is proc.ErrNoProcess if
 // there is no such process, and cgroup.ErrHidden if its group is hidden and the host is not trusted.
 func NewProcessMemory(pid int, opts MemoryOptions) (*ProcessMemory, error) {
-	place, err := cgroup.NewPlace(pid)
+	place, err := cgroup.FollowProcess(pid)
 	if errors.Is(err, cgroup.ErrEnded) {
 		return nil, fmt.Errorf("process %d: %w", pid, proc.ErrNoProcess)
 	}

@@ -56,7 +56,7 @@ func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Optio
 	if err != nil {
 		return nil, err
 	}
-	ample := !o.Dry && o.Planned == nil && o.Elsewhere == nil && o.Prefetch.IsAmple(head.modelBytes, free)
+	ample := !o.Dry && o.OnPlanned == nil && o.Elsewhere == nil && o.Prefetch.IsAmple(head.modelBytes, free)
 	var c *capture.Capture
 	if ample {
 		c, err = capture.Launch(cmd, signals)
@@ -103,7 +103,7 @@ func (t *Target) Close() error {
 // runUnobserved lets a command run whose models fit for certain.
 func (s *server) runUnobserved() *prefetch.StandBack {
 	stood := s.controller.Early(s.command.modelBytes, s.command.room)
-	s.command.pending.Let()
+	s.command.pending.Resume()
 	s.command.pending = nil
 	s.awaitWatch() // after Let: the command does not wait for what it may never need
 	return stood

@@ -113,7 +113,7 @@ func (s *server) tick() error {
 	s.runtime.collect()
 	if wants := s.controller.WantsInputs(); err == nil && s.probes.capture != nil && wants != s.probes.inputs {
 		s.probes.inputs = wants
-		err = s.probes.capture.TellInputs(wants)
+		err = s.probes.capture.WantInputs(wants)
 	}
 	return err
 }

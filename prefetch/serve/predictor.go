@@ -25,7 +25,7 @@ func (s *server) newPredictor(r mixture.Routers, path string, id event.FileID) m
 	if err != nil {
 		s.opts.Log.Info("experts are predicted by those that were chosen before", "why", err)
 		shape := moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}
-		return moe.NewIDs(shape, []int{1, 2}, predictorBytes)
+		return moe.NewIDMixture(shape, []int{1, 2}, predictorBytes)
 	}
 	s.loadRouting(p, routers)
 	return p
@@ -40,7 +40,7 @@ func newInputPredictor(r mixture.Routers, path string, id event.FileID) (*hidden
 	if err != nil {
 		return nil, nil, err
 	}
-	routers, err := hidden.Read(m)
+	routers, err := hidden.ReadRouters(m)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -21,7 +21,7 @@ type faults struct {
 	target *readahead.Target // nil: nothing is to be done
 	small  bool              // they were asked to read little
 
-	// While a command is prepared, watching what it will map is made quick, see proc.EaseWatch. The command would
+	// While a command is prepared, watching what it will map is made quick, see proc.KeepWatchReady. The command would
 	// wait for that otherwise before it runs.
 	hurrying sync.WaitGroup
 	hurry    io.Closer // nil: it cannot be made quick, or need not be any more; valid after hurrying
@@ -31,7 +31,7 @@ type faults struct {
 func (f *faults) beginHurry(log *slog.Logger) {
 	f.hurrying.Go(func() {
 		var err error
-		if f.hurry, err = proc.EaseWatch(); err != nil {
+		if f.hurry, err = proc.KeepWatchReady(); err != nil {
 			log.Debug("what the target maps is noticed a little late", "error", err)
 		}
 	})

@@ -31,16 +31,16 @@ type routingFile struct {
 // loadRouting lets a predictor begin with what was learned of the same routers before, and remembers the predictor
 // for saveRouting. What cannot be read is learned anew.
 func (s *server) loadRouting(p *hidden.Predictor, routers *hidden.Routers) {
-	if s.opts.Learned == "" {
+	if s.opts.LearnedDir == "" {
 		return
 	}
 	s.routing = routingFile{p, routers.ID + routingSuffix}
-	switch err := s.routing.load(s.opts.Learned); {
+	switch err := s.routing.load(s.opts.LearnedDir); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		s.opts.Log.Warn("routing is learned anew", "why", err)
 	default:
-		s.opts.Log.Info("begins with what was learned of these routers before", "directory", s.opts.Learned)
+		s.opts.Log.Info("begins with what was learned of these routers before", "directory", s.opts.LearnedDir)
 	}
 }
 
@@ -48,10 +48,10 @@ func (s *server) loadRouting(p *hidden.Predictor, routers *hidden.Routers) {
 func (s *server) saveRouting() {
 	r := s.routing
 	s.routing = routingFile{}
-	if r.predictor == nil || !r.predictor.Learned() {
+	if r.predictor == nil || !r.predictor.HasLearned() {
 		return
 	}
-	if err := r.save(s.opts.Learned); err != nil {
+	if err := r.save(s.opts.LearnedDir); err != nil {
 		s.opts.Log.Warn("what was learned of the routers is not kept", "why", err)
 	}
 }
@@ -91,7 +91,7 @@ func removeOldRoutings(dir *outfile.Dir, but string) error {
 	entries, err := dir.Entries()
 	var old []os.FileInfo
 	for _, e := range entries {
-		if strings.HasSuffix(outfile.Temporary(e.Name), routingSuffix) {
+		if strings.HasSuffix(outfile.TemporaryOf(e.Name), routingSuffix) {
 			err = errors.Join(err, dir.Remove(e.Name))
 		} else if !e.Dir && strings.HasSuffix(e.Name, routingSuffix) && e.Name != but {
 			info, statErr := os.Lstat(dir.Path(e.Name))

@@ -49,23 +49,23 @@ type Options struct {
 	// Guardian is the command that starts this program again as the guardian of a changed readahead (see
 	// readahead.Guard and pages.Kernel.SetGuardian); nil: there is none.
 	Guardian []string
-	// Learned is a directory that keeps what is learned of a mixture's routing, for the next target with that
+	// LearnedDir is a directory that keeps what is learned of a mixture's routing, for the next target with that
 	// model; "" keeps nothing.
-	Learned string
+	LearnedDir string
 	// Prefetch is what the Controller is made with. Run sets these fields itself and ignores what is in them:
 	// Memory, Share, Dry, Log, Experts.Predict, and all of Target and Host.
 	Prefetch prefetch.Options
 
 	// Who is told.
 
-	// Ask is a directory in which a socket is made. At it this help can be asked what it does (see package
+	// SocketDir is a directory in which a socket is made. At it this help can be asked what it does (see package
 	// monitor). A socket that cannot be made is logged, and is no error. "" makes none.
-	Ask string
-	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
-	Tell func(prefetch.Status)
-	// Planned is called in the end with what is held and streamed; nil: nobody asks.
-	Planned func([]prefetch.Part)
-	Log     *slog.Logger
+	SocketDir string
+	// OnStatus is called with what is being done, several times a second while the target decodes; nil: nobody asks.
+	OnStatus func(prefetch.Status)
+	// OnPlanned is called in the end with what is held and streamed; nil: nobody asks.
+	OnPlanned func([]prefetch.Part)
+	Log       *slog.Logger
 }
 
 // server is the help for one target. All but budget is for one goroutine, which stays on one thread.
@@ -130,8 +130,8 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 	s.controller = prefetch.New(s.pages, s.controllerOptions(ctx))
 	defer s.runtime.leaveUrgent()
 	defer s.saveRouting()
-	if o.Planned != nil {
-		defer func() { o.Planned(s.controller.Parts()) }()
+	if o.OnPlanned != nil {
+		defer func() { o.OnPlanned(s.controller.Parts()) }()
 	}
 	err = s.helpAndSleep(ctx)
 	return s.controller.Summary(), err

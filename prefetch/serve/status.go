@@ -22,11 +22,11 @@ type statusReporter struct {
 // open begins to answer at the socket, if there is to be one. setBudget is called when somebody sets the budget, by
 // any goroutine.
 func (r *statusReporter) open(o *Options, setBudget func(bytes int64)) {
-	r.tell = o.Tell
-	if o.Ask == "" || o.Dry {
+	r.tell = o.OnStatus
+	if o.SocketDir == "" || o.Dry {
 		return
 	}
-	m, err := monitor.Listen(o.Ask, o.PID, setBudget, o.Log)
+	m, err := monitor.Listen(o.SocketDir, o.PID, setBudget, o.Log)
 	if err != nil {
 		o.Log.Info("prefetchd status will not tell of this", "why", err)
 		return

@@ -192,9 +192,9 @@ type Answer struct {
 // curvePoints is for how many amounts of memory a figure has points.
 const curvePoints = 24
 
-// Ask estimates for each amount of memory (bytes), and for the points of a figure. cancelled is
+// Estimate estimates for each amount of memory (bytes), and for the points of a figure. cancelled is
 // called before each, and its error ends the work.
-func (c *Config) Ask(memory []int64, cancelled func() error) (*Answer, error) {
+func (c *Config) Estimate(memory []int64, cancelled func() error) (*Answer, error) {
 	s := c.Sequence
 	if s.Steps() <= c.From {
 		return nil, fmt.Errorf("only %d steps: want more than %d, which fill the memory", s.Steps(), c.From)

@@ -34,7 +34,7 @@ func never() error { return nil }
 // fit. Reading ahead takes the longer of reading and computing.
 func TestCycle(t *testing.T) {
 	c := Config{Sequence: cycle(t, 21), From: 1, Compute: 20 * time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
-	a, err := c.Ask([]int64{85e6, 50e6, 100e6}, never)
+	a, err := c.Estimate([]int64{85e6, 50e6, 100e6}, never)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestCycle(t *testing.T) {
 	}
 	// Two tokens in a step read once for both, and compute twice as long.
 	c.TokensPerStep, c.Compute = 2, 2*c.Compute
-	two, err := c.Ask([]int64{50e6}, never)
+	two, err := c.Estimate([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func near(a, b float64) bool { return a > b*0.9999 && a < b*1.0001 }
 // The answer is given in words, as tables, as JSON and as a figure.
 func TestTold(t *testing.T) {
 	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
-	a, err := c.Ask([]int64{50e6}, never)
+	a, err := c.Estimate([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,12 +113,12 @@ func TestRefuses(t *testing.T) {
 		"no compute": {Sequence: cycle(t, 3), From: 1, Bandwidth: 1},
 		"no disk":    {Sequence: cycle(t, 3), From: 1, Compute: 1},
 	} {
-		if _, err := c.Ask([]int64{1}, never); err == nil || strings.Contains(err.Error(), "\n") {
+		if _, err := c.Estimate([]int64{1}, never); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: error %v, want one in one line", name, err)
 		}
 	}
 	c := Config{Sequence: cycle(t, 3), From: 1, Compute: 1, Bandwidth: 1}
-	if _, err := c.Ask([]int64{1}, func() error { return stop }); !errors.Is(err, stop) {
+	if _, err := c.Estimate([]int64{1}, func() error { return stop }); !errors.Is(err, stop) {
 		t.Error(err)
 	}
 }
@@ -130,7 +130,7 @@ func TestPrefetchd(t *testing.T) {
 		Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9,
 		TokensPerStep: 1,
 	}
-	some, err := c.Ask([]int64{50e6}, never)
+	some, err := c.Estimate([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestPrefetchd(t *testing.T) {
 		return Pinned{Kept: []reuse.Extent{{Bytes: 30e6}}, Rest: memory - 30e6}
 	}
 	c.Helped = func(memory int64) (float64, time.Duration) { return float64(100e6 - memory), 40 * time.Millisecond }
-	all, err := c.Ask([]int64{50e6}, never)
+	all, err := c.Estimate([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestPrefetchd(t *testing.T) {
 		}
 	}
 	c.Helped, c.Chosen = nil, true // as with pin, because no experts are chosen
-	chosen, err := c.Ask([]int64{50e6}, never)
+	chosen, err := c.Estimate([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,14 +22,14 @@ import (
 
 // Setting is how ternary attention is configured.
 type Setting struct {
-	KeyDigits   int       `json:"key_digits"`
-	QueryDigits int       `json:"query_digits"`
-	Top         int       `json:"top"`
-	Sinks       int       `json:"sinks"`
-	Audit       int       `json:"audit"`
-	Leave       float64   `json:"leave"`
-	Tolerance   Tolerance `json:"tolerance"`
-	Pause       int       `json:"pause"` // for the times only: errors are measured on calls that estimate
+	KeyDigits       int       `json:"key_digits"`
+	QueryDigits     int       `json:"query_digits"`
+	Top             int       `json:"top"`
+	Sinks           int       `json:"sinks"`
+	Audit           int       `json:"audit"`
+	MaxApproximated float64   `json:"leave"`
+	Tolerance       Tolerance `json:"tolerance"`
+	Pause           int       `json:"pause"` // for the times only: errors are measured on calls that estimate
 }
 
 // Tolerance is [attention.Options.Tolerance]. +Inf is formatted as "none", in JSON as null.
@@ -129,7 +129,7 @@ func (s Setting) newCache(w *Workload, first, heads, group int) (*attention.Cach
 func (s Setting) options(w *Workload) attention.Options {
 	return attention.Options{
 		Scale: w.scale(), Top: s.Top, Sinks: s.Sinks, Audit: s.Audit,
-		MaxApproximated: s.Leave, Tolerance: float64(s.Tolerance), Pause: s.Pause,
+		MaxApproximated: s.MaxApproximated, Tolerance: float64(s.Tolerance), Pause: s.Pause,
 	}
 }
 
