@@ -72,8 +72,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// What is foreseen follows from the numbers that are given. Of 200 MiB, 20 are left free, and some are for the
-// window. The disk is slower than computing.
+// What is foreseen follows from the numbers that are given. Of 200 MiB, 20 are left free or used by prefetchd itself,
+// and some are for the window. The disk is slower than computing.
 func TestForesee(t *testing.T) {
 	c := sequence(100*mib, 100*mib, 100*mib, 100*mib)
 	const compute, disk = 40 * time.Millisecond, 1e9
