@@ -1,5 +1,6 @@
-// Package frametest writes frames for tests: the format in which matrices are given to a device (TFMBS_DEVICE_SPEC.md, "Frames"). It shares
-// no code with the reader in package fabric, so that one is a check of the other.
+// Package frametest writes frames for tests. A frame is the format in which a matrix is given to a device
+// (TFMBS_DEVICE_SPEC.md, "Frames"). The package shares no code with the reader in package fabric, so that one checks
+// the other.
 package frametest
 
 import (
@@ -21,19 +22,19 @@ func Encode(tb testing.TB, name string, m *fabric.Matrix) []byte {
 	tb.Helper()
 	le := binary.LittleEndian
 	var payload []byte
-	halves := func(values []uint16) {
+	appendHalves := func(values []uint16) {
 		for _, v := range values {
 			payload = le.AppendUint16(payload, v)
 		}
 		payload = pad(payload)
 	}
 	for _, s := range allScales(m) {
-		halves(s.Half)
+		appendHalves(s.Half)
 		for _, v := range s.Sub {
 			payload = append(payload, byte(v))
 		}
 		payload = pad(payload)
-		halves(s.Super)
+		appendHalves(s.Super)
 	}
 	rowBytes := m.Layout.RowBytes(m.Cols)
 	row := make([]byte, trit.PT5.RowBytes(m.Cols))
@@ -48,14 +49,15 @@ func Encode(tb testing.TB, name string, m *fabric.Matrix) []byte {
 			payload = pad(payload)
 		}
 	}
-	// The checksum is the end of a unit of its own.
+	// The checksum is in the last bytes of a unit of its own.
 	payload = append(payload, make([]byte, unit-crcBytes)...)
 	frame := append(Header(name, m, uint64(len(payload))), payload...)
 	return le.AppendUint32(frame, checksum(payload))
 }
 
-// Header returns the header of a frame, with its checksum. It believes all it is told: the payload's length in bytes, without its checksum,
-// and of the planes only their number.
+// Header returns the header of a frame, with its checksum. Tests can make wrong headers with it: it does not check
+// payload, the payload's length in bytes without its checksum, and uses only the number of the planes. Numbers are
+// little-endian.
 func Header(name string, m *fabric.Matrix, payload uint64) []byte {
 	le := binary.LittleEndian
 	records := 24 * (len(m.Terms) + 1)
@@ -78,7 +80,7 @@ func Header(name string, m *fabric.Matrix, payload uint64) []byte {
 	b = le.AppendUint16(b, uint16(len(m.Terms)))
 	b = le.AppendUint64(b, uint64(len(name)))
 	for i, s := range allScales(m) {
-		planes, center := 0, int32(0) // the last record is of the minima
+		planes, center := 0, int32(0) // stays so in the last record, which is that of the minima
 		if i < len(m.Terms) {
 			planes, center = len(m.Terms[i].Planes), m.Terms[i].Center
 		}
@@ -95,11 +97,11 @@ func Header(name string, m *fabric.Matrix, payload uint64) []byte {
 		b = le.AppendUint64(b, uint64(s.Block))
 	}
 	b = append(b, name...)
-	b = b[:size-crcBytes] // what is between is zero
+	b = b[:size-crcBytes] // the padding is zero
 	return le.AppendUint32(b, checksum(b))
 }
 
-// allScales are the scales of a matrix in the order of a frame: of each term, then of the minima.
+// allScales are the scales of a matrix in the order of a frame: those of each term, then those of the minima.
 func allScales(m *fabric.Matrix) (all []*fabric.Scales) {
 	for i := range m.Terms {
 		all = append(all, &m.Terms[i].Scales)
@@ -107,6 +109,8 @@ func allScales(m *fabric.Matrix) (all []*fabric.Scales) {
 	return append(all, &m.Min)
 }
 
+// pad appends zeros up to a multiple of unit.
 func pad(b []byte) []byte { return append(b, make([]byte, -len(b)&(unit-1))...) }
 
+// checksum is the CRC-32C.
 func checksum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }

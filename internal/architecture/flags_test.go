@@ -1,5 +1,7 @@
 package architecture_test
 
+// This file checks that no error of a library names a command's flag.
+
 import (
 	"go/ast"
 	"go/parser"
@@ -13,30 +15,32 @@ import (
 	"testing"
 )
 
-// foreign are flags of other programs, llama.cpp's above all, that errors may name.
-var foreign = []string{"--no-repack", "--no-mmap", "--load-mode", "--merge"}
+// foreignFlags are flags of other programs, mostly llama.cpp's, that errors may name.
+var foreignFlags = []string{"--no-repack", "--no-mmap", "--load-mode", "--merge"}
 
 var flagName = regexp.MustCompile(`(?:^|[^\w-])(--[a-z][a-z-]*)`)
 
-// named lists the flags of ours that a message names.
-func named(message string) (flags []string) {
+// findFlags lists the flags of our own commands that a message names.
+func findFlags(message string) (flags []string) {
 	for _, found := range flagName.FindAllStringSubmatch(message, -1) {
-		if !slices.Contains(foreign, found[1]) {
+		if !slices.Contains(foreignFlags, found[1]) {
 			flags = append(flags, found[1])
 		}
 	}
 	return flags
 }
 
-// The errors of a library name no flags: it does not know who calls it. The command adds that advice.
+// The errors of a library name no flags, because it does not know who calls it. The command adds such advice.
 func TestLibrariesNameNoFlags(t *testing.T) {
-	if got := named("wrong: use --json, or (`--csv`) without --no-repack, not a-b -- c"); !slices.Equal(got, []string{"--json", "--csv"}) {
-		t.Fatalf("flags %q", got)
+	const sample = "wrong: use --json, or (`--csv`) without --no-repack, not a-b -- c"
+	if got, want := findFlags(sample), []string{"--json", "--csv"}; !slices.Equal(got, want) {
+		t.Fatalf("flags in %q: %q, want %q", sample, got, want)
 	}
 	messages := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		pkg, _ := filepath.Rel(root, filepath.Dir(path))
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || command(pkg) {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+			isCommand(pkg) {
 			return err
 		}
 		set := token.NewFileSet()
@@ -53,8 +57,9 @@ func TestLibrariesNameNoFlags(t *testing.T) {
 				if text, ok := n.(*ast.BasicLit); ok && text.Kind == token.STRING {
 					messages++
 					message, _ := strconv.Unquote(text.Value)
-					for _, flag := range named(message) {
-						t.Errorf("%s: an error of a library names the flag %s", set.Position(text.Pos()), flag)
+					for _, flag := range findFlags(message) {
+						t.Errorf("%s: an error of a library names the flag %s, want none",
+							set.Position(text.Pos()), flag)
 					}
 				}
 				return true
@@ -67,11 +72,11 @@ func TestLibrariesNameNoFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	if messages < 300 {
-		t.Errorf("%d messages: this test does not find them", messages)
+		t.Errorf("%d messages were checked, want at least 300: this test does not find them", messages)
 	}
 }
 
-// isError says whether a call makes an error of a text.
+// isError says whether a call makes an error from a text.
 func isError(call *ast.CallExpr) bool {
 	f, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok {

@@ -1,5 +1,7 @@
 package architecture_test
 
+// This file checks that all output to a terminal is made safe.
+
 import (
 	"go/ast"
 	"go/parser"
@@ -11,8 +13,8 @@ import (
 	"testing"
 )
 
-// selected is "os.Stdout" for that expression, "" for others.
-func selected(n ast.Node) string {
+// selectorName is "os.Stdout" for that expression, and "" for one that does not select a name from a name.
+func selectorName(n ast.Node) string {
 	s, ok := n.(*ast.SelectorExpr)
 	if !ok {
 		return ""
@@ -24,25 +26,30 @@ func selected(n ast.Node) string {
 	return x.Name + "." + s.Sel.Name
 }
 
-// standard are the streams that may be terminals; edge are the functions that keep text from acting on one, or write none.
 var (
-	standard = []string{"os.Stdout", "os.Stderr"}
-	edge     = []string{"cli.Run", "cli.Safe", "cli.IsTerminal", "status.NewLine"}
-	printers = []string{"fmt.Print", "fmt.Println", "fmt.Printf", "log.Print", "log.Println", "log.Printf", "slog.Default", "slog.Info", "slog.Warn", "slog.Error"}
+	// standardStreams may be terminals.
+	standardStreams = []string{"os.Stdout", "os.Stderr"}
+	// safeFunctions keep text that they are given from acting on a terminal, or write no text.
+	safeFunctions = []string{"cli.Run", "cli.Safe", "cli.IsTerminal", "status.NewLine"}
+	// printers write to a standard stream without being given one.
+	printers = []string{
+		"fmt.Print", "fmt.Println", "fmt.Printf", "log.Print", "log.Println", "log.Printf",
+		"slog.Default", "slog.Info", "slog.Warn", "slog.Error",
+	}
 )
 
-// bypasses lists what a file prints without passing the terminal's edge.
-func bypasses(file *ast.File) (found []ast.Node) {
+// findUnsafe lists where a file uses a standard stream without one of safeFunctions.
+func findUnsafe(file *ast.File) (found []ast.Node) {
 	allowed := map[ast.Node]bool{}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.CallExpr:
-			if slices.Contains(edge, selected(n.Fun)) {
+			if slices.Contains(safeFunctions, selectorName(n.Fun)) {
 				for _, arg := range n.Args {
 					allowed[arg] = true
 				}
 			}
-		case *ast.KeyValueExpr: // the streams of a command that is started: what it prints is its own
+		case *ast.KeyValueExpr: // a stream that is given to a command which is started
 			if key, ok := n.Key.(*ast.Ident); ok && (key.Name == "Stdout" || key.Name == "Stderr") {
 				allowed[n.Value] = true
 			}
@@ -51,7 +58,8 @@ func bypasses(file *ast.File) (found []ast.Node) {
 				allowed[n.X] = true
 			}
 		}
-		if name := selected(n); !allowed[n] && slices.Contains(standard, name) || slices.Contains(printers, name) {
+		name := selectorName(n)
+		if !allowed[n] && slices.Contains(standardStreams, name) || slices.Contains(printers, name) {
 			found = append(found, n)
 		}
 		return true
@@ -59,24 +67,28 @@ func bypasses(file *ast.File) (found []ast.Node) {
 	return found
 }
 
-// All that commands print passes internal/cli, which makes visible what would act on a terminal.
+// All that commands print passes internal/cli. It makes characters visible that would act on a terminal.
 func TestNothingBypassesTheTerminalsEdge(t *testing.T) {
 	set := token.NewFileSet()
-	sample := `package p; func f() { fmt.Fprintln(os.Stderr); w := os.Stdout; cli.Run(os.Stdout); x{Stderr: os.Stderr}; os.Stderr.Fd(); fmt.Println() }`
-	if file, err := parser.ParseFile(set, "sample.go", sample, 0); err != nil || len(bypasses(file)) != 3 {
-		t.Fatalf("the sample: %v, %v", bypasses(file), err)
+	sample := `package p; func f() { fmt.Fprintln(os.Stderr); w := os.Stdout; cli.Run(os.Stdout); ` +
+		`x{Stderr: os.Stderr}; os.Stderr.Fd(); fmt.Println() }`
+	if file, err := parser.ParseFile(set, "sample.go", sample, 0); err != nil || len(findUnsafe(file)) != 3 {
+		t.Fatalf("in the sample %v were found, %v; want 3: Fprintln's os.Stderr, the assigned os.Stdout, and "+
+			"fmt.Println",
+			findUnsafe(file), err)
 	}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		pkg, _ := filepath.Rel(root, filepath.Dir(path))
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || pkg == "internal/cli" || strings.HasPrefix(pkg, "internal/testenv") {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+			pkg == "internal/cli" || strings.HasPrefix(pkg, "internal/testenv") {
 			return err
 		}
 		file, err := parser.ParseFile(set, path, nil, 0)
 		if err != nil {
 			return err
 		}
-		for _, n := range bypasses(file) {
-			t.Errorf("%s: %s is not written to by way of cli.Safe", set.Position(n.Pos()), selected(n))
+		for _, n := range findUnsafe(file) {
+			t.Errorf("%s: %s is used directly, want it by way of cli.Safe", set.Position(n.Pos()), selectorName(n))
 		}
 		return nil
 	})

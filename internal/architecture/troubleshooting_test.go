@@ -1,5 +1,7 @@
 package architecture_test
 
+// This file compares the errors that users read with docs/troubleshooting.md.
+
 import (
 	"go/ast"
 	"go/parser"
@@ -13,17 +15,22 @@ import (
 	"testing"
 )
 
-// explained are packages whose errors users read. What is not for users, or says itself what to do, is in selfEvident.
 var (
-	explained   = []string{"event", "capture", "capture/preload", "prefetch", "prefetch/readahead", "internal/cgroup", "internal/proc", "trace", "gguf", "pattern"}
+	// explainedPackages have errors that users read.
+	explainedPackages = []string{
+		"event", "capture", "capture/preload", "prefetch", "prefetch/readahead",
+		"internal/cgroup", "internal/proc", "trace", "gguf", "pattern",
+	}
+	// selfEvident are errors that are not for users, or that say themselves what to do.
 	selfEvident = []string{
-		"ErrNeedsProbes", "ErrPlanned", "ErrNoDiskControl", "ErrEnded", "ErrOtherFile", "ErrTraced", "ErrFiltered", "ErrNotStopped", "ErrForeign",
-		"ErrCacheFull", "ErrNoDecoder", "ErrNoValue", "ErrNoTable", "ErrTooMuch", "ErrSchema", "ErrNoGuess",
+		"ErrNeedsProbes", "ErrPlanned", "ErrNoDiskControl", "ErrEnded", "ErrOtherFile", "ErrTraced", "ErrFiltered",
+		"ErrNotStopped", "ErrForeign", "ErrCacheFull", "ErrNoDecoder", "ErrNoValue", "ErrNoTable", "ErrTooMuch",
+		"ErrSchema", "ErrNoGuess",
 	}
 )
 
-// sentinels are the texts of a package's errors, by name.
-func sentinels(t *testing.T, pkg string) map[string]string {
+// readSentinels reads the texts of a package's sentinel errors from its code, by name.
+func readSentinels(t *testing.T, pkg string) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, pkg, "*.go"))
 	if err != nil {
@@ -54,36 +61,39 @@ func sentinels(t *testing.T, pkg string) map[string]string {
 	return all
 }
 
-// messages are what the troubleshooting page explains: the first cell of each row.
-func messages(t *testing.T) []string {
+// readMessages reads the messages that the troubleshooting page explains: the first cell of each row.
+func readMessages(t *testing.T) []string {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(root, "docs", "troubleshooting.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var all []string
-	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]+ \\| [^|]+ \\|$").FindAllStringSubmatch(string(page), -1) {
+	row := regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]+ \\| [^|]+ \\|$")
+	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
 		all = append(all, m[1])
 	}
 	return all
 }
 
-// Every error that users read has its entry, and every entry is something that the code says.
+// Every error that users read has an entry on the page, and the text of every entry is in the code.
 func TestTroubleshooting(t *testing.T) {
-	entries, n := messages(t), 0
-	for _, pkg := range explained {
-		for name, text := range sentinels(t, pkg) {
+	entries, n := readMessages(t), 0
+	for _, pkg := range explainedPackages {
+		for name, text := range readSentinels(t, pkg) {
 			if slices.Contains(selfEvident, name) {
 				continue
 			}
 			n++
-			if !slices.ContainsFunc(entries, func(e string) bool { return strings.HasPrefix(text, e) || strings.HasPrefix(e, text) }) {
-				t.Errorf("%s.%s has no entry: %q", pkg, name, text)
+			if !slices.ContainsFunc(entries, func(e string) bool {
+				return strings.HasPrefix(text, e) || strings.HasPrefix(e, text)
+			}) {
+				t.Errorf("%s.%s has no entry in docs/troubleshooting.md: %q", pkg, name, text)
 			}
 		}
 	}
 	if n < 25 || len(entries) < 40 {
-		t.Errorf("%d errors, %d entries: this test reads them wrongly", n, len(entries))
+		t.Errorf("%d errors, %d entries, want at least 25 and 40: this test does not find them", n, len(entries))
 	}
 	var code strings.Builder
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
@@ -99,7 +109,7 @@ func TestTroubleshooting(t *testing.T) {
 	}
 	for _, e := range entries {
 		if !strings.Contains(code.String(), e) {
-			t.Errorf("nothing says %q", e)
+			t.Errorf("docs/troubleshooting.md explains %q, which is not in the code", e)
 		}
 	}
 }

@@ -1,5 +1,7 @@
 package follow
 
+// This file tests what a cursor observes of the times of ops, and of the gaps between them.
+
 import (
 	"slices"
 	"testing"
@@ -12,8 +14,8 @@ import (
 
 const mib = 1 << 20
 
-// scheduleOf is a schedule of reads that follow each other in one file, of so many bytes each.
-func scheduleOf(lengths ...int64) *plan.Schedule {
+// newSchedule is a schedule of reads that follow each other in one file. lengths are in bytes.
+func newSchedule(lengths ...int64) *plan.Schedule {
 	c := &pattern.Cycle{}
 	at := int64(4096)
 	for _, n := range lengths {
@@ -23,11 +25,11 @@ func scheduleOf(lengths ...int64) *plan.Schedule {
 	return plan.NewSchedule(c, pages.MinBlock, 0)
 }
 
-// Reading slows computing by as much as the layers' ops take longer lately that wait for least. What prompts take is
-// no part of it.
+// Reading slows computing. It is measured by how much longer the ops of layers take lately, in the layer that was
+// slowed least. Prompts are left out.
 func TestTimesLately(t *testing.T) {
 	const m = mib
-	s := scheduleOf(4*m, 4*m, 4*m, 4*m, 2*m, 4096)
+	s := newSchedule(4*m, 4*m, 4*m, 4*m, 2*m, 4096)
 	c, held := NewCursor(s), make([]bool, len(s.Blocks))
 	var number uint32
 	decode := func(begun int64, nanos ...int64) {
@@ -38,29 +40,30 @@ func TestTimesLately(t *testing.T) {
 		}
 		c.EndDecode(begun)
 	}
-	expect := func(when string, want ...float64) {
+	expectTimes := func(when string, want ...float64) {
 		t.Helper()
 		if got := s.TimesBesideReads(held, 32*m, &c.Seen).Reads; !slices.Equal(got, want) {
-			t.Errorf("%s: %v, want %v", when, got, want)
+			t.Errorf("%s: times beside reads are %v, want %v", when, got, want)
 		}
 	}
 	decode(0, 9000, 9000, 9000, 9000, 9000, 9000)
-	expect("a prompt", 9000, 9000, 9000, 9000, 9000, 9000)
+	expectTimes("a prompt", 9000, 9000, 9000, 9000, 9000, 9000)
 	decode(1000, 400, 400, 400, 400, 200, 10)
-	expect("nothing was slowed", 400, 400, 400, 400, 200, 10)
-	decode(2000, 4000, 1200, 8000, 4000, 9000, 400) // the second layer's mean moves least: by an eighth of what it took longer
-	expect("all layers were slowed by a quarter or more", 500, 500, 500, 500, 250, 12.5)
-	if got, want := s.Times(held, 32*m, &c.Seen).Reads, []float64{400, 400, 400, 400, 200, 10}; !slices.Equal(got, want) {
-		t.Errorf("by themselves they take %v, want %v", got, want)
+	expectTimes("nothing was slowed", 400, 400, 400, 400, 200, 10)
+	// The mean of the second layer moves least: by an eighth of what it took longer.
+	decode(2000, 4000, 1200, 8000, 4000, 9000, 400)
+	expectTimes("all layers were slowed by a quarter or more", 500, 500, 500, 500, 250, 12.5)
+	got, want := s.Times(held, 32*m, &c.Seen).Reads, []float64{400, 400, 400, 400, 200, 10}
+	if !slices.Equal(got, want) {
+		t.Errorf("without reads the times are %v, want %v", got, want)
 	}
 	c.Seen.Lately[0] = -1
-	expect("a layer was not seen", 400, 400, 400, 400, 200, 10)
+	expectTimes("a layer was not seen", 400, 400, 400, 400, 200, 10)
 }
 
-// What lies between ops is what they were seen to leave lately; not what a decode of another kind leaves, or one of
-// which something was missed.
+// Gaps between ops are averaged over the last decodes. A prompt does not count, nor the gap where a read was missed.
 func TestGaps(t *testing.T) {
-	s := scheduleOf(mib, mib, mib, 4096)
+	s := newSchedule(mib, mib, mib, 4096)
 	c := NewCursor(s)
 	var number uint32
 	decode := func(begun int64, gap int64, reads ...int) {
@@ -79,14 +82,14 @@ func TestGaps(t *testing.T) {
 	}
 	decode(1000, 80, 0, 1, 2)
 	if want := []int64{80, 80, 80, -1, 160}; !slices.Equal(c.Seen.Gaps, want) {
-		t.Errorf("%v, want %v", c.Seen.Gaps, want)
+		t.Errorf("the first decode: gaps %v, want %v", c.Seen.Gaps, want)
 	}
 	decode(2000, 160, 0, 2)
 	if want := []int64{90, 80, 80, -1, 180}; !slices.Equal(c.Seen.Gaps, want) {
-		t.Errorf("a read was missed: %v, want %v", c.Seen.Gaps, want)
+		t.Errorf("a read was missed: gaps %v, want %v", c.Seen.Gaps, want)
 	}
 	decode(0, 1000, 0, 1, 2)
 	if want := []int64{90, 80, 80, -1, 180}; !slices.Equal(c.Seen.Gaps, want) {
-		t.Errorf("a prompt: %v, want %v", c.Seen.Gaps, want)
+		t.Errorf("after a prompt: gaps %v, want %v as before", c.Seen.Gaps, want)
 	}
 }

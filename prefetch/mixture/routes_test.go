@@ -1,6 +1,6 @@
 package mixture
 
-// This file tests what is done for a mixture of which experts are computed elsewhere.
+// This file tests what is done for a mixture when some of its experts are computed elsewhere.
 
 import (
 	"slices"
@@ -12,16 +12,16 @@ import (
 	"tensorcast/prefetch/pages"
 )
 
-// device holds experts, by layer and number.
+// device is one that computes experts, by layer and number.
 type device map[[2]int32]bool
 
 func (d device) Elsewhere(layer, expert int32) bool { return d[[2]int32{layer, expert}] }
 
-// What is computed elsewhere is not read, and gives way; when it comes back it is read like any other.
+// An expert that is computed elsewhere is not read, and gives way. When it comes back it is read like any other.
 func TestRoutes(t *testing.T) {
 	needPages(t)
-	levers := &noting{}
-	x := smallMixture(levers)
+	levers := &recorder{}
+	x := newSmallMixture(levers)
 	holds := device{{1, 2}: true}
 	x.opts.Routes = holds
 	x.room = x.size
@@ -52,19 +52,22 @@ func TestRoutes(t *testing.T) {
 	if !slices.Equal(levers.read, l.experts[0].slices) {
 		t.Errorf("read %v, want %v", levers.read, l.experts[0].slices)
 	}
-	if !slices.Equal(levers.evicted, l.experts[2].owned) || l.experts[2].resident || x.resident != all+l.experts[0].bytes-l.experts[2].bytes {
-		t.Errorf("paged out %v, want %v; %d bytes are there", levers.evicted, l.experts[2].owned, x.resident)
+	resident := all + l.experts[0].bytes - l.experts[2].bytes
+	if !slices.Equal(levers.evicted, l.experts[2].owned) || l.experts[2].resident || x.resident != resident {
+		t.Errorf("paged out %v, want %v; %d bytes are resident, want %d",
+			levers.evicted, l.experts[2].owned, x.resident, resident)
 	}
 	if x.total.chosen != 1 || x.total.missed != 1 {
-		t.Errorf("%d chosen, %d missed", x.total.chosen, x.total.missed)
+		t.Errorf("%d chosen, %d missed, want 1 of both", x.total.chosen, x.total.missed)
 	}
-	// The products that the others are computed by choose them once more: that is the same choice.
+	// The other products of the same layer select a part of these experts once more. That is the same choice.
 	clock := x.clock
 	choose(0)
 	if x.clock != clock || x.total.chosen != 1 || len(levers.read) != len(l.experts[0].slices) {
-		t.Errorf("a part of a choice counts as another one: %d chosen", x.total.chosen)
+		t.Errorf("after a part of the same choice: clock %d, %d chosen, %d reads; want %d, 1, %d",
+			x.clock, x.total.chosen, len(levers.read), clock, len(l.experts[0].slices))
 	}
-	// The device lets it go.
+	// The device gives the expert back.
 	delete(holds, [2]int32{1, 2})
 	for _, r := range append(slices.Clone(l.experts[2].owned), l.experts[2].slices...) {
 		delete(levers.there, r)
@@ -76,28 +79,36 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// Experts that the target did not read, as they were computed elsewhere, are known all the same, those of a layer beside each other; what is no expert stays where it was.
+// Experts that the target did not read, because they were computed elsewhere, are added to the cycle, those of a
+// layer beside each other. All other reads stay where they were.
 func TestAddExperts(t *testing.T) {
 	exps := func(name string, offset int64) gguf.Tensor {
 		return gguf.Tensor{Name: name, Shape: []int64{32, 4, 8}, Type: gguf.Q8_0, Offset: offset, Size: 8 * 4 * 34}
 	}
 	part := &gguf.File{Tensors: []gguf.Tensor{
-		exps("blk.0.ffn_gate_exps.weight", 0), exps("blk.0.ffn_down_exps.weight", 2000), {Name: "blk.0.attn_q.weight", Shape: []int64{32, 4}, Type: gguf.Q8_0, Offset: 4000, Size: 136},
-		exps("blk.1.ffn_gate_exps.weight", 5000), exps("blk.1.ffn_down_exps.weight", 7000),
+		exps("blk.0.ffn_gate_exps.weight", 0),
+		exps("blk.0.ffn_down_exps.weight", 2000),
+		{Name: "blk.0.attn_q.weight", Shape: []int64{32, 4}, Type: gguf.Q8_0, Offset: 4000, Size: 136},
+		exps("blk.1.ffn_gate_exps.weight", 5000),
+		exps("blk.1.ffn_down_exps.weight", 7000),
 	}}
 	cycle := &pattern.Cycle{Reads: []pattern.CycleRead{
-		gathers(0, "blk.1.ffn_gate_exps.weight", 5000, 136, 8, 2), {Tensor: "blk.0.attn_q.weight", Offset: 4000, Length: 136},
+		expertsRead(0, "blk.1.ffn_gate_exps.weight", 5000, 136, 8, 2),
+		{Tensor: "blk.0.attn_q.weight", Offset: 4000, Length: 136},
 	}}
 	AddUnread(cycle, 0, part)
 	var got []string
 	for _, r := range cycle.Reads {
 		got = append(got, r.Tensor)
 		if r.Experts && (r.Slice != 136 || r.Length != 8*136 || r.Slices != 2 || r.File != 0) {
-			t.Errorf("%+v", r)
+			t.Errorf("%+v, want 8 slices of 136 bytes in file 0, of which a token chooses 2", r)
 		}
 	}
-	want := []string{"blk.0.attn_q.weight", "blk.0.ffn_gate_exps.weight", "blk.0.ffn_down_exps.weight", "blk.1.ffn_gate_exps.weight", "blk.1.ffn_down_exps.weight"}
+	want := []string{
+		"blk.0.attn_q.weight", "blk.0.ffn_gate_exps.weight", "blk.0.ffn_down_exps.weight",
+		"blk.1.ffn_gate_exps.weight", "blk.1.ffn_down_exps.weight",
+	}
 	if !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("reads of %v, want %v", got, want)
 	}
 }

@@ -1,5 +1,7 @@
 package models
 
+// This file tests which models a process has mapped.
+
 import (
 	"errors"
 	"os"
@@ -16,9 +18,11 @@ import (
 	"tensorcast/pattern"
 )
 
-// A process's models are found by what they are, not by their names, with the place where they are mapped.
+// A process's models are found by their contents, not by their names, with the address where they are mapped.
 func TestMappedBy(t *testing.T) {
-	plan, err := synth.NewPlan(synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Vocab: 300, Ctx: 64, Type: gguf.Q8_0, Seed: 1})
+	plan, err := synth.NewPlan(synth.Config{
+		Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Vocab: 300, Ctx: 64, Type: gguf.Q8_0, Seed: 1,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,8 +57,9 @@ func TestMappedBy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(m.Files) != 1 || len(m.Mapped) != 1 || m.Mapped[0] != (Mapped{path, fileID(t, path), uint64(uintptr(unsafe.Pointer(&mapped[path][0])))}) {
-			t.Fatalf("found %+v", m)
+		at := Mapped{path, readFileID(t, path), uint64(uintptr(unsafe.Pointer(&mapped[path][0])))}
+		if len(m.Files) != 1 || len(m.Mapped) != 1 || m.Mapped[0] != at {
+			t.Fatalf("found %+v, want one file, %+v", m, at)
 		}
 		part, err := gguf.OpenPart(path)
 		if err != nil {
@@ -62,16 +67,16 @@ func TestMappedBy(t *testing.T) {
 		}
 		want, err := pattern.FilesOf(part)
 		if err != nil || m.Files[0] != want[0] {
-			t.Errorf("%+v, want %+v, %v", m.Files, want, err)
+			t.Errorf("files %+v, want %+v, %v", m.Files, want, err)
 		}
 	}
 	if _, err := MappedBy(1 << 22)(); !errors.Is(err, proc.ErrNoProcess) {
-		t.Errorf("a process that is not there: %v", err)
+		t.Errorf("a process that does not exist: %v, want %v", err, proc.ErrNoProcess)
 	}
 }
 
-// A split model is one only once all of its parts are mapped, and with a draft model beside it nobody knows which
-// computes.
+// A split model is whole once all of its parts are mapped. With a draft model beside it no model counts as whole,
+// because nobody knows which one computes.
 func TestWholeModel(t *testing.T) {
 	part := func(split ...uint16) *gguf.File {
 		path := filepath.Join(t.TempDir(), "part.gguf")
@@ -91,8 +96,14 @@ func TestWholeModel(t *testing.T) {
 		parts []*gguf.File
 		whole bool
 	}{
-		{nil, false}, {[]*gguf.File{one}, true}, {[]*gguf.File{part(0, 1)}, true}, {[]*gguf.File{one, one}, false},
-		{[]*gguf.File{first}, false}, {[]*gguf.File{first, second}, true}, {[]*gguf.File{first, second, one}, false}, {[]*gguf.File{first, one}, false},
+		{nil, false},
+		{[]*gguf.File{one}, true},
+		{[]*gguf.File{part(0, 1)}, true},
+		{[]*gguf.File{one, one}, false},
+		{[]*gguf.File{first}, false},
+		{[]*gguf.File{first, second}, true},
+		{[]*gguf.File{first, second, one}, false},
+		{[]*gguf.File{first, one}, false},
 	} {
 		if got := (&Model{Parts: tc.parts}).IsWhole(); got != tc.whole {
 			t.Errorf("IsWhole of %d parts = %v, want %v", len(tc.parts), got, tc.whole)

@@ -1,5 +1,7 @@
 package plan
 
+// This file tests how the reads of a token become a schedule of blocks and visits.
+
 import (
 	"math/rand/v2"
 	"slices"
@@ -11,7 +13,7 @@ import (
 
 const mib = 1 << 20
 
-// sequence is a cycle of reads of the given lengths, one behind the other in the file from byte 4096 on.
+// sequence is a cycle of reads of the given lengths in bytes, one behind the other in the file from byte 4096 on.
 func sequence(lengths ...int64) *pattern.Cycle {
 	c := &pattern.Cycle{}
 	offset := int64(4096)
@@ -22,6 +24,7 @@ func sequence(lengths ...int64) *pattern.Cycle {
 	return c
 }
 
+// randomCycle is a cycle of 60 reads of random lengths up to 9 MiB, in an order that is not that of the file.
 func randomCycle(seed uint64) *pattern.Cycle {
 	r := rand.New(rand.NewPCG(seed, 1))
 	lengths := make([]int64, 60)
@@ -33,7 +36,7 @@ func randomCycle(seed uint64) *pattern.Cycle {
 		}
 	}
 	c := sequence(lengths...)
-	r.Shuffle(len(c.Reads), func(i, j int) { c.Reads[i], c.Reads[j] = c.Reads[j], c.Reads[i] }) // file order is not access order
+	r.Shuffle(len(c.Reads), func(i, j int) { c.Reads[i], c.Reads[j] = c.Reads[j], c.Reads[i] })
 	return c
 }
 
@@ -62,12 +65,14 @@ func TestScheduleCoversReads(t *testing.T) {
 				}
 			}
 			if covered != r.Length {
-				t.Fatalf("seed %d: %d of %d bytes of read %d are in memory when it is under way", seed, covered, r.Length, i)
+				t.Fatalf("seed %d: %d bytes of read %d are in memory while it is under way, want all %d",
+					seed, covered, i, r.Length)
 			}
 		}
 		for i := 1; i < len(stream); i++ {
 			if stream[i].From < stream[i-1].From {
-				t.Fatalf("the stream is not in the order of use at %d", i)
+				t.Fatalf("seed %d: visit %d begins with read %d, after one that begins with %d; want the order of use",
+					seed, i, stream[i].From, stream[i-1].From)
 			}
 		}
 	}
@@ -82,29 +87,31 @@ func TestBlocks(t *testing.T) {
 	}
 	seen := map[int64]bool{}
 	for _, b := range s.Blocks {
-		if b.Offset%4096 != 0 || b.Length%4096 != 0 || b.Length > pages.MinBlock || b.Length <= 0 || b.Offset/pages.MinBlock != (b.End()-1)/pages.MinBlock {
-			t.Errorf("block [%d, +%d) is not aligned", b.Offset, b.Length)
+		if b.Offset%4096 != 0 || b.Length%4096 != 0 || b.Length > pages.MinBlock || b.Length <= 0 ||
+			b.Offset/pages.MinBlock != (b.End()-1)/pages.MinBlock {
+			t.Errorf("block [%d, +%d), want whole pages of one aligned block of %d", b.Offset, b.Length, pages.MinBlock)
 		}
 		if seen[b.Offset/pages.MinBlock] {
-			t.Errorf("two blocks at %d", b.Offset)
+			t.Errorf("two blocks around %d, want one", b.Offset)
 		}
 		seen[b.Offset/pages.MinBlock] = true
 	}
 	if s.Bytes != total {
-		t.Errorf("blocks have %d bytes, contiguous reads %d", s.Bytes, total)
+		t.Errorf("blocks have %d bytes, want the reads' %d", s.Bytes, total)
 	}
 }
 
-// What a token gathers depends on the token: it is not part of the schedule.
+// Which rows a token gathers depends on the token. So they are not part of the schedule.
 func TestGathersAreLeftOut(t *testing.T) {
 	c := sequence(mib, 100*mib, mib)
 	c.Reads[1].Slice, c.Reads[1].Slices = mib, 2
 	if s := NewSchedule(c, pages.MinBlock, 0); len(s.Reads) != 2 || s.Bytes > 4*mib || len(s.Blocks) > 4 {
-		t.Errorf("%d reads, %d bytes", len(s.Reads), s.Bytes)
+		t.Errorf("%d reads, %d bytes in %d blocks; want 2 reads, at most %d bytes in at most 4 blocks",
+			len(s.Reads), s.Bytes, len(s.Blocks), 4*mib)
 	}
 }
 
-// A block that is used twice is kept if little is read in between, else read again.
+// A block that is used twice stays if little is read in between. Otherwise it is read again.
 func TestVisits(t *testing.T) {
 	again := sequence(mib/2, 3*mib, mib/4)
 	again.Reads = append(again.Reads, again.Reads[0])
@@ -131,6 +138,7 @@ func TestScheduleOfHugeModel(t *testing.T) {
 		c.Reads = append(c.Reads, pattern.CycleRead{Offset: int64(i) << 30, Length: 1 << 30})
 	}
 	if s := NewSchedule(c, pages.MinBlock, 0); len(s.Blocks) > MaxBlocks || s.Bytes != 200<<30 {
-		t.Errorf("%d blocks, %d bytes", len(s.Blocks), s.Bytes)
+		t.Errorf("%d blocks, %d bytes; want at most %d blocks, %d bytes",
+			len(s.Blocks), s.Bytes, MaxBlocks, int64(200<<30))
 	}
 }

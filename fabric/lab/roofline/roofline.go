@@ -49,15 +49,15 @@ type Prediction struct {
 	Bound     string        `json:"bound"` // memory or compute: the longer of the two
 	PerSecond float64       `json:"tokens_per_s"`
 	Idle      float64       `json:"idle"` // share of a token's time in which the device computes nothing
-	// Two is for two sequences together, which share nothing: the products of one are computed while the other
-	// one is on the host or on its way.
+	// Two is for two sequences together, which share nothing. The products of one are computed while the other one is
+	// on the host or on its way.
 	Two  float64 `json:"two_tokens_per_s"`
 	Fits bool    `json:"fits"` // in the device's memory
 }
 
-// Predict is the roofline (Williams, Waterman and Patterson, 2009) with what that leaves out. A token takes the
-// longer of two times: reading its weights, and computing with them. To these it adds the trips and the host's
-// part, which nothing hides, as each product waits for the one before.
+// Predict is the roofline model (Williams, Waterman and Patterson, 2009), with what that leaves out. A token takes
+// the longer of two times: reading its weights, and computing with them. Predict adds the trips and the host's part.
+// Nothing hides these, because each product waits for the one before.
 func Predict(m Model, f Form, d Device) (Prediction, error) {
 	for _, v := range []float64{m.Weights, m.Active, f.Planes, f.BytesPerWeight, d.Lanes, d.Clock, d.Bandwidth,
 		d.Efficiency} {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// TestPredict compares with predictions by hand. 1e9 active weights of 0.5 bytes, at 10 GB/s of which 80 % are
-// reached, take 62.5 ms. Two planes with half of their trits 0 are 1e9 operations, which take 100 ms on 1e4
-// lanes at 1 MHz.
+// TestPredict compares with predictions that were computed by hand. 1e9 active weights of 0.5 bytes take 62.5 ms at
+// 10 GB/s of which 80 % are reached. Two planes of which half of the trits are 0 need 1e9 operations, which take 100 ms
+// on 1e4 lanes at 1 MHz.
 func TestPredict(t *testing.T) {
 	m := Model{Name: "m", Weights: 2e9, Active: 1e9, Layers: 10, Trips: 4}
 	f := Form{Planes: 2, BytesPerWeight: 0.5, Zeros: 0.5}
@@ -26,10 +26,10 @@ func TestPredict(t *testing.T) {
 		t.Errorf("idle %v, two %v; want %v, 10", p.Idle, p.Two, 0.0061/0.1061)
 	}
 	slow := d
-	// 200 ms in all, longer than the products: two sequences never wait for each other.
+	// The host takes 200 ms in all, longer than the products. So two sequences never wait for each other.
 	slow.Host = 20 * time.Millisecond
 	if p, err := Predict(m, f, slow); err != nil || math.Abs(p.Two-2*p.PerSecond) > 1e-9 {
-		t.Errorf("a slow host: %+v, %v; want that two are twice as fast as one", p, err)
+		t.Errorf("a slow host: %+v, %v; want two sequences twice as fast as one", p, err)
 	}
 	d.Lanes, d.Memory = 1e5, 0.9e9
 	if p, err := Predict(m, f, d); err != nil || p.Bound != "memory" || p.Fits ||

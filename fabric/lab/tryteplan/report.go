@@ -17,9 +17,10 @@ import (
 // WriteText writes the depths for a terminal.
 func (t *Plan) WriteText(w io.Writer) error { return t.document().WriteText(w) }
 
-// WriteMarkdown writes the same for a document.
+// WriteMarkdown writes the same as Markdown.
 func (t *Plan) WriteMarkdown(w io.Writer) error { return t.document().WriteMarkdown(w) }
 
+// document is a table with a row for each layer, and one of the tensors that are left out, if any are.
 func (t *Plan) document() tabular.Document {
 	layers := &tabular.Table{
 		Title: fmt.Sprintf("Trytes: %d values in %.2f trits each, no tensor below %g dB", t.Values,
@@ -65,6 +66,7 @@ func (t *Plan) document() tabular.Document {
 	return tabular.Document{layers, left}
 }
 
+// formatSNR is a signal-to-noise ratio for people.
 func formatSNR(decibels float64) string {
 	if math.IsInf(decibels, 1) {
 		return "lossless"

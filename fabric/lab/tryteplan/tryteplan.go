@@ -44,7 +44,7 @@ type Tensor struct {
 	Values  int64   `json:"values"`
 	Need    int     `json:"need"`             // trits that it needs by itself
 	Scale   float32 `json:"scale"`            // value of the number 1
-	SNR     float64 `json:"snr_db,omitempty"` // of the sampled rows; absent if there is no error
+	SNR     float64 `json:"snr_db,omitempty"` // signal-to-noise ratio of the sampled rows; absent if there is no error
 	Clipped int64   `json:"clipped"`          // sampled values beyond the range
 }
 
@@ -95,17 +95,15 @@ func Calibrate(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) 
 	done := 0
 	for _, n := range numbers {
 		layer := Layer{Layer: n}
-		if err := forEach(ctx, layers[n], cfg.Workers, func(s *calibration) error {
-			return s.findNeed(bound,
-				cfg.Rows)
-		}); err != nil {
+		findNeed := func(s *calibration) error { return s.findNeed(bound, cfg.Rows) }
+		if err := forEach(ctx, layers[n], cfg.Workers, findNeed); err != nil {
 			return nil, err
 		}
 		for _, s := range layers[n] {
 			layer.Depth = max(layer.Depth, s.Need)
 		}
-		if err := forEach(ctx, layers[n], cfg.Workers,
-			func(s *calibration) error { return s.setDepth(layer.Depth, bound) }); err != nil {
+		setDepth := func(s *calibration) error { return s.setDepth(layer.Depth, bound) }
+		if err := forEach(ctx, layers[n], cfg.Workers, setDepth); err != nil {
 			return nil, err
 		}
 		for _, s := range layers[n] {
@@ -159,8 +157,9 @@ type calibration struct {
 	scaleSample [][]float32 // some of these, to which the scale is fitted
 }
 
-// findNeed determines how many trits the tensor needs by itself.
-func (s *calibration) findNeed(bound float64, most int) error {
+// findNeed determines how many trits the tensor needs by itself to meet the bound in decibels. It samples as many
+// rows as maxRows; 0: all.
+func (s *calibration) findNeed(bound float64, maxRows int) error {
 	t := s.h.Tensor
 	s.Name, s.Type = t.Name, t.Type.String()
 	rows, cols := matrixShape(t)
@@ -169,7 +168,7 @@ func (s *calibration) findNeed(bound float64, most int) error {
 		s.reason = "it has no values"
 		return nil
 	}
-	b, n, err := plan.SampleRows(s.h, rows, most)
+	b, n, err := plan.SampleRows(s.h, rows, maxRows)
 	if err != nil {
 		return err
 	}
@@ -186,7 +185,7 @@ func (s *calibration) findNeed(bound float64, most int) error {
 	}
 	s.scaleSample = [][]float32{few}
 	for _, v := range s.sampled {
-		if v-v != 0 {
+		if v-v != 0 { // NaN or infinite
 			s.reason = fmt.Sprintf("one of its values is %v", v)
 			s.sampled = nil
 			return nil

@@ -1,5 +1,7 @@
 package tryteplan
 
+// This file tests plans for models with known values.
+
 import (
 	"context"
 	"encoding/json"
@@ -19,7 +21,8 @@ import (
 	"tensorcast/gguf/gguftest"
 )
 
-func open(t *testing.T, path string) *gguf.Weights {
+// openWeights opens a model's weights until the test ends.
+func openWeights(t *testing.T, path string) *gguf.Weights {
 	t.Helper()
 	m, err := gguf.OpenModel(path)
 	if err != nil {
@@ -37,10 +40,10 @@ func open(t *testing.T, path string) *gguf.Weights {
 	return w
 }
 
-// planted is a model of F32 tensors with known values, beside those of other tensors, which are zeros.
-func planted(t *testing.T, values map[string][]float32, tensors []gguftest.Tensor) *gguf.Weights {
+// writeModel writes a model and opens its weights. Tensors have the given values, as F32, or else zeros.
+func writeModel(t *testing.T, values map[string][]float32, tensors []gguftest.Tensor) *gguf.Weights {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "planted.gguf")
+	path := filepath.Join(t.TempDir(), "model.gguf")
 	m := &gguftest.Model{KVs: []gguftest.KV{{Key: "general.architecture", Value: "llama"}}, Tensors: tensors}
 	m.Write(t, path)
 	file, err := gguf.OpenModel(path)
@@ -64,11 +67,11 @@ func planted(t *testing.T, values map[string][]float32, tensors []gguftest.Tenso
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return open(t, path)
+	return openWeights(t, path)
 }
 
-// levels are n numbers of depth trits, the ends of the range among them, times scale.
-func levels(rng *rand.Rand, n, depth int, scale float32) []float32 {
+// randomLevels are n numbers of depth trits times scale. The first is the largest of the range.
+func randomLevels(rng *rand.Rand, n, depth int, scale float32) []float32 {
 	x := make([]float32, n)
 	for i := range x {
 		x[i] = float32(rng.IntN(2*int(tryte.Max(depth))+1)-int(tryte.Max(depth))) * scale
@@ -77,7 +80,8 @@ func levels(rng *rand.Rand, n, depth int, scale float32) []float32 {
 	return x
 }
 
-func normal(rng *rand.Rand, n int) []float32 {
+// randomNormal are n values of the standard normal distribution.
+func randomNormal(rng *rand.Rand, n int) []float32 {
 	x := make([]float32, n)
 	for i := range x {
 		x[i] = float32(rng.NormFloat64())
@@ -85,24 +89,24 @@ func normal(rng *rand.Rand, n int) []float32 {
 	return x
 }
 
-// TestCalibrate plants values that need a known number of trits.
+// TestCalibrate calibrates tensors of values that need a known number of trits.
 func TestCalibrate(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	nan := normal(rng, 64)
+	nan := randomNormal(rng, 64)
 	nan[40] = float32(math.NaN())
-	// One value in some tens of thousands is 3^3 times as large as the others' range: it needs three trits
-	// more, and is in no small sample.
-	outlier := levels(rng, 128*1024, 2, 0.25)
+	// One value in some tens of thousands is 3^3 times as large as the others' range. It needs three trits more, and
+	// is in no small sample.
+	outlier := randomLevels(rng, 128*1024, 2, 0.25)
 	outlier[0], outlier[77*1024+5] = 0, float32(tryte.Max(5))*0.25
 	values := map[string][]float32{
-		"blk.0.attn_norm.weight": levels(rng, 256, 3, 0.375),
-		"blk.0.attn_q.weight":    levels(rng, 256*128, 1, 2.5),
-		"blk.1.attn_q.weight":    normal(rng, 256*128),
+		"blk.0.attn_norm.weight": randomLevels(rng, 256, 3, 0.375),
+		"blk.0.attn_q.weight":    randomLevels(rng, 256*128, 1, 2.5),
+		"blk.1.attn_q.weight":    randomNormal(rng, 256*128),
 		"blk.1.attn_q.bias":      nan,
 		"blk.2.ffn_up.weight":    outlier,
 		"output_norm.weight":     {1e-39, 2, -3},
 	}
-	w := planted(t, values, []gguftest.Tensor{
+	w := writeModel(t, values, []gguftest.Tensor{
 		{Name: "blk.2.ffn_up.weight", Type: gguf.F32, Shape: []int64{1024, 128}},
 		{Name: "blk.0.attn_norm.weight", Type: gguf.F32, Shape: []int64{256}},
 		{Name: "blk.0.attn_q.weight", Type: gguf.F32, Shape: []int64{256, 64, 2}},
@@ -129,7 +133,7 @@ func TestCalibrate(t *testing.T) {
 			trits += c.Values * int64(l.Depth)
 		}
 	}
-	// Of normal values the best steps of seven trits give 58 dB, those of eight 67.
+	// For normal values, seven trits give 58 dB at best, and eight give 67.
 	if want := map[int]int{-1: depths[-1], 0: 3, 1: 8, 2: 5}; !reflect.DeepEqual(depths, want) || trits != got.Trits {
 		t.Errorf("depths %v, want %v; %d trits, want %d", depths, want, got.Trits, trits)
 	}
@@ -141,21 +145,21 @@ func TestCalibrate(t *testing.T) {
 		exact  bool
 	}{
 		{"blk.0.attn_norm.weight", 3, 0.375, 1e-6, true},
-		{"blk.0.attn_q.weight", 1, 2.5 / 13, 12, true}, // 2.5 in three trits: over 1 to 13
+		{"blk.0.attn_q.weight", 1, 2.5 / 13, 12, true}, // 2.5 in three trits: any number from 1 to 13
 		{"blk.1.attn_q.weight", 8, 10. / 6561, 0.3, false},
 		{"blk.1.attn_v.weight", 1, 1, 0, true},
 		{"blk.2.ffn_up.weight", 5, 0.25, 1e-6, true},
 	} {
 		c, depth, ok := got.Lookup(tt.name)
 		if !ok {
-			t.Errorf("%s is left out: %v", tt.name, got.Left)
+			t.Errorf("%s is left out, want it in a layer: %v", tt.name, got.Left)
 			continue
 		}
 		if c.Need != tt.need || math.Abs(float64(c.Scale/tt.scale)-1) > tt.factor+1e-9 ||
 			(c.SNR == 0 || c.SNR > 130) != tt.exact || c.SNR != 0 && c.SNR < 60 || tt.exact && c.Clipped != 0 {
-			t.Errorf("%+v, want %+v", c, tt)
+			t.Errorf("calibration %+v, want %+v", c, tt)
 		}
-		// What it promises is what trytes hold.
+		// Trytes hold the values with the ratio that the calibration says.
 		want := values[tt.name]
 		if want == nil {
 			want = make([]float32, c.Values)
@@ -165,7 +169,7 @@ func TestCalibrate(t *testing.T) {
 			for _, x := range held {
 				if n := math.Round(float64(x) / float64(c.Scale)); math.Abs(n) > float64(tryte.Max(depth)) ||
 					float32(n)*c.Scale != x {
-					t.Fatalf("%s: value %d is %v, no number of %d trits times %v", tt.name, i, x, depth, c.Scale)
+					t.Fatalf("%s: value %d is %v, want a number of %d trits times %v", tt.name, i, x, depth, c.Scale)
 				}
 				e := float64(x) - float64(want[i])
 				signal += float64(want[i]) * float64(want[i])
@@ -194,7 +198,7 @@ func TestCalibrate(t *testing.T) {
 	}
 	var again Plan
 	if err := json.Unmarshal(data, &again); err != nil || !reflect.DeepEqual(&again, got) {
-		t.Errorf("as JSON: %v, %+v", err, again)
+		t.Errorf("written as JSON and read again: %v, %+v, want %+v", err, again, got)
 	}
 	var text, markdown strings.Builder
 	if err := errors.Join(got.WriteText(&text), got.WriteMarkdown(&markdown)); err != nil {
@@ -204,7 +208,7 @@ func TestCalibrate(t *testing.T) {
 		for _, want := range []string{"60 dB", "none", "1: 1, 3: 1", "blk.0.attn_norm.weight", "no decoder",
 			"lossless"} {
 			if !strings.Contains(out, want) {
-				t.Errorf("no %q in\n%s", want, out)
+				t.Errorf("the report is\n%s\nwant %q in it", out, want)
 			}
 		}
 	}
@@ -212,50 +216,48 @@ func TestCalibrate(t *testing.T) {
 
 func TestCalibrateErrors(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
-	// The rows that are looked at, the middles of two halves, have nothing of what the others have.
-	x := levels(rng, 64*8, 1, 1)
+	// Sampled are the middle rows of the two halves. The first row, which is not sampled, has far larger values.
+	x := randomLevels(rng, 64*8, 1, 1)
 	for i := range 64 {
 		x[i] *= 1000
 	}
-	w := planted(t, map[string][]float32{"blk.0.ffn_up.weight": x},
+	w := writeModel(t, map[string][]float32{"blk.0.ffn_up.weight": x},
 		[]gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F32, Shape: []int64{64, 8}}})
 	c, err := Calibrate(t.Context(), w, 40, Config{Rows: 2})
 	if err != nil || len(c.Layers) != 1 || c.Layers[0].Depth != 1 {
-		t.Fatalf("%+v, %v", c, err)
+		t.Fatalf("two of eight rows: %+v, %v; want one layer with a depth of 1", c, err)
 	}
-	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight",
-		func([]float32) error { return nil }); !errors.Is(err, plan.ErrBound) {
-		t.Errorf("a bound that the whole does not keep: %v", err)
+	discard := func([]float32) error { return nil }
+	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight", discard); !errors.Is(err, plan.ErrBound) {
+		t.Errorf("a bound that only the sampled rows meet: %v, want %v", err, plan.ErrBound)
 	}
 	stop := errors.New("stop")
-	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight",
-		func([]float32) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("an error of emit: %v", err)
+	fail := func([]float32) error { return stop }
+	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight", fail); !errors.Is(err, stop) {
+		t.Errorf("an emit that fails: %v, want its error", err)
 	}
 	for _, name := range []string{"blk.0.ffn_down.weight", "blk.0.ffn_up.weight"} {
-		other := planted(t, nil, []gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F16,
-			Shape: []int64{64, 8}}})
-		if err := c.Hold(t.Context(), other, name, func([]float32) error { return nil }); !errors.Is(err,
-			plan.ErrModel) {
-			t.Errorf("another model's %s: %v", name, err)
+		other := writeModel(t, nil,
+			[]gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F16, Shape: []int64{64, 8}}})
+		if err := c.Hold(t.Context(), other, name, discard); !errors.Is(err, plan.ErrModel) {
+			t.Errorf("another model's %s: %v, want %v", name, err, plan.ErrModel)
 		}
 	}
-	fine := planted(t, map[string][]float32{"blk.0.ffn_up.bias": normal(rng, 64)},
+	fine := writeModel(t, map[string][]float32{"blk.0.ffn_up.bias": randomNormal(rng, 64)},
 		[]gguftest.Tensor{{Name: "blk.0.ffn_up.bias", Type: gguf.F32, Shape: []int64{64}}})
 	if c, err := Calibrate(t.Context(), fine, 1000, Config{}); err != nil || len(c.Layers) != 0 ||
 		len(c.Left) != 1 || !strings.Contains(c.Left[0].Why, "1000 dB") {
-		t.Errorf("1000 dB of any numbers: %+v, %v", c, err)
+		t.Errorf("a bound of 1000 dB: %+v, %v; want the only tensor left out because of it", c, err)
 	}
 	if _, err := Calibrate(t.Context(), w, 0, Config{}); err == nil {
-		t.Error("a bound of 0 is accepted")
+		t.Error("Calibrate with a bound of 0 = nil, want an error")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Calibrate(ctx, w, 40, Config{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("Calibrate, canceled: %v, want %v", err, context.Canceled)
 	}
-	if err := c.Hold(ctx, w, "blk.0.ffn_up.weight", func([]float32) error { return nil }); !errors.Is(err,
-		context.Canceled) {
-		t.Errorf("cancelled while holding: %v", err)
+	if err := c.Hold(ctx, w, "blk.0.ffn_up.weight", discard); !errors.Is(err, context.Canceled) {
+		t.Errorf("Hold, canceled: %v, want %v", err, context.Canceled)
 	}
 }
