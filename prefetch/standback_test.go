@@ -73,12 +73,8 @@ func TestEarly(t *testing.T) {
 // If everything fits nothing is held, until the room shrinks or another model is mapped.
 func TestFits(t *testing.T) {
 	var more int64
-	opts := prefetch.Options{Target: prefetch.Target{Models: func() (models.Model, error) {
-		return models.Model{
-			Files:  []pattern.CycleFile{{Size: 280 * mib}, {Size: more}},
-			Mapped: []models.Mapped{{ID: sim.FileID(0)}, {ID: sim.FileID(7)}},
-		}, nil
-	}}}
+	var opts prefetch.Options
+	opts.Target.Models = func() (models.Model, error) { return twoModels(more), nil }
 	for name, change := range map[string]func(r *rig){
 		"a lower limit": func(r *rig) { r.SetLimit(r.cycle.Bytes()) },
 		"another model": func(*rig) { more = 300 * mib },
@@ -102,16 +98,27 @@ func TestFits(t *testing.T) {
 			t.Errorf("%s: Look after the change = %v, %v, want true", name, again, err)
 		}
 	}
-	// Host.Begin is not called if there is nothing to win. Otherwise it is called before anything is read, each time
-	// anew.
+}
+
+// twoModels is the rig's model, beside another one of so many bytes.
+func twoModels(more int64) models.Model {
+	return models.Model{
+		Files:  []pattern.CycleFile{{Size: 280 * mib}, {Size: more}},
+		Mapped: []models.Mapped{{ID: sim.FileID(0)}, {ID: sim.FileID(7)}},
+	}
+}
+
+// Host.Begin is not called if there is nothing to win. Otherwise it is called before anything is read, each time anew.
+func TestBegin(t *testing.T) {
 	begun := 0
 	var r *rig
+	var opts prefetch.Options
+	opts.Target.Models = func() (models.Model, error) { return twoModels(0), nil }
 	opts.Host.Begin = func() {
 		if begun++; r.pages.Calls != (sim.Calls{}) && begun == 1 || r.Summary().Pinned > 0 {
 			t.Errorf("before the call of Begin: %+v, %d bytes held; want nothing", r.pages.Calls, r.Summary().Pinned)
 		}
 	}
-	more = 0
 	r = newRig(t, 1.5, opts, nil)
 	if _, err := r.Run(1, r.cycle, 5); err == nil || begun != 0 {
 		t.Errorf("everything fits: begun %d times, %v; want 0 times, and a stand back", begun, err)
@@ -132,24 +139,33 @@ func TestFits(t *testing.T) {
 			t.Errorf("everything fits again: begun %d times, %v; want %d times, and a stand back", begun, err, i+1)
 		}
 	}
-	// When everything comes to fit, what is held is released.
-	r = newSettledRig(t, 0.8, prefetch.Options{}, nil)
+}
+
+// When everything comes to fit, what is held is released.
+func TestReleaseWhenEverythingFits(t *testing.T) {
+	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)
 	r.SetLimit(2 * r.cycle.Bytes())
 	var stood *prefetch.StandBack
 	_, err := r.Run(1, r.cycle, 30)
 	if !errors.As(err, &stood) || stood.Reason != prefetch.Fits || r.Summary().Pinned != 0 {
 		t.Errorf("%v, %d bytes held; want a stand back (%v), and none", err, r.Summary().Pinned, prefetch.Fits)
 	}
-	// A caller's budget is not the target's limit: if the model fits in memory, but not in the budget, there is no
-	// stand back.
-	r = newSettledRig(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
+}
+
+// A caller's budget is not the target's limit. If the model fits in memory, but not in the budget, there is no stand
+// back.
+func TestBudget(t *testing.T) {
+	r := newSettledRig(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
 	if s := r.Summary(); s.Pinned == 0 || s.Level != room.LevelBudget {
 		t.Errorf("with a budget: %+v, want something held, and the level %v", s, room.LevelBudget)
 	}
-	// The budget may change meanwhile: what is too much is given back, and later taken again.
+}
+
+// The budget may change while the model is held. What is too much is given back, and later taken again.
+func TestShareChanges(t *testing.T) {
 	var share atomic.Int64
 	share.Store(150 * mib)
-	r = newSettledRig(t, 0.8, prefetch.Options{Share: share.Load}, nil)
+	r := newSettledRig(t, 0.8, prefetch.Options{Share: share.Load}, nil)
 	var held []int64
 	for _, bytes := range []int64{150 * mib, 80 * mib, 120 * mib} {
 		share.Store(bytes)
