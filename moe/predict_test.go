@@ -127,7 +127,8 @@ func TestChain(t *testing.T) {
 	between(t, "1 ahead", recall(t, tr, NewMarkov(s, 1), 1000, 1), (first+7*p)/8-0.015, (first+7*p)/8+0.01)
 	between(t, "2 ahead", recall(t, tr, NewMarkov(s, 2), 1000, 2), (first*2+6*q)/8-0.015, (first*2+6*q)/8+0.025)
 	between(t, "previous", recall(t, tr, NewPrevious(s), 1000, 1), first-0.02, first+0.02)
-	between(t, "mixture", recall(t, tr, NewIDMixture(s, []int{1}, 1<<30), 1000, 1), (first+7*p)/8-0.015, (first+7*p)/8+0.01)
+	between(t, "mixture", recall(t, tr, NewIDMixture(s, []int{1}, 1<<30), 1000, 1),
+		(first+7*p)/8-0.015, (first+7*p)/8+0.01)
 	ev, err := Evaluate(t.Context(), tr, NewMarkov(s, 1), 0, []int{1})
 	if err != nil {
 		t.Fatal(err)

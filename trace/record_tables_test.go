@@ -485,7 +485,8 @@ func TestRecorderLayersSeen(t *testing.T) {
 	if m := meta.Models[0]; m.Layers != 4 || m.LayersSeen != "0-1,3" || m.LayersElsewhere != "2" {
 		t.Errorf("model %+v; want m.Layers = 4, m.LayersSeen = \"0-1,3\", m.LayersElsewhere = \"2\"", m)
 	}
-	if got, want := meta.LayersText(), []string{"layers 0-1,3 of 4 were computed on the CPU; 2 elsewhere"}; !slices.Equal(got, want) {
+	want := []string{"layers 0-1,3 of 4 were computed on the CPU; 2 elsewhere"}
+	if got := meta.LayersText(); !slices.Equal(got, want) {
 		t.Errorf("text %q, want %q", got, want)
 	}
 	h := host.Read()

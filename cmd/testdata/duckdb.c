@@ -1,4 +1,5 @@
-/* Runs SQL queries, one per argument, in DuckDB, and prints the rows with a bar between values. Prototypes are those of duckdb.h: the package has no headers. */
+/* Runs SQL queries, one per argument, in DuckDB, and prints the rows with a bar between values. The prototypes are
+ * those of duckdb.h, because the package has no headers. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 package device
 
 // This file has the interface of holding. A device reads weights of a model file itself and keeps them for clients
-// that have the file mapped. Clients find them by where they lie in the file, so they need not upload them, and need not
-// have the file in memory. holdings.go decides which tensors are held, loader.go reads them, and held.go is the table in
-// which clients look.
+// that have the file mapped. Clients find them by where they lie in the file, so they need not upload them, and need
+// not have the file in memory. holdings.go decides which tensors are held, loader.go reads them, and held.go is the
+// table in which clients look.
 
 import (
 	"context"

@@ -275,7 +275,9 @@ func TestMetrics(t *testing.T) {
 		Target: 12, Faults: 3, OwnBytes: 9 << 20, Waits: MemoryPressure{0.5, 0.25},
 		Status: prefetch.Status{Activity: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5},
 	}
-	unknown := Report{Target: 13, Faults: -1, Waits: MemoryPressure{-1, -1}, Status: prefetch.Status{Activity: prefetch.Waiting}}
+	unknown := Report{
+		Target: 13, Faults: -1, Waits: MemoryPressure{-1, -1}, Status: prefetch.Status{Activity: prefetch.Waiting},
+	}
 	var text strings.Builder
 	if err := WriteMetrics(&text, known, unknown); err != nil {
 		t.Fatal(err)

@@ -143,8 +143,8 @@ func readNoWait(f *os.File, into []byte, page int64) bool {
 	return n > 0 && err == nil
 }
 
-// The first page of a slice that nobody has used yet is not in memory. ReadNow waits for it up to maxFirstPageWait. Some
-// disks take longer. Then the slice is read in single pages, and next time its first page is there.
+// The first page of a slice that nobody has used yet is not in memory. ReadNow waits for it up to maxFirstPageWait.
+// Some disks take longer. Then the slice is read in single pages, and next time its first page is there.
 const (
 	maxFirstPageWait = 400 * time.Microsecond
 	firstPagePoll    = 20 * time.Microsecond

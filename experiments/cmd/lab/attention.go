@@ -80,7 +80,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.IntSliceVar(&o.positions, "positions", []int{2080, 4128}, "positions in the cache, several with commas")
 	f.StringSliceVar(&o.tolerances, "tolerance", []string{"0.05", "none"},
 		"estimated error beyond which a query head falls back, several with commas")
-	f.Float64Var(&o.MaxApproximated, "leave", 0, "share of the mass that may be left to mean values: no more positions are taken")
+	f.Float64Var(&o.MaxApproximated, "leave", 0,
+		"share of the mass that may be left to mean values: no more positions are taken")
 	f.IntVar(&o.Pause, "pause", 15,
 		"steps after a fallback in which a query head uses all positions without estimating")
 	f.IntVar(&o.heads, "heads", 8, "heads of keys and values")

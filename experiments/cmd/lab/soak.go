@@ -74,7 +74,8 @@ Exit codes: 0 nothing was found; 1 something was found, it failed, or was interr
 	f.StringVarP(&o.Model, "model", "m", "",
 		"the model, a GGUF `file` on a disk (default: one with random weights is made)")
 	cli.SizeVar(f, &o.size, "size", "size of the model that is made")
-	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, its copies, and all other files")
+	f.StringVar(&o.Dir, "dir", "/var/tmp",
+		"`directory` on a disk for the model that is made, its copies, and all other files")
 	f.StringVar(&o.Prefetchd, "prefetchd", siblingCommand("prefetchd"), "the `program` prefetchd")
 	f.StringVar(&o.Tracer, "tracer", siblingCommand("tracer"), "the `program` tracer")
 	f.StringVar(&o.server, "server", "", "the `program` llama-server, to be run instead of llamarun")

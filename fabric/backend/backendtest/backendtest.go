@@ -1,4 +1,5 @@
-// Package backendtest builds the libraries between ggml and the device for tests, from their sources in this repository.
+// Package backendtest builds the libraries between ggml and the device for tests, from their sources in this
+// repository.
 package backendtest
 
 import (
@@ -18,12 +19,12 @@ const (
 	Intercept                // libtfmbs_intercept.so, for LD_PRELOAD
 )
 
-// sources are the files of a library below the repository's root. cc.Compile takes the text of the first one. The Makefile has the
-// same lists.
+// sources are the files of a library below the repository's root. cc.Compile takes the text of the first one. The
+// Makefile has the same lists.
 func (l Library) sources() (first string, others []string) {
 	others = []string{
-		"fabric/backend/tfmbs_ggml.c", "fabric/backend/tfmbs_weights.c", "fabric/backend/tfmbs_reference.c", "fabric/backend/tfmbs_products.c",
-		"fabric/driver/tfmbs_device.c",
+		"fabric/backend/tfmbs_ggml.c", "fabric/backend/tfmbs_weights.c", "fabric/backend/tfmbs_reference.c",
+		"fabric/backend/tfmbs_products.c", "fabric/driver/tfmbs_device.c",
 	}
 	if l == Intercept {
 		return "fabric/backend/tfmbs_intercept.c", append(others, "fabric/backend/tfmbs_detect.c")
@@ -31,8 +32,8 @@ func (l Library) sources() (first string, others []string) {
 	return "fabric/backend/tfmbs_backend.c", others
 }
 
-// Compile builds a library at path. root is the way to the repository's root from the test's directory; flags come beside those of the
-// Makefile. Errors are those of cc.Compile, or of reading the sources.
+// Compile builds a library at path. root is the way to the repository's root from the test's directory; flags come
+// beside those of the Makefile. Errors are those of cc.Compile, or of reading the sources.
 func Compile(ctx context.Context, root, path string, l Library, flags ...string) error {
 	first, others := l.sources()
 	text, err := os.ReadFile(filepath.Join(root, first))
