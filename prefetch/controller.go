@@ -91,7 +91,7 @@ func (c *Controller) Look() (again bool, err error) {
 	if !is {
 		return true, nil
 	}
-	why, err := p.look()
+	why, err := p.findChange()
 	if err != nil || why == "" {
 		return false, err
 	}

@@ -65,7 +65,7 @@ const (
 )
 
 // standBackPhase holds nothing. If the target's events come nevertheless, it learns from them as learnPhase
-// does. The next phase is learn, when look finds that something may be won.
+// does. The next phase is learn, when findChange finds that something may be won.
 type standBackPhase struct {
 	learnPhase
 	stood   *StandBack
@@ -100,8 +100,8 @@ func (p *standBackPhase) enter() error {
 
 func (p *standBackPhase) covers() bool { return false }
 
-// look says why something may be won by now; "" if nothing is.
-func (p *standBackPhase) look() (why string, err error) {
+// findChange says why something may be won by now; "" if nothing is.
+func (p *standBackPhase) findChange() (why string, err error) {
 	s, stood := p.s, p.stood
 	s.opts.Memory.PollChange() // the room is looked at anyway
 	if err := s.memory.check(); err != nil {

@@ -43,8 +43,8 @@ func newLive(to io.Writer, log *slog.Logger) *live {
 	return l
 }
 
-// tell shows a status.
-func (l *live) tell(s prefetch.Status) {
+// show shows a status.
+func (l *live) show(s prefetch.Status) {
 	text := visible.Line(s.String())
 	switch {
 	case s.Activity == prefetch.Helping && s.Now == 0: // it is not decided yet what is kept

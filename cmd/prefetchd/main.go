@@ -90,10 +90,10 @@ and the host, ends with the target and releases everything.
 
 For a mixture of experts, weights that every token reads are kept first, and experts in the
 remaining room. When a router has chosen, the missing ones of its experts are read at once and in
-parallel, and the experts that are least likely to be chosen give way. While the disk is idle,
-experts that the next layer is likely to choose are read before it has chosen. That is tried with
-some tokens and not with others, and is kept only if tokens are faster with it (--speculate auto).
-With --learned, knowledge about the routers is kept for the next time.
+parallel, and the experts that are least likely to be chosen give way. With --speculate on, experts
+that the next layer is likely to choose are read before it has chosen, as long as the disk is
+measured to be idle. That is off by default, because tokens were not faster with it where it was
+measured. With --learned, what it learns about the routers is kept for the next time.
 
 The target's own faults also read pages around themselves that nobody asked for, up to twice the
 disk's readahead. While the target is helped they read little, if prefetchd was there when the
@@ -193,7 +193,7 @@ started for another reason, 2 for wrong usage.`,
 			"both is auto's former name")
 	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
 		"read experts that are likely to be chosen next while the disk is idle: "+
-			"auto (if measured tokens are faster with it), off, on (without measuring)")
+			"auto (what was measured to be best: off), off, on")
 	f.StringVar(&o.learned, "learned", "",
 		"keep what is learned about a mixture's routing in `DIR`, and begin with it the next time")
 	f.BoolVar(&o.Lock, "lock", false, "lock kept pages (mlock), except experts: "+
@@ -309,7 +309,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	return serve.Options{
 		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave,
 		Readahead: readahead.Choice(o.around), Guardian: guardianArgs(), LearnedDir: o.learned, SocketDir: o.runDir,
-		Prefetch: o.Options, OnStatus: live.tell, Log: log,
+		Prefetch: o.Options, OnStatus: live.show, Log: log,
 	}, nil
 }
 
