@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"tensorcast/event"
-	"tensorcast/prefetch/mixture"
 )
 
 // mixturePhase helps. The phases that follow it are those of streamPhase.
@@ -52,7 +51,7 @@ func (p *mixturePhase) pause() time.Duration {
 	if pause := p.f.pauseForBlock(false); pause == restPause {
 		return pause
 	}
-	return min(p.f.mixture.PauseFor(p.f.now()), mixture.Pause)
+	return expertPause
 }
 
 func (p *mixturePhase) covers() bool { return p.f.begun && !p.f.isUnseen() }

@@ -13,6 +13,8 @@ const (
 	busyShare = 0.75
 	leastBusy = 250 * time.Microsecond
 	mostBusy  = 750 * time.Microsecond
+	// expertPause is for a mixture: what is read for a choice is begun when the event comes.
+	expertPause = time.Millisecond
 	// restPause is for a target that has not decoded for restAfter, or that was stopped in a decode. What it
 	// reads next is noticed a little later then, and so are limits.
 	restPause = 20 * time.Millisecond

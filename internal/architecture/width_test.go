@@ -18,7 +18,8 @@ import (
 const (
 	maxColumns = 120
 	tabColumns = 4
-	// longString is the length of a string literal, in bytes, that need not be broken: texts for people, and data of tests.
+	// longString is the length in bytes from which a string literal need not be broken: a text for people, or a
+	// test's data.
 	longString = 60
 )
 

@@ -1,8 +1,8 @@
 package mixture
 
-// This file reads experts before their router has chosen them, while the disk has nothing else to do. One
-// rule admits such reads: the disk must be idle for long enough until the next layer chooses, as it was
-// measured to be. What was chosen always comes first.
+// This file reads experts before their router has chosen them. One rule admits such a read: the disk must be idle
+// for as long as it takes, until the next layer chooses, as it was measured to be. What was chosen always comes
+// first.
 
 import (
 	"time"
@@ -11,18 +11,14 @@ import (
 )
 
 const (
-	// readPiece is read at a time, up to readTick in a tick, because what is chosen meanwhile waits for that.
-	// No more than mostUnder is under way, in bytes.
-	readPiece, readTick, mostUnder = 512 << 10, 1 << 20, 4 << 20
 	// idleShare of the times that the disk was idle after a layer's choice were shorter than is expected. An
 	// expectation moves by a part of idleStep of what was seen.
 	idleShare, idleStep = 0.1, 0.125
 	mostIdle            = time.Second
 	// leastRated is how many bytes have to be read at once to tell the disk's bandwidth from it.
 	leastRated = 256 << 10
-	// Pause is how long to wait at most until it is looked again whether the disk is idle, leastPause how
-	// long at least.
-	Pause, leastPause = time.Millisecond, 250 * time.Microsecond
+	// earlyShare of the mean of what is read early is replaced at each token.
+	earlyShare = 1.0 / 16
 )
 
 // ahead is what is predicted, and read for that.
@@ -32,16 +28,13 @@ type ahead struct {
 	none      bool           // there is no predictor
 	decode    uint32         // that the predictor was told of last
 	scores    []float32
-
-	queue  []*expert // of one layer, to be read, in this order
-	queued *layer    // that layer
+	queue     []*expert // of the next layer, to be read, the likeliest first
 
 	demand      []pages.Range // what was read because it was chosen, and may be under way
 	demandBytes int64         // of this, as it was asked for
 	asked       time.Time     // when all that a layer chose was asked for; zero: that was not followed
 	idle        time.Time     // since when all of it has arrived; zero: it has not
-	under       []pages.Range // what was read because it was predicted, and may be under way
-	lookAt      time.Time     // when to look next; zero: at the next tick
+	under       int64         // bytes that were asked for since, because they were predicted
 
 	rate    float64   // bytes per ns that the disk delivers; 0: not known
 	idleFor []float64 // by layer: how long the disk is idle until the next layer has chosen, in ns; negative: not known
@@ -59,107 +52,66 @@ func (m *Mixture) noteDemand(r pages.Range, n int64) {
 	}
 }
 
-// beginIdle notes that all that a layer has chosen was asked for.
-func (m *Mixture) beginIdle(now time.Time) {
-	a := &m.ahead
-	if a.predictor == nil {
-		return
-	}
-	a.asked = now
-	if len(a.demand) == 0 {
-		a.idle = now
-	} else if a.rate > 0 {
-		a.lookAt = now.Add(a.timeFor(a.demandBytes))
-	}
-}
-
-// endIdle notes that the next layer has chosen. It moves the expectation of how long the disk was idle: a
-// running quantile, of which idleShare of what was seen is below.
+// endIdle notes that the next layer has chosen. It moves the expectation of how long the disk was idle: a running
+// quantile, of which idleShare of what was seen is below.
 func (m *Mixture) endIdle(now time.Time) {
 	a := &m.ahead
-	if !a.asked.IsZero() {
-		idle := 0.0
-		if !a.idle.IsZero() {
-			idle = float64(min(now.Sub(a.idle), mostIdle))
-		}
-		switch q, step := &a.idleFor[m.now], idleStep*max(idle, a.idleFor[m.now]); {
-		case *q < 0:
-			*q = idle
-		case idle < *q:
-			*q -= min((1-idleShare)*step, *q-idle)
-		default:
-			*q += min(idleShare*step, idle-*q)
-		}
+	if a.asked.IsZero() {
+		return
 	}
-	a.forgetReads()
-}
-
-// forgetReads forgets what is being read.
-func (a *ahead) forgetReads() {
-	a.demand, a.under, a.demandBytes = a.demand[:0], a.under[:0], 0
-	a.asked, a.idle, a.lookAt = time.Time{}, time.Time{}, time.Time{}
-}
-
-// PauseFor is how long to wait until the disk may be idle, and something can be read ahead.
-func (m *Mixture) PauseFor(now time.Time) time.Duration {
-	if m.ahead.lookAt.IsZero() {
-		return Pause
+	idle := 0.0
+	if !a.idle.IsZero() {
+		idle = float64(min(now.Sub(a.idle), mostIdle))
 	}
-	return min(max(m.ahead.lookAt.Sub(now), leastPause), Pause)
+	switch q, step := &a.idleFor[m.now], idleStep*max(idle, a.idleFor[m.now]); {
+	case *q < 0:
+		*q = idle
+	case idle < *q:
+		*q -= min((1-idleShare)*step, *q-idle)
+	default:
+		*q += min(idleShare*step, idle-*q)
+	}
+	m.forgetPredicted()
 }
 
-// ReadPredicted reads as much of what is predicted as the disk is expected to deliver until the next layer
-// has chosen, once it has nothing else to do. free says that nothing else is to be read: all other weights
-// are in memory.
+// forgetPredicted forgets what is to be read ahead, and what is under way.
+func (m *Mixture) forgetPredicted() {
+	a := &m.ahead
+	a.queue, a.demand, a.demandBytes, a.under = a.queue[:0], a.demand[:0], 0, 0
+	a.asked, a.idle = time.Time{}, time.Time{}
+}
+
+// ReadPredicted reads as much of what is predicted as the disk is expected to deliver until the next layer has chosen,
+// once it has nothing else to do. free says that nothing else is to be read: all other weights are in memory.
 func (m *Mixture) ReadPredicted(free bool) error {
 	a := &m.ahead
 	if a.asked.IsZero() {
 		return nil
 	}
 	now := m.opts.Now()
-	if idle, err := m.isDiskIdle(now); err != nil || !idle {
+	if idle, err := m.isDiskIdle(now); err != nil || !idle || !free || m.room <= m.least {
 		return err
 	}
-	if !free || m.room <= m.least {
-		return nil
-	}
-	var err error
-	if a.under, err = m.keepUnderWay(a.under); err != nil {
-		return err
-	}
-	var under int64
-	for _, r := range a.under {
-		under += r.Length
-	}
-	a.lookAt = time.Time{}
-	for read := int64(0); read < readTick && under+readPiece <= mostUnder && len(a.queue) > 0; {
+	for ; len(a.queue) > 0; a.queue = a.queue[1:] {
 		e := a.queue[0]
-		if a.timeFor(under+readPiece) > m.idleLeft(m.opts.Now()) {
+		takes := float64(a.under+e.bytes) / a.rate // ns; without bound if the rate is not known
+		if takes > a.idleFor[m.now]-float64(now.Sub(a.idle)) {
 			return nil
 		}
-		if !e.resident && !m.admit(e) {
-			a.queue = a.queue[1:]
+		if e.resident || !m.makeRoomFor(e) {
 			continue
 		}
-		piece := e.pendingPiece()
-		n, err := m.readNow(piece, true)
-		if err != nil {
-			return err
+		e.resident = true
+		m.resident += e.bytes
+		a.under += e.bytes
+		for _, r := range e.slices {
+			n, err := m.readNow(r, true)
+			if err != nil {
+				return err
+			}
+			a.read += n
+			e.early += n
 		}
-		read += piece.Length
-		a.read += n
-		e.early += n
-		if n > 0 {
-			a.under = append(a.under, piece)
-			under += piece.Length
-		}
-		if e.pending -= piece.Length; e.pending <= 0 {
-			e.pending = 0
-			a.queue = a.queue[1:]
-		}
-	}
-	if len(a.queue) > 0 {
-		a.lookAt = now.Add(a.timeFor(under / 2))
 	}
 	return nil
 }
@@ -170,18 +122,12 @@ func (m *Mixture) isDiskIdle(now time.Time) (bool, error) {
 	if !a.idle.IsZero() {
 		return true, nil
 	}
-	var err error
-	if a.demand, err = m.keepUnderWay(a.demand); err != nil {
-		return false, err
-	}
-	took := now.Sub(a.asked)
-	if len(a.demand) > 0 {
-		if !now.Before(a.lookAt) {
-			a.lookAt = now.Add(max(took/4, leastPause))
+	for ; len(a.demand) > 0; a.demand = a.demand[1:] {
+		if arrived, err := m.levers.HasArrived(a.demand[0]); err != nil || !arrived {
+			return false, err
 		}
-		return false, nil
 	}
-	if took > 0 && a.demandBytes >= leastRated {
+	if took := now.Sub(a.asked); took > 0 && a.demandBytes >= leastRated {
 		rate := float64(a.demandBytes) / float64(took)
 		if a.rate == 0 {
 			a.rate = rate
@@ -192,54 +138,11 @@ func (m *Mixture) isDiskIdle(now time.Time) (bool, error) {
 	return true, nil
 }
 
-// keepUnderWay keeps those ranges that have not arrived.
-func (m *Mixture) keepUnderWay(all []pages.Range) ([]pages.Range, error) {
-	left := all[:0]
-	for _, r := range all {
-		arrived, err := m.levers.HasArrived(r)
-		if err != nil {
-			return nil, err
-		}
-		if !arrived {
-			left = append(left, r)
-		}
-	}
-	return left, nil
-}
-
-// timeFor is how long the disk takes for bytes, as far as is known.
-func (a *ahead) timeFor(bytes int64) time.Duration {
-	if a.rate <= 0 {
-		return mostIdle
-	}
-	return time.Duration(float64(bytes) / a.rate)
-}
-
-// idleLeft is how long the disk is expected to be idle.
-func (m *Mixture) idleLeft(now time.Time) time.Duration {
-	return time.Duration(m.ahead.idleFor[m.now]) - now.Sub(m.ahead.idle)
-}
-
-// pendingPiece is what is to be read next of an expert.
-func (e *expert) pendingPiece() pages.Range {
-	at := -e.pending
-	for _, r := range e.slices {
-		at += r.Length
-	}
-	for _, r := range e.slices {
-		if at < r.Length {
-			return pages.Range{File: r.File, Offset: r.Offset + at, Length: min(readPiece, r.Length-at)}
-		}
-		at -= r.Length
-	}
-	return pages.Range{}
-}
-
-// admit makes room for a predicted expert, if those that have to give way for it are less likely to be chosen
+// makeRoomFor makes room for a predicted expert, if those that have to give way for it are less likely to be chosen
 // than it is when their layer comes.
-func (m *Mixture) admit(e *expert) bool {
-	over := m.resident + e.bytes - m.room
-	victims, enough := m.findVictims(over, func(l *layer, v *expert) bool { return l.chance(v) < e.predicted })
+func (m *Mixture) makeRoomFor(e *expert) bool {
+	less := func(l *layer, v *expert) bool { return l.chance(v) < e.predicted }
+	victims, enough := m.findVictims(m.resident+e.bytes-m.room, less)
 	if !enough {
 		return false
 	}
@@ -248,58 +151,19 @@ func (m *Mixture) admit(e *expert) bool {
 			return false
 		}
 	}
-	e.resident, e.pending = true, 0
-	for _, r := range e.slices {
-		e.pending += r.Length
-	}
-	m.resident += e.bytes
 	return true
 }
 
-// settlePredicted drops what was predicted of a layer, which has chosen now. It says whether some of it may
-// have been begun to be read.
-func (m *Mixture) settlePredicted(l *layer, ids []int32) (begun bool) {
-	a := &m.ahead
-	if a.predictor == nil {
-		return false
-	}
-	if a.queued == l {
-		a.queue = a.queue[:0]
-	}
+// settlePredicted drops what was predicted of a layer, which has chosen now. An expert that was read for nothing gives
+// way like any other that is seldom chosen.
+func (m *Mixture) settlePredicted(l *layer, ids []int32) {
 	for _, id := range ids {
-		a.used += l.experts[id].early
+		m.ahead.used += l.experts[id].early
 	}
 	for i := range l.experts {
-		e := &l.experts[i]
-		e.early, e.predicted = 0, 0
-		begun = begun || e.pending > 0
-	}
-	return begun
-}
-
-// evictPending pages out what was begun to be read for predictions of a layer, and is not read to its end.
-func (m *Mixture) evictPending(l *layer) {
-	for i := range l.experts {
-		if e := &l.experts[i]; e.pending > 0 && !m.evict(e) {
-			e.pending = 0 // it counts as resident, and is looked at before its use
-		}
+		l.experts[i].early, l.experts[i].predicted = 0, 0
 	}
 }
-
-// forgetPredicted forgets what was predicted, and what was being read.
-func (m *Mixture) forgetPredicted() {
-	m.ahead.queue = nil
-	m.ahead.forgetReads()
-	for i := range m.layers {
-		for j := range m.layers[i].experts {
-			e := &m.layers[i].experts[j]
-			e.predicted, e.early = 0, 0
-		}
-	}
-}
-
-// earlyShare of the mean of what is read early is replaced at each token.
-const earlyShare = 1.0 / 16
 
 // EndToken notes that a token has ended.
 func (m *Mixture) EndToken() {

@@ -161,9 +161,9 @@ func TestReadPredictedIdle(t *testing.T) {
 	r.clock = r.clock.Add(time.Millisecond)
 	r.expectReads("still under way", r.readPredicted(), nil)
 	r.levers.underWay = nil
-	r.ahead.idleFor[2] = readPiece - 1
+	r.ahead.idleFor[2] = 2*page - 1
 	r.expectReads("no time", r.readPredicted(), nil)
-	r.ahead.idleFor[2] = readPiece
+	r.ahead.idleFor[2] = 2 * page
 	r.free = false
 	r.expectReads("something that every token reads is missing", r.readPredicted(), nil)
 	r.free = true
@@ -171,44 +171,15 @@ func TestReadPredictedIdle(t *testing.T) {
 	r.least = r.room
 	r.expectReads("no room", r.readPredicted(), nil)
 	r.least = least
-	r.expectReads("time for one", r.readPredicted(), r.slicesOf(3, 0)[:1])
-	r.levers.underWay = r.slicesOf(3, 0)[:1]
-	r.expectReads("which is under way", r.readPredicted(), nil)
-	r.levers.underWay = nil
+	r.expectReads("time for one", r.readPredicted(), r.slicesOf(3, 0))
 	r.clock = r.clock.Add(1)
-	r.expectReads("too late", r.readPredicted(), nil)
-	// When a prediction turns out to be wrong, what was read of it is paged out, and what was not is forgotten.
-	begun := &r.layers[3].experts[0]
-	if !begun.resident || begun.pending != page {
-		t.Fatalf("a prediction of which one page was read: %+v, want it resident with %d bytes pending", begun, page)
-	}
-	there := r.resident
+	r.expectReads("too late for the other one", r.readPredicted(), nil)
+	// A prediction that turns out to be wrong counts as used by nobody, and what was not read of it is forgotten.
 	r.choose(3, 2)
-	if begun.resident || begun.pending != 0 || !slices.Equal(r.levers.evicted, begun.owned) || r.resident != there {
-		t.Errorf("a wrong prediction: %+v, evicted %v, want %v; %d bytes resident, want %d as before",
-			begun, r.levers.evicted, begun.owned, r.resident, there)
+	if wrong := &r.layers[3].experts[0]; !wrong.resident || wrong.predicted != 0 || r.ahead.used != 0 {
+		t.Errorf("a wrong prediction: %+v, %d bytes used; want it resident, no longer predicted, and unused", wrong, r.ahead.used)
 	}
 	r.expectReads("the next layer's", r.readPredicted(), r.slicesOf(0, 0))
-}
-
-// When a prediction is right but not yet read whole, the expert is read like any that is missing, and takes room once.
-func TestReadPredictedLate(t *testing.T) {
-	g := &scripted{scores: map[int][]float32{3: {-1, 5, -1, -1}}}
-	r := newAheadRig(t, g, mib)
-	r.choose(2, 0)
-	one := pages.Range{File: 0, Offset: r.layers[3].experts[1].slices[0].Offset, Length: readPiece}
-	two := one
-	two.Offset += readPiece
-	r.expectReads("a tick", r.readPredicted(), []pages.Range{one, two})
-	there, n := r.resident, len(r.levers.read)
-	r.choose(3, 1)
-	r.expectReads("the rest", r.levers.read[n:], r.slicesOf(3, 1))
-	if e := &r.layers[3].experts[1]; !e.resident || e.pending != 0 || r.resident != there ||
-		len(r.levers.evicted) != 0 || r.total.missed != 2 || r.ahead.used != mib {
-		t.Errorf("%+v, want it resident with nothing pending; %d bytes resident, want %d; evicted %v, want nothing; "+
-			"%d missed, want 2; %d bytes used, want %d",
-			e, r.resident, there, r.levers.evicted, r.total.missed, r.ahead.used, mib)
-	}
 }
 
 // An expert that is likelier to be chosen, or that is being used, does not give way to a prediction.

@@ -113,7 +113,7 @@ func (m *Mixture) evict(e *expert) bool {
 			return false
 		}
 	}
-	e.resident, e.pending, e.evictedAt = false, 0, m.clock
+	e.resident, e.evictedAt = false, m.clock
 	m.resident -= e.bytes
 	return true
 }

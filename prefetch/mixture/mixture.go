@@ -88,7 +88,6 @@ type expert struct {
 	elsewhere bool    // it is computed elsewhere: the target does not read it
 
 	predicted float64 // the chance that its layer chooses it next, where a predictor takes that to be likely; else 0
-	pending   int64   // bytes of slices that are still to be read for that, while it counts as resident
 	early     int64   // bytes that were read for that
 }
 
@@ -172,13 +171,12 @@ func (m *Mixture) Select(e event.Selected) (read int64, err error) {
 	m.endIdle(m.opts.Now())
 	m.now, m.unread = at, false
 	m.clock++
-	begun := m.settlePredicted(l, ids)
+	m.settlePredicted(l, ids)
 	if err := m.readChosen(l, ids); err != nil {
 		return m.total.read - total, err
 	}
-	m.beginIdle(m.opts.Now())
-	if begun {
-		m.evictPending(l)
+	if m.ahead.predictor != nil {
+		m.ahead.asked = m.opts.Now()
 	}
 	for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
 		l.addChoice(row)
@@ -285,23 +283,18 @@ func (m *Mixture) sortChosen(l *layer, ids []int32) (missing, resident []*expert
 	for _, id := range ids {
 		e := &l.experts[id]
 		e.chosenAt = m.clock
-		if e.resident && e.pending == 0 {
+		if e.resident {
 			resident = append(resident, e)
 			bytes += e.bytes
 		}
 	}
 	for _, id := range ids {
 		e := &l.experts[id]
-		if e.resident && e.pending == 0 {
+		if e.resident {
 			continue
 		}
 		m.total.missed++
 		bytes += e.bytes
-		if e.resident { // a part was read because it was predicted
-			missing = append(missing, e)
-			e.pending = 0
-			continue
-		}
 		if bytes > max(m.room, m.least) {
 			m.unread = true
 			continue
@@ -334,7 +327,7 @@ func (m *Mixture) FindResident() error {
 	for i := range m.layers {
 		for j := range m.layers[i].experts {
 			e := &m.layers[i].experts[j]
-			e.resident, e.pending = true, 0
+			e.resident = true
 			some := false
 			for _, r := range e.owned {
 				n, err := m.levers.ResidentBytes(r)
@@ -365,7 +358,7 @@ func (m *Mixture) Forget() {
 	for i := range m.layers {
 		for j := range m.layers[i].experts {
 			e := &m.layers[i].experts[j]
-			e.resident, e.pending = false, 0
+			e.resident, e.predicted, e.early = false, 0, 0
 		}
 	}
 	m.forgetPredicted()

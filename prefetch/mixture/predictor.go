@@ -78,9 +78,6 @@ func (m *Mixture) NoteInput(e event.RouterInput) {
 func (m *Mixture) observeChoice(at int, e event.Selected) {
 	a := &m.ahead
 	if e.IDRows != 1 || len(e.IDs) >= len(m.layers[at].experts) {
-		for i := range m.layers {
-			m.evictPending(&m.layers[i])
-		}
 		m.forgetPredicted()
 		return
 	}
@@ -136,13 +133,13 @@ func (m *Mixture) predictNext() {
 	a, at := &m.ahead, m.next()
 	l := &m.layers[at]
 	a.predictor.Scores(at, a.scores)
-	a.queue, a.queued = a.queue[:0], l
+	a.queue = a.queue[:0]
 	for i := range l.experts {
 		e := &l.experts[i]
 		e.predicted = 0
 		if score := a.scores[i]; score > leastScore {
 			e.predicted = 1 / (1 + math.Exp(-float64(score)))
-			if !e.elsewhere && (!e.resident || e.pending > 0) {
+			if !e.elsewhere && !e.resident {
 				a.queue = append(a.queue, e)
 			}
 		}
