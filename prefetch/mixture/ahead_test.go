@@ -13,8 +13,6 @@ import (
 	"tensorcast/prefetch/pages"
 )
 
-const mib = 1 << 20
-
 // scripted is a predictor with scores that a test gives it. It notes its calls.
 type scripted struct {
 	scores  map[int][]float32 // by layer; where it is missing no expert is likely
