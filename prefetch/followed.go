@@ -132,7 +132,7 @@ func (f *followed) help(why string) error {
 func (s *session) newMixture(f *followed) *mixture.Mixture {
 	opts := mixture.Options{
 		Levers: s.levers, Keep: s.opts.Strategy.Traits().KeepsExperts, Routes: s.opts.Experts.Routes,
-		Refuse: s.refuse, Log: s.log, Now: s.now,
+		Refuse: s.refuse, Now: s.now,
 	}
 	if predict := s.opts.Experts.Predict; predict != nil && s.opts.Experts.Speculate.Speculates() {
 		opts.Predict = func(r mixture.Routers) mixture.Predictor {

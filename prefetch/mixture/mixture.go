@@ -3,7 +3,6 @@ package mixture
 // This file knows the experts of a model, and follows what routers choose of them.
 
 import (
-	"log/slog"
 	"slices"
 	"time"
 
@@ -38,7 +37,6 @@ type Options struct {
 	Predict func(Routers) Predictor
 	// Refuse is told, at most once by what it keeps itself, that the target says something impossible.
 	Refuse func(what string, args ...any)
-	Log    *slog.Logger
 	Now    func() time.Time
 }
 
