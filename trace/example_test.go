@@ -5,6 +5,7 @@ package trace_test
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"tensorcast/event"
 	"tensorcast/trace"
@@ -45,7 +46,11 @@ func ExampleRecorder() {
 		}
 	}
 	meta, err := r.Finish(nil)
-	fmt.Println(meta.Steps, "step;", err)
-	// Output: timestamp,token,tensor_name,data_ptr,bytes_accessed 1 step; weights are read outside the model file's
-	// mapping: no op of the 1 decodes read a weight from a mapped file: do the layers run on a GPU? Use -ngl 0
+	what, why, _ := strings.Cut(err.Error(), ": ")
+	fmt.Println(meta.Steps, "step:", what)
+	fmt.Println(why)
+	// Output:
+	// timestamp,token,tensor_name,data_ptr,bytes_accessed
+	// 1 step: weights are read outside the model file's mapping
+	// no op of the 1 decodes read a weight from a mapped file: do the layers run on a GPU? Use -ngl 0
 }
