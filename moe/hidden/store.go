@@ -15,9 +15,6 @@ import (
 	"io"
 	"math"
 	"slices"
-
-	"tensorcast/internal/outfile"
-	"tensorcast/internal/regular"
 )
 
 var (
@@ -153,22 +150,6 @@ func (p *Predictor) Load(r io.Reader) error {
 	}
 	for i := range weights {
 		copy(weights[i], newWeights[i])
-	}
-	return nil
-}
-
-// SaveFile saves to a file, which appears whole or not at all.
-func (p *Predictor) SaveFile(path string) error { return outfile.Write(path, p.Save) }
-
-// LoadFile loads from a regular file. Errors name the file.
-func (p *Predictor) LoadFile(path string) error {
-	f, err := regular.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := p.Load(f); err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
 	}
 	return nil
 }

@@ -10,8 +10,6 @@ import (
 	"io/fs"
 	"math"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -55,12 +53,8 @@ func TestSave(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 64, 16, 2)
 	o := Options{IDs: -1, Attention: true}
 	p, f := learnt(t, r, o, 700)
-	file := filepath.Join(t.TempDir(), "learned")
-	if err := p.SaveFile(file); err != nil {
-		t.Fatal(err)
-	}
 	q := newPredictor(t, r, o)
-	if err := q.LoadFile(file); err != nil {
+	if err := q.Load(bytes.NewReader(saved(t, p))); err != nil {
 		t.Fatal(err)
 	}
 	in, _ := f.token()
@@ -131,20 +125,6 @@ func TestLoadRefuses(t *testing.T) {
 	}
 	if err := p.Load(bytes.NewReader(data)); err != nil || !bytes.Equal(saved(t, p), data) {
 		t.Errorf("the whole file: error %v, want none and the same state", err)
-	}
-	dir := t.TempDir()
-	if err := p.LoadFile(filepath.Join(dir, "nothing")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error %v, want %v", err, fs.ErrNotExist)
-	}
-	text := filepath.Join(dir, "text")
-	if err := os.WriteFile(text, []byte("hello, this is no such file"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.LoadFile(text); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), text) {
-		t.Errorf("error %v, want %v with the file's name", err, ErrInvalid)
-	}
-	if err := p.SaveFile(dir); err == nil {
-		t.Error("SaveFile wrote to a directory, want an error")
 	}
 	f.run(p, 5, 0, true, true)
 }
