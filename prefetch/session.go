@@ -57,12 +57,13 @@ type knownFile struct {
 }
 
 func newSession(levers pages.Levers, opts Options) *session {
-	s := &session{opts: opts, levers: levers, now: opts.Now, log: opts.Log, numbers: map[event.FileID]int{}}
+	s := &session{opts: opts, now: opts.Now, log: opts.Log, numbers: map[event.FileID]int{}}
+	s.levers = &sparing{levers, &s.memory.census}
 	s.contexts = follow.NewContexts(func(id event.FileID) (int, bool) {
 		number, known := s.numbers[id]
 		return number, known
 	})
-	s.memory = memory{session: s}
+	s.memory.session = s
 	s.loop.pace = plan.FirstPace
 	return s
 }

@@ -35,6 +35,9 @@ type Options struct {
 	// Predict makes a predictor once it is known how many experts a token chooses. nil, or a nil result,
 	// means that experts are read only when they were chosen.
 	Predict func(Routers) Predictor
+	// IsBorrowed says that all of a range is in memory, and that another control group pays for it. An expert of
+	// which that is so costs nothing, and is never paged out. nil: none is.
+	IsBorrowed func(pages.Range) bool
 	// Refuse is told, at most once by what it keeps itself, that the target says something impossible.
 	Refuse func(what string, args ...any)
 	Now    func() time.Time
@@ -77,7 +80,7 @@ type expert struct {
 	// token reads begin within slices. Pages that have to stay for reads (see
 	// pages.DemandReader.SlicePieceBytes) are left out.
 	owned []pages.Range
-	bytes int64 // of slices, without what the blocks have of them
+	bytes int64 // of slices, without what the blocks have of them; 0 if another control group pays for all of it
 
 	score     float64 // sum of the steps of the choices that had it
 	resident  bool    // in memory, as far as is known
@@ -121,7 +124,13 @@ func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
 	m := &Mixture{opts: opts, levers: opts.Levers, layers: found.layers, index: found.index, least: 2 * found.most}
 	for i := range m.layers {
 		for j := range m.layers[i].experts {
-			m.size += m.layers[i].experts[j].bytes
+			e := &m.layers[i].experts[j]
+			if opts.IsBorrowed != nil && !slices.ContainsFunc(e.slices, func(r pages.Range) bool {
+				return !opts.IsBorrowed(r)
+			}) {
+				e.bytes = 0
+			}
+			m.size += e.bytes
 		}
 	}
 	return m
