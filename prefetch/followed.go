@@ -68,19 +68,19 @@ func (f *followed) use(s *plan.Schedule) {
 }
 
 // start begins to follow a cycle. bases are where the target maps the files; 0 is not known yet. The result
-// is a change to the phase that comes next. token is how long a token took just now without help, in ns; 0 if
-// none did.
-func (s *session) start(cycle *pattern.Cycle, bases map[int]uint64, why string, token int64) error {
-	return s.startCycle(cycle, bases, nil, why, token)
+// is a change to the phase that comes next. plain is a step that had no help just now; without tokens if there was
+// none.
+func (s *session) start(cycle *pattern.Cycle, bases map[int]uint64, why string, plain step) error {
+	return s.startCycle(cycle, bases, nil, why, plain)
 }
 
 // startLoading begins to follow a cycle whose model the target may be loading.
 func (s *session) startLoading(cycle *pattern.Cycle, bases map[int]uint64, files []loadFile, why string) error {
-	return s.startCycle(cycle, bases, files, why, 0)
+	return s.startCycle(cycle, bases, files, why, step{})
 }
 
 func (s *session) startCycle(
-	cycle *pattern.Cycle, bases map[int]uint64, files []loadFile, why string, token int64,
+	cycle *pattern.Cycle, bases map[int]uint64, files []loadFile, why string, plain step,
 ) error {
 	if err := s.memory.findBorrowed(); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (s *session) startCycle(
 	case f.loading != nil:
 		return &change{&loadPhase{f}, why}
 	case s.contexts.Stored == nil && !s.opts.Always:
-		return &change{&comparePhase{f: f, first: token}, why}
+		return &change{&comparePhase{f: f, first: plain}, why}
 	case len(bases) > 0:
 		if err := f.takeHold(); err != nil {
 			return err

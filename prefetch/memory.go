@@ -20,6 +20,8 @@ const (
 	// marginShare of the room bounds the margin, easeRate is how many bytes it falls in a second.
 	marginShare = 8
 	easeRate    = 4 << 20
+	// othersShare of the room, one in so many bytes, is the most that other contexts are left.
+	othersShare = 4
 	// shortTime is how long it is told that memory was given back.
 	shortTime = 2 * time.Second
 )
@@ -76,6 +78,10 @@ func (m *memory) check() error {
 		return err
 	}
 	now.Bytes -= now.Margin()
+	// A draft model reads its weights several times for each token of the large one. They stay in memory.
+	if others := m.contexts.OtherBytes(); others <= now.Bytes/othersShare {
+		now.Bytes -= others
+	}
 	budget := m.opts.Budget
 	if m.opts.Share != nil {
 		budget = m.opts.Share()

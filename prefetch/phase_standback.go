@@ -28,7 +28,8 @@ const (
 // The Controller needs no events until Look says so. If it gets some nevertheless, it begins anew.
 type StandBack struct {
 	Reason        Reason
-	With, Without time.Duration // NoWin: a token's
+	With, Without time.Duration // NoWin: of a decode of Tokens
+	Tokens        float64       // NoWin: on average
 	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
 	Borrowed      int64         // bytes of the model's files in memory that another control group pays for
 	Room          room.Room     // that there was
@@ -51,7 +52,7 @@ func (s *StandBack) Error() string {
 			besides, humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Level)
 	case NoWin:
 		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back",
-			perSecond(s.With), perSecond(s.Without))
+			perSecond(s.Tokens, s.With), perSecond(s.Tokens, s.Without))
 	}
 	return s.Err.Error()
 }

@@ -52,7 +52,7 @@ type Mixture struct {
 	index  map[int32]int // of layers, by their number in the model
 	size   int64         // bytes of all experts, without what blocks that every token reads have of them
 	least  int64         // bytes that have to be in memory while they are used: what two layers choose
-	exact  bool          // least is what a token chose; until then it is what the warm-up chose, which is all
+	exact  bool          // least is what a batch chose; until then it is what the warm-up chose, which is all
 	room   int64         // bytes that may be in memory
 
 	resident int64 // bytes that are in memory, as far as is known
@@ -113,6 +113,10 @@ const (
 	// faults of the target read around themselves. With 12 MiB tokens were no faster.
 	margin = 24 << 20
 )
+
+// leastRows is the largest batch of which it is learned what has to be in memory: one of slots or of a draft, which comes
+// again and again, and no prompt.
+const leastRows = 32
 
 // New finds the experts in a cycle; nil if it has none. blocks are those of the schedule, which every token
 // reads.
@@ -188,7 +192,7 @@ func (m *Mixture) Select(e event.Selected) (read int64, err error) {
 	for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
 		l.addChoice(row)
 	}
-	if e.IDRows == 1 {
+	if e.IDRows <= leastRows {
 		m.learnLeast(l, ids)
 	}
 	m.MakeRoom()
