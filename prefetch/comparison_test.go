@@ -101,8 +101,8 @@ func TestFitsAlone(t *testing.T) {
 	}
 }
 
-// The first token of a model that fits without help may be slow because it reads the model for the first time. Help that
-// is faster than that, and slower than all later tokens would be, is given up.
+// The first token of a model that fits without help may be slow because it reads the model for the first time. Help
+// that is faster than that, and slower than all later tokens would be, is given up.
 func TestSlowFirstToken(t *testing.T) {
 	r := newRig(t, 1, prefetch.Options{}, func(c *sim.Config) { c.Limit += 20 * mib })
 	r.Warmup = false

@@ -107,11 +107,13 @@ func (g *glance) note(at follow.Position, reads int, o *event.Op, nanos int64) {
 }
 
 // glanceWins begins to look, goes on with it, or judges what was seen. with is how long steps of a class take with
-// help, in ns. Only decodes of one token are looked at. It returns true if no whole tokens without help are needed now: more is to be seen, or help
-// wins so clearly that a whole token without it would only say the same.
+// help, in ns. Only decodes of one token are looked at. It returns true if no whole tokens without
+// help are needed now: more is to be seen, or help wins so clearly that a whole token without it would only say the
+// same.
 func (f *followed) glanceWins(class int, with int64) bool {
 	g, w := &f.glance, &f.compared
-	if class != 1 || g.bytes == 0 || f.mixture != nil || !f.opts.Strategy.Traits().Streams || f.opts.Lock || f.mayFitAlone() {
+	if class != 1 || g.bytes == 0 || f.mixture != nil || !f.opts.Strategy.Traits().Streams || f.opts.Lock ||
+		f.mayFitAlone() {
 		return false
 	}
 	if len(g.seen) < glanceTokens && g.tries < glanceTries {

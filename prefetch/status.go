@@ -35,7 +35,7 @@ type Status struct {
 	Streamed  int64     `json:"streamed_bytes"`        // a token, lately
 	Early     int64     `json:"speculated_bytes"`      // besides, of experts before they were chosen: a token, lately
 	Before    float64   `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
-	Now       float64   `json:"tokens_per_sec"`        // lately, with help, prompts if there is nothing else; 0: not known
+	Now       float64   `json:"tokens_per_sec"`        // lately, with help; 0: not known
 	Tokens    int       `json:"tokens"`                // generated with help so far
 	Decodes   int       `json:"decodes"`               // with help so far, of one token, several or a prompt
 	Bound     float64   `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and disk; 0: not known

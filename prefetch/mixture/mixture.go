@@ -114,8 +114,8 @@ const (
 	margin = 24 << 20
 )
 
-// leastRows is the largest batch of which it is learned what has to be in memory: one of slots or of a draft, which comes
-// again and again, and no prompt.
+// leastRows is the largest batch of which it is learned what has to be in memory: one of slots or of a draft, which
+// comes again and again, and no prompt.
 const leastRows = 32
 
 // New finds the experts in a cycle; nil if it has none. blocks are those of the schedule, which every token

@@ -121,6 +121,7 @@ func (u *bounds) room(model InMemory) Room {
 	h := u.host
 	cached := max(model.Bytes+model.Borrowed-model.Locked, 0)
 	others := min(max(h.ActiveFile-u.groupActive, 0), max(h.ActiveFile+h.InactiveFile-cached, 0))
-	bound(h.Available+model.Locked-model.Borrowed-u.floor-others, h.Total, max(h.Total/hostReserveShare-u.floor, 0), "host")
+	free := h.Available + model.Locked - model.Borrowed - u.floor - others
+	bound(free, h.Total, max(h.Total/hostReserveShare-u.floor, 0), "host")
 	return least
 }

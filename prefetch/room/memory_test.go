@@ -100,7 +100,8 @@ func TestRoomOfLevels(t *testing.T) {
 			}}, InMemory{},
 			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib}},
 		"a reserve of one's own": {
-			bounds{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}}, InMemory{},
+			bounds{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}},
+			InMemory{},
 			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib}},
 		"the host": {
 			onlyHost(8000*mib, 1000*mib, 3000*mib, 0), InMemory{},
@@ -654,7 +655,10 @@ func TestMoved(t *testing.T) {
 	if err := service.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "the end", func() bool { _, err := m.Room(InMemory{}); return errors.Is(err, proc.ErrNoProcess) })
+	testenv.WaitFor(t, "the end", func() bool {
+		_, err := m.Room(InMemory{})
+		return errors.Is(err, proc.ErrNoProcess)
+	})
 	m.PollChange()
 	if *ownGroup(t) != *home {
 		t.Errorf("after the target's end in %s, want %s", ownGroup(t).Name(), home.Name())
