@@ -49,8 +49,8 @@ const outsideShare = 8
 var errOtherReads = errors.New("the target does not read what the pattern says")
 
 // learnFrom takes the first whole decode of a context as the cycle of all its tokens: the warm-up, a prompt or the
-// first generated token. What was learned from a large prompt is learned again from the first decode of few tokens. ended is
-// when the decode ended.
+// first generated token. What was learned from a large prompt is learned again from the first decode of few tokens.
+// ended is when the decode ended.
 func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	l := d.Lesson
 	plain := stepOf(d, ended)

@@ -58,7 +58,8 @@ func (s *session) summary(in phase) Summary {
 	sum := Summary{
 		Strategy: s.opts.Strategy.Name(), Queue: s.levers.Name(),
 		Tokens: w.tokens, Decodes: w.decodes, PromptTokens: w.promptTokens, Streamed: w.streamed,
-		PerToken: w.perToken, Late: w.late, Shrunk: w.shrunk, Taken: w.taken, Warmed: w.warmed, Experts: w.experts, Learned: w.learned,
+		PerToken: w.perToken, Late: w.late, Shrunk: w.shrunk, Taken: w.taken,
+		Warmed: w.warmed, Experts: w.experts, Learned: w.learned,
 		Stored: w.stored, Guessed: w.guessed, StageSec: w.staging.Seconds(), EvictSec: w.evicting.Seconds(),
 	}
 	free := s.memory.room
