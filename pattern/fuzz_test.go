@@ -76,7 +76,7 @@ func FuzzBuild(f *testing.F) {
 		p, err := Build(structure, rowsIn(data, structure),
 			Options{Context: int(llama), Complete: complete, Headless: headless, Batches: batches})
 		if err != nil {
-			if !errors.Is(err, ErrNoAccesses) && !errors.Is(err, ErrNoTokens) && !errors.Is(err, ErrNoContext) &&
+			if !errors.Is(err, ErrNoAccesses) && !errors.Is(err, ErrNoPhase) && !errors.Is(err, ErrNoContext) &&
 				!errors.Is(err, ErrTooMuch) {
 				t.Error(err)
 			}

@@ -51,6 +51,12 @@ func load(ctx context.Context, o *options, stderr io.Writer) (*loaded, error) {
 		return nil, in.reading(err)
 	}
 	in.build.Context = o.context
+	if o.phase != "" {
+		if in.build.Phase, err = tables.ParsePhase(o.phase); err != nil {
+			return nil, err
+		}
+		in.build.HasPhase = true
+	}
 	for _, w := range in.warnings {
 		in.warn("%s", w)
 	}
@@ -94,9 +100,12 @@ func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error
 	p, err := pattern.Build(in.capture.Structure, accesses, in.build)
 	done()
 	switch {
-	case errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens):
-		return nil, fmt.Errorf("%s: %w: trace a run that generates text, such as "+
+	case errors.Is(err, pattern.ErrNoAccesses):
+		return nil, fmt.Errorf("%s: %w: trace a run that computes with the model, such as "+
 			"`tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", in.options.capture, err)
+	case errors.Is(err, pattern.ErrNoPhase):
+		return nil, fmt.Errorf("%s: %w: leave out --phase, or choose another context with --context",
+			in.options.capture, err)
 	case errors.Is(err, pattern.ErrNoContext):
 		return nil, fmt.Errorf("%s: %w: choose with --context", in.options.capture, err)
 	case err != nil:
@@ -104,6 +113,9 @@ func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error
 	}
 	if len(p.Contexts) > 1 {
 		fmt.Fprintf(in.stderr, "analyze: %s\n", visible.Line(contextText(p, in.capture.Meta)))
+	}
+	if basis := p.Basis(); basis != "" {
+		fmt.Fprintf(in.stderr, "analyze: %s\n", basis)
 	}
 	return p, nil
 }
@@ -172,6 +184,10 @@ func contextText(p *pattern.Pattern, meta *tables.Meta) string {
 	for _, c := range p.Contexts {
 		text := fmt.Sprintf("%d (%s, %d generation steps, %s)",
 			c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.Bytes(uint64(c.GenerationBytes)))
+		if c.GenerationSteps == 0 {
+			text = fmt.Sprintf("%d (%s, %d decodes that generate nothing, %s)",
+				c.Context, pattern.ModelName(meta, c.Model), c.Steps, humanize.Bytes(uint64(c.Bytes)))
+		}
 		if c.Context == p.Context && c.Model == p.Model {
 			taken = text
 		} else {
