@@ -136,6 +136,21 @@ func TestDecodeThatDiffers(t *testing.T) {
 	}
 }
 
+// Of a single decode, its passes are compared.
+func TestOneDecode(t *testing.T) {
+	for passes, want := range map[int]string{
+		1: "one decode only: there is no other to compare it with",
+		3: "one decode only: the tensor sequence repeats in its 3 passes",
+	} {
+		c := newCapture(t, denseModel)
+		c.decode(tables.PhasePrompt, 12, slices.Repeat(pass(4, true), passes))
+		p, meta := mustBuild(t, c.build)
+		if s := p.Summarize(meta, 1); s.Sequence.String() != want || s.BytesPerToken.Median != int64(passes)*23256 {
+			t.Errorf("%d passes: %q, %+v; want %q", passes, s.Sequence, s.BytesPerToken, want)
+		}
+	}
+}
+
 // The experts of a step of several tokens are counted once for all of its passes and tensors.
 func TestExpertsOfDecodes(t *testing.T) {
 	c := newCapture(t, moeModel)

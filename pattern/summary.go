@@ -366,6 +366,8 @@ func (v Sequences) describeDecodes() string {
 		of = fmt.Sprintf(" (each compared with those of as many passes: %s)", strings.Join(groups, ", "))
 	}
 	switch {
+	case v.Steps == 1 && len(v.Batches) == 1 && v.Batches[0].Passes > 1:
+		return fmt.Sprintf("one decode only: the tensor sequence repeats in its %d passes", v.Batches[0].Passes)
 	case v.Steps == 1:
 		return "one decode only: there is no other to compare it with"
 	case v.Identical:
