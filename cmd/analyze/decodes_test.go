@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -173,5 +174,70 @@ func TestPhaseFlag(t *testing.T) {
 	}
 	if code, _, stderr := execute(t, "moe", "--phase", "prompt", plantScene(t)); code != cli.BadUsage {
 		t.Errorf("moe: exit %d, stderr %q, want %d", code, stderr, cli.BadUsage)
+	}
+}
+
+// With a draft model, the context that generates token after token is the draft's. The hint says how to get at the
+// other one's decodes, and these are then analysed.
+func TestDraft(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "draft")
+	structure := []tables.StructureRow{
+		{Name: "output.weight", Size: 1000, Layer: -1, File: "big.gguf"},
+		{Name: "output.weight", Size: 10, Layer: -1, File: "small.gguf", Model: 1},
+	}
+	meta := &tables.Meta{Models: []tables.ModelInfo{{Path: "/m/big.gguf"}, {Path: "/m/small.gguf"}}}
+	w, err := trace.Create(dir, meta, structure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := int32(0)
+	decode := func(context, tokens, token int32) {
+		t.Helper()
+		phase := tables.PhasePrompt
+		if token >= 0 {
+			phase = tables.PhaseGeneration
+		}
+		a := tables.Access{
+			Timestamp: int64(step) * 1000, Step: step, Token: token, Phase: phase, Context: context, Op: "MUL_MAT",
+			Tensor: context, Bytes: structure[context].Size, Duration: 10, Stall: tables.NotObserved,
+		}
+		row := tables.StepRow{
+			Step: step, Context: context, Phase: phase, Tokens: tokens, Token: token, Begin: a.Timestamp,
+			End: a.Timestamp + 20,
+		}
+		if err := errors.Join(w.Access(&a), w.Step(&row)); err != nil {
+			t.Fatal(err)
+		}
+		step++
+	}
+	decode(0, 9, -1)
+	decode(1, 9, -1)
+	for round := range int32(3) {
+		for i := range int32(3) {
+			decode(1, 1, 3*round+i)
+		}
+		decode(0, 4, -1) // the check
+	}
+	if err := w.Close(meta, true); err != nil {
+		t.Fatal(err)
+	}
+	const hint = "big.gguf read more in other decodes than those that generate a token: if small.gguf drafts for it, " +
+		"--context 0 --phase prompt tells of the decodes that check the draft's tokens"
+	for _, tc := range []struct {
+		args []string
+		said string
+		text string
+	}{
+		{nil, hint, "9 generated tokens"},
+		{
+			[]string{"--context", "0", "--phase", "prompt"}, "figures are per decode of 4 to 9 tokens",
+			"1 read, 1.0 kB (1000 ",
+		},
+	} {
+		code, stdout, stderr := execute(t, append(tc.args, "-c", dir, "-o", t.TempDir())...)
+		if code != cli.OK || !strings.Contains(stderr, tc.said) || !strings.Contains(stdout, tc.text) {
+			t.Errorf("%v: exit %d, stderr %s, stdout %s; want %q and %q", tc.args, code, stderr, stdout, tc.said,
+				tc.text)
+		}
 	}
 }

@@ -114,6 +114,9 @@ func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error
 	if len(p.Contexts) > 1 {
 		fmt.Fprintf(in.stderr, "analyze: %s\n", visible.Line(contextText(p, in.capture.Meta)))
 	}
+	if text := draftText(p, in.capture.Meta); text != "" {
+		fmt.Fprintf(in.stderr, "analyze: %s\n", visible.Line(text))
+	}
 	if basis := p.Basis(); basis != "" {
 		fmt.Fprintf(in.stderr, "analyze: %s\n", basis)
 	}
@@ -175,6 +178,27 @@ func (in *loaded) steps() (steps []tables.StepRow, err error) {
 	}
 	slices.SortStableFunc(steps, func(a, b tables.StepRow) int { return int(a.Step) - int(b.Step) })
 	return steps, nil
+}
+
+// draftText is a hint if the analysed context may be that of a draft model. The draft generates most tokens one by one.
+// The model that it drafts for reads more, but checks several of these tokens in a decode, which looks like a prompt.
+// It is "" if that does not seem to be so.
+func draftText(p *pattern.Pattern, meta *tables.Meta) string {
+	isTaken := func(c pattern.ContextReads) bool { return c.Context == p.Context && c.Model == p.Model }
+	at := slices.IndexFunc(p.Contexts, isTaken)
+	if at < 0 || !p.Generates() {
+		return ""
+	}
+	taken := &p.Contexts[at]
+	for i := range p.Contexts {
+		c := &p.Contexts[i]
+		if c.Model != taken.Model && c.Bytes > taken.Bytes && c.GenerationSteps < taken.GenerationSteps {
+			return fmt.Sprintf("%s read more in other decodes than those that generate a token: if %s drafts for it, "+
+				"--context %d --phase prompt tells of the decodes that check the draft's tokens",
+				pattern.ModelName(meta, c.Model), pattern.ModelName(meta, taken.Model), c.Context)
+		}
+	}
+	return ""
 }
 
 // contextText says which of several contexts is analysed, and how to choose another.
