@@ -103,7 +103,7 @@ func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []rep
 	}
 	about, perUnit := "median over the generated tokens but the first", 1.0
 	if !c.Generates() {
-		about, perUnit = "median over the decodes but the first", c.tokensPerStep()
+		about, perUnit = "median over the decodes, without the first of several", c.tokensPerStep()
 	}
 	if len(times) > 0 {
 		facts = append(facts, report.Fact{
