@@ -281,9 +281,12 @@ func TestCopiedWeightsAreFreed(t *testing.T) {
 		Name: "both", InFile: true, File: sim.FileID(0), Offset: 100 * mib, Data: r.Base(0) + 100*mib,
 		NE: [4]int64{1024, 5120, 1, 1}, NB: [4]int64{4, 4096, 20 * mib, 20 * mib},
 	}
-	op := &event.Op{TID: 1, Decode: 1, Name: "GET_ROWS", GatherDim: 1, IDs: []int32{7}, IDRows: 1, Sources: []event.Source{row}}
+	op := &event.Op{
+		TID: 1, Decode: 1, Name: "GET_ROWS", GatherDim: 1, IDs: []int32{7}, IDRows: 1, Sources: []event.Source{row},
+	}
 	weight := func(name string) event.Source {
-		return event.Source{Name: name, NE: [4]int64{25 << 20, 1, 1, 1}, NB: [4]int64{4, 100 * mib, 100 * mib, 100 * mib}}
+		const all = 100 * mib
+		return event.Source{Name: name, NE: [4]int64{all / 4, 1, 1, 1}, NB: [4]int64{4, all, all, all}}
 	}
 	copied := &event.Op{TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{weight("copied"), weight("both")}}
 	for _, e := range []event.Event{
