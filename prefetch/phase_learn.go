@@ -66,7 +66,7 @@ func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	outside := l.Outside()
 	mostlyOutside := outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*plan.BytesOf(cycle))
 	if mostlyOutside && (s.f == nil || s.seek.guessed) {
-		return s.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes)})
+		return s.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes, "")})
 	}
 	if cycle == nil {
 		return nil
