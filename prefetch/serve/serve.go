@@ -10,8 +10,12 @@ import (
 	"runtime/debug"
 	"sync/atomic"
 
+	"github.com/dustin/go-humanize"
+
 	"tensorcast/holding"
+	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
+	"tensorcast/loadflags"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/costs"
 	"tensorcast/prefetch/models"
@@ -74,6 +78,8 @@ type server struct {
 	command command // zero for a process that was running already
 
 	process    *proc.Process
+	kills      cgroup.Kills
+	judged     *holding.Holding // how the target held its model when it was looked at last; nil: it was not
 	memory     *room.ProcessMemory
 	pages      *pages.Kernel
 	controller *prefetch.Controller
@@ -105,6 +111,8 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 		return sum, err
 	}
 	defer func() { err = errors.Join(err, s.process.Close()) }()
+	s.kills = cgroup.WatchKills(o.PID)
+	defer s.explainKill()
 	claim, err := room.Claim(s.process)
 	if err != nil {
 		return sum, err
@@ -182,7 +190,7 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 	p.Target = prefetch.Target{
 		Models:    models.MappedBy(o.PID),
 		Weights:   models.ReadWeights,
-		Judge:     func() error { return judge(ctx, examiner, o.Log) },
+		Judge:     func() error { return s.judge(ctx, examiner) },
 		Elsewhere: o.Elsewhere,
 	}
 	p.Dry = nil
@@ -198,6 +206,24 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 		Memory: ownMemory,
 	}
 	return p
+}
+
+// explainKill warns if the target has ended and the kernel has killed a process of its group for lack of memory.
+func (s *server) explainKill() {
+	if ended, err := s.process.Ended(); err != nil || !ended {
+		return
+	}
+	killed := s.kills.Err()
+	if killed == nil {
+		return
+	}
+	copied, advice := "", loadflags.Program{}.Advise(loadflags.KeepLayout, loadflags.MapFile)
+	if s.judged != nil && s.judged.Weights.Copied > 0 {
+		copied = humanize.IBytes(uint64(s.judged.Weights.Copied)) + " of its weights are copied when they are loaded; "
+		advice = s.judged.AdviseMapped()
+	}
+	what := copied + "give it more memory, or so that weights are not copied, " + advice
+	s.opts.Log.Warn("the target has ended: " + killed.Error() + "; " + what)
 }
 
 // prepareToRead is called before anything of the model is read.
@@ -220,12 +246,13 @@ func (s *server) prepareToRead(ctx context.Context) {
 
 // judge says why a target cannot be helped, by how it holds its model. It returns nil for what is not known yet, or
 // is too little to matter: the events will tell.
-func judge(ctx context.Context, e *holding.Examiner, log *slog.Logger) error {
+func (s *server) judge(ctx context.Context, e *holding.Examiner) error {
 	h, err := e.Examine(ctx, holding.Options{Others: true})
 	if err != nil {
-		log.Debug("cannot find out how the target holds its model", "error", err)
+		s.opts.Log.Debug("cannot find out how the target holds its model", "error", err)
 		return nil
 	}
+	s.judged = h
 	const unknownRoom = -1 // the controller knows it
 	for _, f := range h.Judge(unknownRoom, false).Findings {
 		switch f.Reason {
