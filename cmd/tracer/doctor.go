@@ -37,7 +37,8 @@ and the command is not started.
 It works without root, and says what root would add.
 
 With --pid it also says whether the process reads its weights from the model's file. Weights that llama.cpp copied when
-it loaded them (repacked, --no-mmap), or that are on a GPU, cannot be traced.
+it loaded them (to another layout, or by a load mode), or that are on a GPU, cannot be traced. Of a command that names
+its model it says which weights will be copied. The advice names flags that this program has.
 
 Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wrong usage.`,
 		Example: `  tracer doctor                                   # this machine
