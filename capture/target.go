@@ -4,6 +4,7 @@ package capture
 // is already running.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,10 +109,10 @@ func (c *command) ending() string {
 	if name := unix.SignalName(syscall.Signal(c.status - 128)); name != "" {
 		text += fmt.Sprintf(" (128 + %s)", name) // killed by that signal, or a shell whose last command was
 	}
-	if c.status == 128+int(syscall.SIGKILL) {
-		text = addKill(text, c.kills)
+	if c.status != 128+int(syscall.SIGKILL) {
+		return text
 	}
-	return text
+	return addKill(text, cmp.Or(c.kills.Err(), c.kills.ErrOnMachine())) // a shell may have joined another group first
 }
 
 func (c *command) kill() error {
@@ -141,9 +142,9 @@ func (c *command) close() error {
 }
 
 // addKill adds to how a target ended that the kernel has ended a process for lack of memory meanwhile.
-func addKill(text string, kills cgroup.Kills) string {
-	if err := kills.Err(); err != nil {
-		return fmt.Sprintf("%s, and %s,", text, err)
+func addKill(text string, killed error) string {
+	if killed != nil {
+		return fmt.Sprintf("%s, and %s,", text, killed)
 	}
 	return text
 }
@@ -186,7 +187,7 @@ func (p process) ending() string {
 	if ended, err := p.Ended(); !ended || err != nil {
 		return ""
 	}
-	return addKill(fmt.Sprintf("process %d ended", p.PID()), p.kills)
+	return addKill(fmt.Sprintf("process %d ended", p.PID()), p.kills.Err())
 }
 
 func (p process) close() error { return p.Close() }

@@ -4,6 +4,7 @@ package prefetch
 // from a cycle that is stored or guessed.
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -66,7 +67,11 @@ func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	outside := l.Outside()
 	mostlyOutside := outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*plan.BytesOf(cycle))
 	if mostlyOutside && (s.f == nil || s.seek.guessed) {
-		return s.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes, "")})
+		err := event.OutsideError(outside.Reads, outside.Bytes, "")
+		if s.opts.Target.Judge != nil {
+			err = cmp.Or(s.opts.Target.Judge(), err) // it knows the target better
+		}
+		return s.standBack(&StandBack{Reason: Outside, Err: err})
 	}
 	if cycle == nil {
 		return nil

@@ -29,7 +29,7 @@ func newCopyingRig(t *testing.T) *rig {
 // TestCopiesAreForeseen checks that prefetchd warns before it starts a command that copies too much, and not of one
 // that copies nothing or has room for it.
 func TestCopiesAreForeseen(t *testing.T) {
-	const warning = "prefetchd: the command is about to copy "
+	const warning = "the target is about to copy "
 	for name, tc := range map[string]struct {
 		change func(r *rig)
 		warns  string // a part of the warning; "" if there is none
@@ -37,7 +37,7 @@ func TestCopiesAreForeseen(t *testing.T) {
 		"layout": {func(*rig) {}, "to have Q4_0 in another layout, and its control group (/"},
 		"memory of its own": {
 			func(r *rig) { r.options.LoadMode, r.options.NoRepack = "none", true },
-			"start llama.cpp without --load-mode=none\n",
+			"start llama.cpp without --load-mode=none\"\n",
 		},
 		"mapped": {func(r *rig) { r.options.NoRepack = true }, ""},
 		"room": {func(r *rig) {
@@ -95,7 +95,7 @@ func TestKilledWhileLoading(t *testing.T) {
 	log := h.stderr.String()
 	for _, part := range []string{
 		"the kernel has ended a process of its control group " + r.group.Name(), "which has a limit of ",
-		"for lack of memory", "so that weights are not copied, start llama.cpp with --no-repack",
+		"for lack of memory", "so that weights are not copied when they are loaded, start llama.cpp with --no-repack",
 	} {
 		if !strings.Contains(log, part) {
 			t.Errorf("no %q in %q", part, log)

@@ -66,7 +66,6 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	if err != nil {
 		return &cli.Exit{Code: startStatus(err), Err: err}
 	}
-	warnOfCopies(command, live, so.Log)
 	if o.fabric != "" {
 		d, e := o.handOver(command, user, live, so.Log)
 		if e != nil {

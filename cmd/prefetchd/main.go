@@ -391,7 +391,7 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	if s.Expected > 0 {
 		expected = fmt.Sprintf(" (%.2f expected)", s.Expected)
 	}
-	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
+	bytes := size // of a room that is less than nothing, too
 	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, "+
 		"%s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
 		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned),

@@ -34,6 +34,15 @@ func (s system) watchKills(pid int) Kills {
 	return k
 }
 
+// Follow begins to count anew if the process is in another group by now. One that cannot be found is left out.
+func (k *Kills) Follow(pid int) {
+	if now := k.sys.watchKills(pid); now.group != nil && !isSameGroup(now.group, k.group) {
+		*k = now
+	}
+}
+
+func isSameGroup(a, b *Group) bool { return a != nil && b != nil && *a == *b }
+
 // hostKills returns how many processes the kernel has ended for lack of memory since boot.
 func (s system) hostKills() (int64, error) {
 	file := s.file("/proc/vmstat")
@@ -81,7 +90,12 @@ func (k Kills) Err() error {
 			return e
 		}
 	}
-	if k.onMachine == nil { // the group is gone, or does not count
+	return k.ErrOnMachine() // the group is gone, or does not count
+}
+
+// ErrOnMachine is Err for a process that may have been in any group.
+func (k Kills) ErrOnMachine() error {
+	if k.onMachine == nil {
 		return nil
 	}
 	if n, err := k.sys.hostKills(); err != nil || n == *k.onMachine {

@@ -39,6 +39,9 @@ type Room struct {
 	Lockable int64
 }
 
+// LevelHost is Room.Level where the host's memory bounds the room.
+const LevelHost = "host"
+
 // LevelBudget is Room.Level where the user's own budget bounds the room.
 const LevelBudget = "budget"
 
@@ -106,6 +109,6 @@ func (u *bounds) room(resident, locked int64) Room {
 	}
 	h := u.host
 	others := min(max(h.ActiveFile-u.groupActive, 0), max(h.ActiveFile+h.InactiveFile-max(resident-locked, 0), 0))
-	bound(h.Available+locked-u.floor-others, h.Total, max(h.Total/hostReserveShare-u.floor, 0), "host")
+	bound(h.Available+locked-u.floor-others, h.Total, max(h.Total/hostReserveShare-u.floor, 0), LevelHost)
 	return least
 }

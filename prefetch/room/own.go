@@ -17,7 +17,7 @@ func ForOwnMemory(pid int) (Room, error) {
 	if err != nil {
 		return Room{}, fmt.Errorf("ask for the host's memory: %w", err)
 	}
-	least := Room{Bytes: host.Available, Limit: host.Total, Level: "host"}
+	least := Room{Bytes: host.Available, Limit: host.Total, Level: LevelHost}
 	group, err := cgroup.Find(pid)
 	if errors.Is(err, cgroup.ErrNoController) {
 		return least, nil

@@ -10,12 +10,9 @@ import (
 	"runtime/debug"
 	"sync/atomic"
 
-	"github.com/dustin/go-humanize"
-
 	"tensorcast/holding"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
-	"tensorcast/loadflags"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/costs"
 	"tensorcast/prefetch/models"
@@ -78,8 +75,9 @@ type server struct {
 	command command // zero for a process that was running already
 
 	process    *proc.Process
-	kills      cgroup.Kills
+	kills      cgroup.Kills     // in the target's group, since the help began
 	judged     *holding.Holding // how the target held its model when it was looked at last; nil: it was not
+	foreseen   string           // what to do against copies that do not fit in memory; "" if none were foreseen
 	memory     *room.ProcessMemory
 	pages      *pages.Kernel
 	controller *prefetch.Controller
@@ -208,32 +206,20 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 	return p
 }
 
-// explainKill warns if the target has ended and the kernel has killed a process of its group for lack of memory.
-func (s *server) explainKill() {
-	if ended, err := s.process.Ended(); err != nil || !ended {
-		return
-	}
-	killed := s.kills.Err()
-	if killed == nil {
-		return
-	}
-	copied, advice := "", loadflags.Program{}.Advise(loadflags.KeepLayout, loadflags.MapFile)
-	if s.judged != nil && s.judged.Weights.Copied > 0 {
-		copied = humanize.IBytes(uint64(s.judged.Weights.Copied)) + " of its weights are copied when they are loaded; "
-		advice = s.judged.AdviseMapped()
-	}
-	what := copied + "give it more memory, or so that weights are not copied, " + advice
-	s.opts.Log.Warn("the target has ended: " + killed.Error() + "; " + what)
-}
-
 // prepareToRead is called before anything of the model is read.
 func (s *server) prepareToRead(ctx context.Context) {
+	s.kills.Follow(s.opts.PID) // a shell may have joined another group before it became the target
 	// If faults are to read little already, then before this process joins the target's cgroup: the guardian is not
 	// to be in there.
 	if err := s.adjustFaults(); err != nil {
 		s.opts.Log.Debug("large folios are read two at a time", "error", err)
 	}
 	if !s.opts.Join {
+		return
+	}
+	if !s.command.started && s.foreseeForProcess() {
+		// In that group the kernel would end this process first, and nobody could say why the target was ended.
+		s.opts.Join = false
 		return
 	}
 	if s.faults.target != nil {
@@ -253,6 +239,7 @@ func (s *server) judge(ctx context.Context, e *holding.Examiner) error {
 		return nil
 	}
 	s.judged = h
+	s.kills.Follow(s.opts.PID)
 	const unknownRoom = -1 // the controller knows it
 	for _, f := range h.Judge(unknownRoom, false).Findings {
 		switch f.Reason {
