@@ -83,11 +83,11 @@ func TestLoadModes(t *testing.T) {
 		blocks  []Reason
 		text    string // a part of the verdict's line
 	}{
-		"mapped":         {llama.Options{Model: f32}, ModeMapped, nil, "would help: keeps about"},
-		"not repacked":   {llama.Options{Model: q40, NoRepack: true}, ModeMapped, nil, "would help: keeps about"},
-		"repacked":       {llama.Options{Model: q40}, ModeCopied, []Reason{Copied}, "; leave it so, because prompts "},
-		"not mapped":     {llama.Options{Model: f32, LoadMode: "none"}, ModeCopied, []Reason{Copied}, "; leave it so"},
-		"direct":         {llama.Options{Model: f32, LoadMode: "dio"}, ModeCopied, []Reason{Copied}, "; leave it so"},
+		"mapped":       {llama.Options{Model: f32}, ModeMapped, nil, "would help: keeps about"},
+		"not repacked": {llama.Options{Model: q40, NoRepack: true}, ModeMapped, nil, "would help: keeps about"},
+		"repacked":     {llama.Options{Model: q40}, ModeCopied, []Reason{Copied}, "; leave it so, because prompts "},
+		"not mapped":   {llama.Options{Model: f32, LoadMode: "none"}, ModeCopied, []Reason{Copied}, "; leave it so"},
+		"direct":       {llama.Options{Model: f32, LoadMode: "dio"}, ModeCopied, []Reason{Copied}, "; leave it so"},
 		"locked": {
 			llama.Options{Model: f32, LoadMode: "mmap+mlock"}, ModeMapped, []Reason{Locked},
 			"to let it share, start llama.cpp without --load-mode=mmap+mlock",

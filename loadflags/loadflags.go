@@ -9,6 +9,8 @@ package loadflags
 // This file defines what is known of a program, and finds it out.
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -36,8 +38,14 @@ func OfProcess(pid int) Program {
 	p := Program{running: true, starter: starterOf(pid)}
 	var files []string
 	if mapped, err := proc.Mappings(pid); err == nil {
+		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		if err != nil {
+			exe = "" // it is ending
+		}
 		for _, m := range mapped {
-			if m.Executable {
+			// A host maps many libraries that tell nothing, and reading them takes memory.
+			name := filepath.Base(m.Path)
+			if m.Executable && (m.Path == exe || strings.Contains(name, "llama") || strings.Contains(name, "ggml")) {
 				files = append(files, m.Locate(pid).Path)
 			}
 		}

@@ -20,12 +20,11 @@ import (
 type features uint8
 
 const (
-	loadMode      features = 1 << iota // --load-mode
-	oldFlags                           // --no-mmap and --mlock
-	noRepack                           // --no-repack
-	benchUsage                         // the flags of llama-bench
-	benchMode                          // its --load-mode
-	filesWereRead                      // the program's files could be read
+	loadMode   features = 1 << iota // --load-mode
+	oldFlags                        // --no-mmap and --mlock
+	noRepack                        // --no-repack
+	benchUsage                      // the flags of llama-bench
+	benchMode                       // its --load-mode
 )
 
 func (f features) has(some features) bool { return f&some != 0 }
@@ -121,13 +120,14 @@ func neededBy(path string) []string {
 	return names
 }
 
-// searchFiles searches the constants of files. Files that cannot be read tell nothing.
+// searchFiles searches the constants of files, but not the large ones of code for GPUs. Files that cannot be read tell
+// nothing.
 func searchFiles(files []string) found {
 	f := found{types: types{}, left: maxSearched}
 	seen := map[proc.FileID]bool{}
 	for _, path := range files[:min(len(files), maxFiles)] {
 		id, err := proc.FileOf(path)
-		if err != nil || seen[id] {
+		if err != nil || seen[id] || ggml.GPUOf(path) != "" {
 			continue
 		}
 		seen[id] = true
@@ -147,7 +147,6 @@ func (f *found) search(path string) {
 	if err != nil {
 		return
 	}
-	f.features |= filesWereRead
 	for _, s := range image.Sections {
 		constant := s.Type == elf.SHT_PROGBITS && s.Flags&elf.SHF_ALLOC != 0 &&
 			s.Flags&(elf.SHF_EXECINSTR|elf.SHF_WRITE|elf.SHF_COMPRESSED) == 0
