@@ -122,7 +122,12 @@ func TestDoctorRefuses(t *testing.T) {
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
 	testenv.WaitMapped(t, target.Process.Pid, o.Model)
-	d, status := diagnosisOf(t, target.Process.Pid)
+	var d diagnosis
+	var status int
+	testenv.WaitFor(t, "the weights to be copied", func() bool {
+		d, status = diagnosisOf(t, target.Process.Pid)
+		return !strings.Contains(d.Line, "still copying")
+	})
 	if status != cli.Failure || d.OK || len(d.Verdict.Findings) == 0 ||
 		d.Verdict.Findings[0].Reason != holding.Copied ||
 		!strings.HasPrefix(d.Line, "nothing to win: ") ||
