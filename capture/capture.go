@@ -24,6 +24,7 @@ import (
 	"tensorcast/capture/preload"
 	"tensorcast/ebpf"
 	"tensorcast/event"
+	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
 )
 
@@ -165,14 +166,15 @@ func Attach(pid int, opts Options) (*Capture, error) {
 	if err != nil {
 		return nil, err
 	}
-	tracer, err := attach(p, opts)
+	kills := cgroup.WatchKills(pid)
+	tracer, err := attach(p, kills, opts)
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	return &Capture{process{p}, probes{tracer}}, nil
+	return &Capture{process{p, kills}, probes{tracer}}, nil
 }
 
-func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
+func attach(p *proc.Process, kills cgroup.Kills, opts Options) (*ebpf.Tracer, error) {
 	tracer, err := newTracer(p.PID(), proc.CommandLine(p.PID()), ebpf.Program{}, opts)
 	if err != nil {
 		return nil, err
@@ -186,7 +188,7 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 	if ended, endErr := p.Ended(); endErr != nil {
 		err = endErr
 	} else if ended {
-		err = fmt.Errorf("process %d ended while probes were set: %w", p.PID(), proc.ErrNoProcess)
+		err = &endedError{p.PID(), kills.Err()}
 	}
 	if err != nil {
 		return nil, errors.Join(err, tracer.Close())

@@ -4,6 +4,7 @@ package capture
 // is already running.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
 )
 
@@ -36,7 +38,8 @@ type target interface {
 type command struct {
 	child   *proc.Child
 	relay   *proc.Relay
-	release func() error  // lets the command run
+	release func() error // lets the command run
+	kills   cgroup.Kills
 	over    chan struct{} // closed when the command has ended; nil before run
 	status  int           // valid when over is closed
 	err     error         // valid when over is closed: the command could not be released or waited for
@@ -51,7 +54,7 @@ func launch(cmd *exec.Cmd, signals []syscall.Signal, start func(*exec.Cmd) (*pro
 		relay.Stop()
 		return nil, err
 	}
-	return &command{child: child, relay: relay, release: child.Release}, nil
+	return &command{child: child, relay: relay, release: child.Release, kills: cgroup.WatchKills(child.PID())}, nil
 }
 
 func (c *command) PID() int { return c.child.PID() }
@@ -106,7 +109,10 @@ func (c *command) ending() string {
 	if name := unix.SignalName(syscall.Signal(c.status - 128)); name != "" {
 		text += fmt.Sprintf(" (128 + %s)", name) // killed by that signal, or a shell whose last command was
 	}
-	return text
+	if c.status != 128+int(syscall.SIGKILL) {
+		return text
+	}
+	return addKill(text, cmp.Or(c.kills.Err(), c.kills.ErrOnMachine())) // a shell may have joined another group first
 }
 
 func (c *command) kill() error {
@@ -135,8 +141,35 @@ func (c *command) close() error {
 	return err
 }
 
+// addKill adds to how a target ended that the kernel has ended a process for lack of memory meanwhile.
+func addKill(text string, killed error) string {
+	if killed != nil {
+		return fmt.Sprintf("%s, and %s,", text, killed)
+	}
+	return text
+}
+
+// endedError says that a process has ended while it was attached to.
+type endedError struct {
+	pid    int
+	killed error // nil if the kernel has killed none meanwhile
+}
+
+func (e *endedError) Error() string {
+	text := fmt.Sprintf("process %d ended while probes were set", e.pid)
+	if e.killed != nil {
+		return text + ": " + e.killed.Error()
+	}
+	return text + ": " + proc.ErrNoProcess.Error()
+}
+
+func (e *endedError) Unwrap() []error { return []error{proc.ErrNoProcess, e.killed} }
+
 // process is a target that was already running.
-type process struct{ *proc.Process }
+type process struct {
+	*proc.Process
+	kills cgroup.Kills
+}
 
 func (p process) run() {}
 
@@ -154,7 +187,7 @@ func (p process) ending() string {
 	if ended, err := p.Ended(); !ended || err != nil {
 		return ""
 	}
-	return fmt.Sprintf("process %d ended", p.PID())
+	return addKill(fmt.Sprintf("process %d ended", p.PID()), p.kills.Err())
 }
 
 func (p process) close() error { return p.Close() }

@@ -1,12 +1,16 @@
 package capture
 
-// This file tests what is guessed from a target's command line.
+// This file tests what is guessed from a target's command line, and what is said of one that has ended.
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/proc"
 )
 
 func TestHints(t *testing.T) {
@@ -20,5 +24,22 @@ func TestHints(t *testing.T) {
 		if !slices.Contains(got, want) {
 			t.Errorf("hints %q lack %q", got, want)
 		}
+	}
+}
+
+// A process that ended while it was attached to is one that there is no more, also if the kernel has ended it.
+func TestEnded(t *testing.T) {
+	killed := &cgroup.KilledError{Group: "/small", Limit: 250 << 20}
+	for want, err := range map[string]error{
+		"process 7 ended while probes were set: no such process": &endedError{7, nil},
+		"process 7 ended while probes were set: the kernel has ended a process of its control group /small, " +
+			"which has a limit of 250 MiB, for lack of memory": &endedError{7, killed},
+	} {
+		if err.Error() != want || !errors.Is(err, proc.ErrNoProcess) {
+			t.Errorf("%q, want %q, of a process that has ended", err, want)
+		}
+	}
+	if err := error(&endedError{7, killed}); !errors.As(err, &killed) {
+		t.Errorf("%v does not say that it was killed", err)
 	}
 }

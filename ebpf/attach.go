@@ -27,7 +27,7 @@ func (t *Tracer) AttachLikely(exe string, env []string) error {
 
 func (t *Tracer) attachLikely(p *target, exe string, env []string) (err error) {
 	paths, damaged := []string{exe}, 0
-	for _, path := range likelyLibraries(exe, env) {
+	for _, path := range ggml.LikelyLibraries(exe, env) {
 		if _, err := t.scan(path); err == nil {
 			paths = append(paths, path)
 		} else if damaged++; damaged == 1 { // it may never be mapped

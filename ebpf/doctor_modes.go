@@ -10,6 +10,7 @@ import (
 
 	"tensorcast/ggml"
 	"tensorcast/internal/regular"
+	"tensorcast/loadflags"
 )
 
 // judgeModes decides which modes would work.
@@ -106,8 +107,8 @@ func (r *Report) findLacks(t *examinedTarget) map[string]string {
 	}
 	if t.pid != 0 && len(r.Target.Models) == 0 {
 		r.advise(
-			"the process maps no GGUF file: start it without --no-mmap (--load-mode none, dio); if it is still " +
-				"loading, ask again",
+			"the process maps no GGUF file: %s; if it is still loading, ask again",
+			loadflags.OfProcess(t.pid).Advise(loadflags.MapFile, loadflags.KeepLayout),
 		)
 	}
 	if lacks["preload"] == "" {

@@ -19,6 +19,7 @@ import (
 	"tensorcast/ggml"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
+	"tensorcast/loadflags"
 )
 
 // examineTarget reports on the target's files.
@@ -106,13 +107,11 @@ func (r *Report) examineCommand(t *examinedTarget, command, env []string) error 
 			line,
 		)
 	}
-	for _, flag := range []string{"--no-mmap", "--direct-io"} {
-		if slices.Contains(command, flag) {
-			r.advise("without a mapping of the model file no tensor can be told: leave out %s", flag)
-		}
+	if p := loadflags.OfCommand(command, env); len(p.Request().Unmapped) > 0 {
+		r.advise("without a mapping of the model file no tensor can be told: %s", p.Advise(loadflags.MapFile))
 	}
 	t.exe = exe
-	t.images = r.scanFiles(append([]string{exe}, likelyLibraries(exe, env)...))
+	t.images = r.scanFiles(append([]string{exe}, ggml.LikelyLibraries(exe, env)...))
 	return nil
 }
 

@@ -70,7 +70,7 @@ func scanFile(path string) scannedFile {
 func scanLikely(p Program) map[string]scannedFile {
 	all := map[string]scannedFile{p.Path: scanFile(p.Path)}
 	seen := map[proc.FileID]bool{}
-	for _, path := range likelyLibraries(p.Path, p.Env) {
+	for _, path := range ggml.LikelyLibraries(p.Path, p.Env) {
 		id, err := proc.FileOf(path)
 		if err != nil || seen[id] {
 			continue

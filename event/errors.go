@@ -6,6 +6,8 @@ package event
 import (
 	"errors"
 	"fmt"
+
+	"tensorcast/loadflags"
 )
 
 var (
@@ -37,10 +39,13 @@ var (
 		"mount sysfs, or use a kernel built with CONFIG_DEBUG_INFO_BTF=y")
 )
 
-// OutsideError wraps ErrOutside with how many tensors and bytes are concerned, and with what to do
-// about it.
-func OutsideError(tensors int, bytes int64) error {
-	return fmt.Errorf("%w: %d of them (%d MiB) were copied when the model was loaded: "+
-		"start llama.cpp with --no-repack, and without --no-mmap or --load-mode none|dio"+
-		" (a host that calls libllama: use_extra_bufts false, use_mmap true)", ErrOutside, tensors, bytes>>20)
+// OutsideError wraps ErrOutside with how many tensors and bytes are concerned, and with what to do about it. advice
+// says how the target is to be started so that its weights are seen. If it is "", nobody needs to see them: then the
+// error says for any llama.cpp what to do if memory is too small for copies.
+func OutsideError(tensors int, bytes int64, advice string) error {
+	if advice == "" {
+		advice = "if they do not fit in memory, " + loadflags.Program{}.Advise(loadflags.KeepLayout, loadflags.MapFile)
+	}
+	return fmt.Errorf("%w: %d of them (%d MiB) were copied when the model was loaded: %s",
+		ErrOutside, tensors, bytes>>20, advice)
 }

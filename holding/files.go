@@ -29,8 +29,13 @@ type File struct {
 	PerToken int64  `json:"per_token"` // see Holding
 	Routed   int64  `json:"routed"`    // see Holding
 	Resident int64  `json:"resident"`  // how much of the file is in the page cache; -1 if this process may not know
-	Store    Store  `json:"store"`
-	System   string `json:"system"` // the file system ("tmpfs"), if it is one that fileSystems names
+	// Unread is the part of Weights that the process does not read here any more once it has loaded its model, because
+	// it has a copy or they are on a GPU. It is 0 if its table of tensors was not found. UnreadResident is how much of
+	// that is in the page cache; -1 if this process may not know.
+	Unread         int64  `json:"unread"`
+	UnreadResident int64  `json:"unread_resident"`
+	Store          Store  `json:"store"`
+	System         string `json:"system"` // the file system ("tmpfs"), if it is one that fileSystems names
 	// Device is the device that holds it, as the kernel calls it ("nvme0n1p2"); "" if not known.
 	Device    string `json:"device"`
 	ReadAhead int64  `json:"read_ahead"` // of that device, as files that are opened now get it; -1 if not known
@@ -41,6 +46,8 @@ type File struct {
 
 	ID proc.FileID `json:"-"` // as in the memory map
 	At proc.Place  `json:"-"` // to open it; zero if it is Changed
+	// UnreadRanges are the offsets of Unread, in order and without overlap: from and to.
+	UnreadRanges [][2]int64 `json:"-"`
 }
 
 // Store says what the pages of a file are to the kernel.
@@ -235,6 +242,37 @@ func (e *Examiner) openModel(c *mapped, before map[proc.FileID]part) (*model, er
 		m.file.Resident = -1
 	}
 	return m, nil
+}
+
+// countUnread fills in what is not read any more of a file: these ranges of offsets.
+func (m *model) countUnread(h *Holding, ranges [][2]int64) {
+	i := slices.IndexFunc(h.Files, func(f File) bool { return f.ID == m.file.ID })
+	if i < 0 || len(ranges) == 0 {
+		return
+	}
+	f := &h.Files[i]
+	f.UnreadRanges = uniteRanges(ranges)
+	for _, r := range f.UnreadRanges {
+		f.Unread += r[1] - r[0]
+	}
+	if f.Resident < 0 {
+		f.UnreadResident = -1
+		return
+	}
+	file, err := f.At.Open()
+	if err != nil {
+		f.UnreadResident = -1
+		return
+	}
+	defer file.Close()
+	for _, r := range f.UnreadRanges {
+		n, err := pagecache.Resident(file, r[0], r[1]-r[0])
+		if err != nil {
+			f.UnreadResident = -1
+			return
+		}
+		f.UnreadResident += n
+	}
 }
 
 // StoreOf returns what the pages of an open file are to the kernel, and the name of its file system

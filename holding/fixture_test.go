@@ -24,6 +24,7 @@ import (
 	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
+	"tensorcast/loadflags"
 )
 
 // Addresses of the process that fixtures describe.
@@ -580,4 +581,45 @@ func FuzzMemory(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Copies of weights are advised against only if they do not fit in memory, with the flags of the target.
+func TestCopiesAreWeighed(t *testing.T) {
+	const mib = 1 << 20
+	file := File{Path: "/m.gguf", Store: StoreDisk, PageOut: true, Unread: 99 * mib, UnreadResident: 60 * mib}
+	unmapped := loadflags.OfWords([]string{"llama-server", "--load-mode", "none", "--no-repack"})
+	for name, tc := range map[string]struct {
+		h       Holding
+		want    string
+		advised bool
+	}{
+		"in memory": {
+			Holding{Own: 120 * mib, Files: []File{file}}, "; leave it so, because " + loadflags.LayoutGain +
+				"; 60 MiB of the file are in memory besides", false,
+		},
+		"swapped out": {
+			Holding{Own: 120 * mib, Swapped: 30 * mib, Files: []File{file}},
+			"too large for the memory, and 30 MiB is swapped out; to read weights from the file instead, start llama.cpp " +
+				"with --no-repack", true,
+		},
+		"still copying": {
+			Holding{Own: 50 * mib, Files: []File{file}},
+			"it is still copying them (50 MiB by now); if they do not fit in memory, start llama.cpp with --no-repack", true,
+		},
+		"not mapped": {Holding{Own: 120 * mib, program: unmapped}, "nothing is read again; leave it so", false},
+		"not mapped and swapped out": {
+			Holding{Own: 120 * mib, Swapped: 30 * mib, program: unmapped},
+			"start llama.cpp without --load-mode none", true,
+		},
+	} {
+		tc.h.Mode, tc.h.Weights = ModeCopied, Weights{Mapped: mib, Copied: 99 * mib}
+		verdict := tc.h.Judge(-1, false)
+		line := verdict.Line()
+		if !strings.Contains(line, tc.want) || strings.Contains(line, "start llama.cpp") != tc.advised {
+			t.Errorf("%s: %s", name, line)
+		}
+		if tc.h.program.Request().InLayout && strings.Contains(line, "--no-repack") {
+			t.Errorf("%s: advises what was done already: %s", name, line)
+		}
+	}
 }

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tensorcast/internal/proc"
+	"tensorcast/loadflags"
 )
 
 // Holding is how a process holds its model. Amounts are bytes.
@@ -40,8 +41,9 @@ type Holding struct {
 	Mode    Mode    `json:"mode"`
 	Exact   bool    `json:"exact"` // the process's own table of tensors was found, so Weights is not presumed
 
-	Own    int64 `json:"own"`    // the process's memory that belongs to no file, including what is swapped out
-	Locked int64 `json:"locked"` // what it has locked in memory
+	Own     int64 `json:"own"`     // the process's memory that belongs to no file, including what is swapped out
+	Swapped int64 `json:"swapped"` // the part of Own that is swapped out
+	Locked  int64 `json:"locked"`  // what it has locked in memory
 
 	Devices  []string `json:"devices"`  // files of GPUs that it has open or maps
 	Backends []string `json:"backends"` // ggml's libraries for GPUs that it maps; it may use them or not
@@ -57,6 +59,24 @@ type Holding struct {
 	// OthersCut says that there may be more: a process may not be looked at, or there is too much
 	// to read.
 	OthersCut bool `json:"others_cut"`
+
+	// program words advice on its flags. It is looked up where weights are not read from a file, or are locked.
+	program loadflags.Program
+}
+
+// Unread is how much of the files nobody reads any more: of these weights the process has copies, or they are on a GPU.
+// resident is the part of it that is in memory; -1 if this process may not know.
+func (h *Holding) Unread() (all, resident int64) {
+	for i := range h.Files {
+		f := &h.Files[i]
+		all += f.Unread
+		if f.UnreadResident < 0 || resident < 0 {
+			resident = -1
+		} else {
+			resident += f.UnreadResident
+		}
+	}
+	return all, resident
 }
 
 // Weights says where the weights are that a process computes with.
@@ -111,6 +131,19 @@ type Examiner struct {
 	// hits are addresses where weights were found in the process's memory. They are looked for
 	// there first.
 	hits []uint64
+	// program is what is known of the process's program. It is asked for once, when advice is needed.
+	program *loadflags.Program
+}
+
+// askProgram finds out about the process's program. Of one in a tree of fixtures nothing is known.
+func (e *Examiner) askProgram() loadflags.Program {
+	if e.program == nil {
+		e.program = &loadflags.Program{}
+		if e.sys == (system{"/"}) {
+			*e.program = loadflags.OfProcess(e.pid)
+		}
+	}
+	return *e.program
 }
 
 // New returns an examiner of the process pid.
@@ -140,7 +173,7 @@ func (e *Examiner) examine(ctx context.Context, opts Options) (*Holding, error) 
 	if err != nil {
 		return nil, err
 	}
-	if h.Own, h.Locked, err = e.sys.readMemory(e.pid); err != nil {
+	if err = e.sys.addMemory(e.pid, h); err != nil {
 		return nil, err
 	}
 	h.Devices, h.Backends = space.devices, space.backends
@@ -156,6 +189,9 @@ func (e *Examiner) examine(ctx context.Context, opts Options) (*Holding, error) 
 		return nil, err
 	}
 	h.Mode = h.decideMode()
+	if h.Weights.Copied > 0 || h.Locked > 0 {
+		h.program = e.askProgram()
+	}
 	if opts.Others && len(models) > 0 {
 		if err := e.sys.addOthers(ctx, e.pid, models, h); err != nil {
 			return nil, err
@@ -195,22 +231,23 @@ func (s system) path(pid int, name string) string {
 	return filepath.Join(s.root, "proc", strconv.Itoa(pid), name)
 }
 
-// readMemory returns how much memory of its own a process has, and how much it has locked.
-func (s system) readMemory(pid int) (own, locked int64, err error) {
+// addMemory adds how much memory of its own a process has, and how much it has locked.
+func (s system) addMemory(pid int, h *Holding) error {
 	root, err := procfs.NewFS(filepath.Join(s.root, "proc"))
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
 	p, err := root.Proc(pid)
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
 	status, err := p.NewStatus() // RssAnon: since Linux 4.5
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
-	own = clampBytes(status.RssAnon) + clampBytes(status.VmSwap) + clampBytes(status.HugetlbPages)
-	return own, clampBytes(status.VmLck), nil
+	h.Swapped, h.Locked = clampBytes(status.VmSwap), clampBytes(status.VmLck)
+	h.Own = clampBytes(status.RssAnon) + h.Swapped + clampBytes(status.HugetlbPages)
+	return nil
 }
 
 // maxBytes bounds each amount, so that sums of a few do not wrap around.

@@ -83,12 +83,15 @@ func TestLoadModes(t *testing.T) {
 		blocks  []Reason
 		text    string // a part of the verdict's line
 	}{
-		"mapped":         {llama.Options{Model: f32}, ModeMapped, nil, "would help: keeps about"},
-		"not repacked":   {llama.Options{Model: q40, NoRepack: true}, ModeMapped, nil, "would help: keeps about"},
-		"repacked":       {llama.Options{Model: q40}, ModeCopied, []Reason{Copied}, "--no-repack"},
-		"not mapped":     {llama.Options{Model: f32, LoadMode: "none"}, ModeCopied, []Reason{Copied}, "--no-mmap"},
-		"direct":         {llama.Options{Model: f32, LoadMode: "dio"}, ModeCopied, []Reason{Copied}, "--no-mmap"},
-		"locked":         {llama.Options{Model: f32, LoadMode: "mmap+mlock"}, ModeMapped, []Reason{Locked}, "--mlock"},
+		"mapped":       {llama.Options{Model: f32}, ModeMapped, nil, "would help: keeps about"},
+		"not repacked": {llama.Options{Model: q40, NoRepack: true}, ModeMapped, nil, "would help: keeps about"},
+		"repacked":     {llama.Options{Model: q40}, ModeCopied, []Reason{Copied}, "; leave it so, because prompts "},
+		"not mapped":   {llama.Options{Model: f32, LoadMode: "none"}, ModeCopied, []Reason{Copied}, "; leave it so"},
+		"direct":       {llama.Options{Model: f32, LoadMode: "dio"}, ModeCopied, []Reason{Copied}, "; leave it so"},
+		"locked": {
+			llama.Options{Model: f32, LoadMode: "mmap+mlock"}, ModeMapped, []Reason{Locked},
+			"to let it share, start llama.cpp without --load-mode=mmap+mlock",
+		},
 		"experts":        {llama.Options{Model: experts}, ModeMapped, nil, "would help: keeps about"},
 		"repacked draft": {llama.Options{Model: f32, Model2: q40}, ModePartly, nil, "would help: keeps about"},
 	} {
@@ -121,6 +124,7 @@ func TestLoadModes(t *testing.T) {
 			if h.Weights.Total() != total || h.Weights.Unknown > 0 || h.Weights.Device > 0 {
 				t.Errorf("%+v of %d bytes", h.Weights, total)
 			}
+			checkUnread(t, name, h)
 			if name == "mapped" {
 				f := h.Files[0]
 				if f.Path != f32 || f.Mapped != total || f.Resident < total || !f.PageOut || f.PerToken >= total ||
@@ -143,6 +147,34 @@ func TestLoadModes(t *testing.T) {
 				t.Errorf("%d bytes of experts: %+v", h.Routed, v)
 			}
 		})
+	}
+}
+
+// checkUnread checks which bytes of the files are not read any more: those of the copies, which are as large as the
+// matrices of a type that is copied.
+func checkUnread(t *testing.T, name string, h *Holding) {
+	t.Helper()
+	want := int64(0)
+	if strings.HasPrefix(name, "repacked") {
+		want = h.Weights.Copied
+	}
+	unread, resident := h.Unread()
+	inRanges := int64(0)
+	for _, f := range h.Files {
+		for _, r := range f.UnreadRanges {
+			inRanges += r[1] - r[0]
+		}
+	}
+	if unread != want || inRanges != want || resident < want {
+		t.Errorf("%d bytes are not read any more, %d in ranges, %d resident; want %d", unread, inRanges, resident, want)
+	}
+	path := llamatest.Model(t, modelConfig(gguf.Q4_0))
+	m, err := gguf.OpenModel(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if foreseen := h.program.Foresee(m); name == "repacked" && foreseen.Bytes != h.Weights.Copied {
+		t.Errorf("%d bytes of copies were foreseen, %d are there", foreseen.Bytes, h.Weights.Copied)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/internal/visible"
+	"tensorcast/loadflags"
 )
 
 // Reason is why keeping pages of a model helps less, or not at all.
@@ -83,6 +84,9 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 			"another prefetcher helps process %d already: end that one first, or leave it to it", h.PID)
 	}
 	for _, f := range h.WhereWeights() {
+		if f.Reason == Copied {
+			f.Text += h.weighCopies()
+		}
 		j.add(f.Blocks, f.Reason, "%s", f.Text)
 	}
 	for i := range h.Files {
@@ -190,9 +194,8 @@ func (j *judge) unblockFiles() {
 func (j *judge) addProcesses(all int64) {
 	if j.Locked > 0 && j.Locked >= all {
 		j.add(true, Locked,
-			"the process has locked %s in memory: nothing is read again; to let it share, start llama.cpp "+
-				"without --mlock",
-			formatBytes(j.Locked))
+			"the process has locked %s in memory: nothing is read again; to let it share, %s",
+			formatBytes(j.Locked), j.program.Advise(loadflags.Unlock))
 	}
 	if len(j.Others) == 0 {
 		return
@@ -228,6 +231,43 @@ func (j *judge) addExperts() {
 	}
 }
 
+// weighCopies says what copies of weights cost and gain here, and what to do if they are in the way. It goes on from
+// the text of a finding.
+func (h *Holding) weighCopies() string {
+	if h.isCopying() {
+		return fmt.Sprintf(": it is still copying them (%s by now); if they do not fit in memory, %s",
+			formatBytes(h.Own), h.AdviseMapped())
+	}
+	if h.Swapped > h.Weights.Total()/negligible {
+		return fmt.Sprintf(": they are too large for the memory, and %s is swapped out; to read weights from the file "+
+			"instead, %s", formatBytes(h.Swapped), h.AdviseMapped())
+	}
+	text := ": they are all in memory, where nothing is read again; leave it so"
+	if len(h.Files) > 0 {
+		text += ", because " + loadflags.LayoutGain
+	}
+	if _, resident := h.Unread(); resident > h.Weights.Total()/negligible {
+		text += fmt.Sprintf("; %s of the file are in memory besides, are not read any more, and give way first",
+			formatBytes(resident))
+	}
+	return text
+}
+
+// isCopying reports whether the process is still loading its weights: it has not even as much memory as they take.
+func (h *Holding) isCopying() bool { return h.Own < h.Weights.Copied-h.Weights.Copied/negligible }
+
+// AdviseMapped says how the program is started so that weights are read from a mapping of the file.
+func (h *Holding) AdviseMapped() string {
+	var changes []loadflags.Change
+	if len(h.Files) == 0 {
+		changes = append(changes, loadflags.MapFile)
+	}
+	if !h.program.Request().InLayout { // mapped weights may be copied, too
+		changes = append(changes, loadflags.KeepLayout)
+	}
+	return h.program.Advise(changes...)
+}
+
 // WhereWeights says where weights are that are not read from a mapped file. A finding blocks if a
 // token reads nothing else that counts. The reasons are NoModel, OnDevice, Copied and Undecided.
 func (h *Holding) WhereWeights() (findings []Finding) {
@@ -256,13 +296,12 @@ func (h *Holding) WhereWeights() (findings []Finding) {
 	case !much(h.Weights.Copied):
 	case len(h.Files) == 0:
 		add(nothing, Copied,
-			"%s of weights were read into the process's own memory, and no model file is mapped: start llama.cpp "+
-				"without --no-mmap or --load-mode none|dio, and with --no-repack",
+			"%s of weights were read into the process's own memory, and no model file is mapped",
 			formatBytes(h.Weights.Copied))
 	default:
 		add(nothing, Copied,
 			"%s of %s of weights are copies in the process's own memory, made in another layout when they were "+
-				"loaded: start llama.cpp with --no-repack",
+				"loaded",
 			formatBytes(h.Weights.Copied), formatBytes(all))
 	}
 	if much(h.Weights.Unknown) {

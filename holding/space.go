@@ -7,10 +7,10 @@ import (
 	"cmp"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
+	"tensorcast/ggml"
 	"tensorcast/internal/proc"
 )
 
@@ -146,20 +146,11 @@ func addDevice(to []string, path string) []string {
 	return append(to, strings.Clone(path))
 }
 
-// backends are ggml's libraries that keep weights in other memory than the processor's, by the word
-// in their names (libggml-cuda.so).
-var backends = []string{
-	"cuda", "hip", "musa", "vulkan", "sycl", "opencl", "cann", "webgpu", "metal", "rpc", "hexagon", "zdnn", "virtgpu",
-}
-
-// addBackend adds the word for a library to a list if it is one of backends.
+// addBackend adds the word for a library to a list if it is one of ggml's for a GPU.
 func addBackend(to []string, path string) []string {
-	rest, ok := strings.CutPrefix(filepath.Base(path), "libggml-")
-	i := slices.IndexFunc(backends, func(b string) bool {
-		return strings.HasPrefix(rest, b+".") || strings.HasPrefix(rest, b+"-")
-	})
-	if !ok || i < 0 || slices.Contains(to, backends[i]) {
+	word := ggml.GPUOf(path)
+	if word == "" || slices.Contains(to, word) {
 		return to
 	}
-	return append(to, backends[i])
+	return append(to, word)
 }

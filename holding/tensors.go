@@ -141,7 +141,11 @@ func (t *table) sumWeights(all []*weight, h *Holding) {
 		}
 	}
 	var unseen []*weight
+	unread := map[*model][][2]int64{}
 	for _, w := range all {
+		if !w.seen.mapped && (w.seen.copied || w.seen.device) {
+			unread[w.model] = append(unread[w.model], [2]int64{w.of.Offset, w.of.End()})
+		}
 		switch {
 		case w.seen.mapped:
 			add(w)
@@ -169,6 +173,9 @@ func (t *table) sumWeights(all []*weight, h *Holding) {
 		} else {
 			h.Weights.Unknown += w.of.Size
 		}
+	}
+	for m, ranges := range unread {
+		m.countUnread(h, ranges)
 	}
 	for i := range h.Files {
 		f := &h.Files[i]

@@ -4,6 +4,7 @@ package prefetch
 // from a cycle that is stored or guessed.
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -75,9 +76,11 @@ func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	}
 	mostlyOutside := outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*plan.BytesOf(cycle))
 	if mostlyOutside && (s.f == nil || s.seek.guessed) {
-		return s.standBack(&StandBack{
-			Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes), Copied: copied,
-		})
+		err := event.OutsideError(outside.Reads, outside.Bytes, "")
+		if s.opts.Target.Judge != nil {
+			err = cmp.Or(s.opts.Target.Judge(), err) // it knows the target better
+		}
+		return s.standBack(&StandBack{Reason: Outside, Err: err, Copied: copied})
 	}
 	if cycle == nil {
 		return nil

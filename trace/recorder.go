@@ -47,6 +47,9 @@ type RecorderOptions struct {
 	// Other outputs.
 
 	Log *slog.Logger
+	// Advise says how the target is to be started so that weights are read from its model's file. It is called if they
+	// were not. nil: for any llama.cpp.
+	Advise func() string
 	// CSV, if not nil, receives a line per row of the access table while the target runs: timestamp
 	// (s), token, tensor_name, data_ptr, bytes_accessed. It is flushed when a decode ends.
 	CSV io.Writer
@@ -324,7 +327,11 @@ func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	}
 	switch {
 	case r.meta.Outside.Tensors > 0:
-		return &r.meta, event.OutsideError(r.meta.Outside.Tensors, r.meta.Outside.Bytes)
+		advice := ""
+		if r.opts.Advise != nil {
+			advice = r.opts.Advise()
+		}
+		return &r.meta, event.OutsideError(r.meta.Outside.Tensors, r.meta.Outside.Bytes, advice)
 	case r.meta.Steps == 0:
 		return &r.meta, fmt.Errorf("%w: the target ended, or the capture did, before llama_decode was called",
 			event.ErrNoDecode)

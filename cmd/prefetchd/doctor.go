@@ -249,7 +249,7 @@ func (d *diagnosis) print(to io.Writer) error {
 	switch {
 	case d.Room == nil:
 		fmt.Fprintf(w, "  room\tnot known: %s\n", visible.Line(cli.Message(errors.New(d.NoRoom))))
-	case d.Room.Level == "host":
+	case d.Room.Level == room.LevelHost:
 		fmt.Fprintf(w, "  room\t%s, bounded by the host's memory (%s)\n", size(d.Room.Bytes), size(d.Room.Limit))
 	default:
 		fmt.Fprintf(w, "  room\t%s, bounded by the cgroup %s (%s)\n",

@@ -136,9 +136,11 @@ writes that, or what is kept at the end, as CSV: file, offset_bytes, size_bytes,
 (how often a token reads it from disk if it is streamed), state (kept or streamed). Experts are not
 in it, because they change all the time.
 
-It needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, and
-without --no-mmap. A process without ggml is refused. --wait sleeps until the process has loaded
-ggml, --wait NAME until a process of that name has. --auto goes on: every second it looks for new
+It needs root. The model must be read through a file mapping, as llama.cpp does it by default
+(--load-mode mmap). Weights of some types are copied at load all the same, which makes prompts
+faster, but takes their size again: with --no-repack they are not. --exec warns of copies that are
+larger than the memory. A process without ggml is refused. --wait sleeps until the process has
+loaded ggml, --wait NAME until a process of that name has. --auto goes on: every second it looks for new
 processes that map a library of ggml, or a *.gguf, and starts a prefetchd for each (--most at once).
 That has the flags of --auto, and ends with its process.
 
@@ -389,7 +391,7 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	if s.Expected > 0 {
 		expected = fmt.Sprintf(" (%.2f expected)", s.Expected)
 	}
-	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
+	bytes := size // of a room that is less than nothing, too
 	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, "+
 		"%s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
 		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned),

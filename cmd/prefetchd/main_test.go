@@ -387,7 +387,7 @@ func TestLongPrompt(t *testing.T) {
 }
 
 // TestRepacked checks that prefetchd reports it if weights were copied at load, so that they are not
-// in the page cache, and that it names the remedy.
+// read from the page cache. Copies that fit are not advised against.
 func TestRepacked(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -401,7 +401,9 @@ func TestRepacked(t *testing.T) {
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
 	h := startHelper(t, target.Process.Pid)
 	testenv.WaitFor(t, "prefetchd to report the reason", func() bool {
-		return strings.Contains(h.stderr.String(), "--no-repack")
+		log := h.stderr.String() // the process's own table of tensors says so, or what its ops read
+		return strings.Contains(log, "are copies in the process's own memory") ||
+			strings.Contains(log, "were copied when the model was loaded")
 	})
 	if err := target.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -1,13 +1,15 @@
 package main
 
-// This file adds to errors which of tracer's flags help against them.
+// This file adds to errors which flags help against them: tracer's own, and the target's.
 
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"tensorcast/capture/preload"
 	"tensorcast/event"
+	"tensorcast/loadflags"
 	"tensorcast/trace"
 )
 
@@ -34,4 +36,19 @@ func (o *options) advise(err error) error {
 		}
 	}
 	return err
+}
+
+// adviseLoading returns a function that says how the target is to be started so that it reads its weights from a
+// mapping of the model's file. command is the target's command line.
+func (o *options) adviseLoading(command []string) func() string {
+	var program loadflags.Program
+	if o.pid != 0 { // it may have ended when advice is needed
+		program = loadflags.OfProcess(int(o.pid))
+	}
+	return func() string {
+		if o.pid == 0 {
+			program = loadflags.OfCommand(command, os.Environ())
+		}
+		return program.Advise(loadflags.KeepLayout, loadflags.MapFile)
+	}
 }

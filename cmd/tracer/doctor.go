@@ -16,9 +16,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/ebpf"
+	"tensorcast/gguf"
 	"tensorcast/holding"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
+	"tensorcast/loadflags"
+	"tensorcast/prefetch/pages"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -34,7 +37,8 @@ and the command is not started.
 It works without root, and says what root would add.
 
 With --pid it also says whether the process reads its weights from the model's file. Weights that llama.cpp copied when
-it loaded them (repacked, --no-mmap), or that are on a GPU, cannot be traced.
+it loaded them (to another layout, or by a load mode), or that are on a GPU, cannot be traced. Of a command that names
+its model it says which weights will be copied. The advice names flags that this program has.
 
 Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wrong usage.`,
 		Example: `  tracer doctor                                   # this machine
@@ -63,6 +67,7 @@ type report struct {
 	*ebpf.Report
 	Holding *holding.Holding  `json:"holding,omitempty"` // how a running process holds its model
 	Weights []holding.Finding `json:"weights,omitempty"` // weights that cannot be traced
+	Copies  *loadflags.Copies `json:"copies,omitempty"`  // weights that a command will copy, at most: these neither
 }
 
 // diagnose prints a report, and returns an error if tracer would not work.
@@ -75,6 +80,7 @@ func diagnose(ctx context.Context, stdout io.Writer, opts ebpf.ExamineOptions, a
 	if err := r.addWeights(ctx, opts.PID); err != nil {
 		return err
 	}
+	r.addCopies(opts.Command, opts.Env)
 	if asJSON {
 		err = cli.WriteJSON(stdout, r)
 	} else {
@@ -104,11 +110,37 @@ func (r *report) addWeights(ctx context.Context, pid int) error {
 		if f.Reason != holding.Copied && f.Reason != holding.OnDevice {
 			continue // other reasons do not prevent tracing
 		}
+		if f.Reason == holding.Copied && len(h.Files) > 0 { // otherwise the report has advice on the mapping already
+			f.Text += "; to trace them: " + h.AdviseMapped() + "; only for that, because " + loadflags.LayoutGain
+		}
 		r.Weights = append(r.Weights, f)
 		r.Advice = append(r.Advice, f.Text)
 		r.OK = r.OK && !f.Blocks
 	}
 	return nil
+}
+
+// addCopies adds which weights of the model that a command names the command will copy. Where it cannot be foreseen,
+// nothing is added.
+func (r *report) addCopies(command, env []string) {
+	path := pages.FindNamedModel(command)
+	if path == "" {
+		return
+	}
+	model, err := gguf.OpenModel(path)
+	if err != nil {
+		return // the command itself will say so
+	}
+	program := loadflags.OfCommand(command, env)
+	copies := program.Foresee(model)
+	if copies.Bytes == 0 {
+		return
+	}
+	r.Copies = &copies
+	if copies.Layout { // otherwise the report has advice on the mapping already
+		r.Advice = append(r.Advice, "the command will copy "+copies.Text()+"; to trace them: "+
+			program.AdviseAgainst(copies)+"; only for that, because "+loadflags.LayoutGain)
+	}
 }
 
 // printReport writes a report for people.

@@ -114,10 +114,16 @@ func TestDoctorWeights(t *testing.T) {
 	}{
 		"mapped": {llama.Options{NoRepack: true}, cli.OK, []string{"weights: mapped"}, false},
 		"repacked": {
-			llama.Options{}, cli.Failure, []string{"weights: copied", "start llama.cpp with --no-repack"}, true,
+			llama.Options{}, cli.Failure, []string{
+				"weights: copied", "to trace them: start llama.cpp with --no-repack", "only for that, because prompts ",
+			}, true,
 		},
 		"not mapped": {
-			llama.Options{LoadMode: "none"}, cli.Failure, []string{"weights: copied", "without --no-mmap"}, true,
+			llama.Options{LoadMode: "none"}, cli.Failure, []string{"weights: copied", "without --load-mode=none"}, true,
+		},
+		"not mapped but locked": {
+			llama.Options{LoadMode: "mlock"}, cli.Failure,
+			[]string{"weights: copied", "without --load-mode=mlock"}, true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -37,8 +37,9 @@ It writes a capture directory: access.arrows (reads of each op), steps.arrows (d
 structure.arrows (the model), pagein.arrows (--detail op+io: reads from disk), buffers.arrows (--buffers),
 hidden.arrows (--hidden), capture.json.
 
-It needs root, or CAP_BPF and CAP_PERFMON, or --preload. The model must be read through a file mapping: start llama.cpp
-with --no-repack, and without --no-mmap.
+It needs root, or CAP_BPF and CAP_PERFMON, or --preload. The model must be read through a file mapping, as llama.cpp
+does it by default (--load-mode mmap). Weights of some types are copied at load all the same, and are not seen: with
+--no-repack they are not copied. tracer doctor says what a command or a process would need.
 
 A capture has the ids of the tokens, which are the prompt and the answer, so only its owner can read it. --no-token-ids
 leaves them out. Nobody else may be able to write to the directory, and one tracer writes to it at a time. A CSV file

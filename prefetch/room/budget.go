@@ -44,6 +44,9 @@ type Room struct {
 	Lockable int64
 }
 
+// LevelHost is Room.Level where the host's memory bounds the room.
+const LevelHost = "host"
+
 // LevelBudget is Room.Level where the user's own budget bounds the room.
 const LevelBudget = "budget"
 
@@ -122,6 +125,6 @@ func (u *bounds) room(model InMemory) Room {
 	cached := max(model.Bytes+model.Borrowed-model.Locked, 0)
 	others := min(max(h.ActiveFile-u.groupActive, 0), max(h.ActiveFile+h.InactiveFile-cached, 0))
 	free := h.Available + model.Locked - model.Borrowed - u.floor - others
-	bound(free, h.Total, max(h.Total/hostReserveShare-u.floor, 0), "host")
+	bound(free, h.Total, max(h.Total/hostReserveShare-u.floor, 0), LevelHost)
 	return least
 }

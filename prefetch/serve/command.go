@@ -27,6 +27,7 @@ type Target struct {
 // command is what the server knows of a command that it started.
 type command struct {
 	pending  *capture.Capture // stopped behind its execve; nil once it runs
+	started  bool             // it is one; otherwise the target was running already
 	unprobed bool             // it has no probes of its start, or has them no more
 	// room and modelBytes say why the command needs no help at first. modelBytes is 0 if it is observed from its
 	// start.
@@ -44,6 +45,8 @@ func (c *command) isUnobserved() bool { return c.modelBytes > 0 }
 // The errors are those of capture.Start, and cgroup.ErrHidden. The caller must call Close.
 func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Options) (t *Target, err error) {
 	s := newServer(o)
+	s.command.started = true
+	s.foreseeForCommand(cmd.Args, cmd.Environ())
 	if o.changesReadahead() {
 		s.faults.beginHurry(o.Log)
 	}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"tensorcast/holding"
+	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/costs"
@@ -74,6 +75,9 @@ type server struct {
 	command command // zero for a process that was running already
 
 	process    *proc.Process
+	kills      cgroup.Kills     // in the target's group, since the help began
+	judged     *holding.Holding // how the target held its model when it was looked at last; nil: it was not
+	foreseen   string           // what to do against copies that do not fit in memory; "" if none were foreseen
 	memory     *room.ProcessMemory
 	pages      *pages.Kernel
 	controller *prefetch.Controller
@@ -105,6 +109,8 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 		return sum, err
 	}
 	defer func() { err = errors.Join(err, s.process.Close()) }()
+	s.kills = cgroup.WatchKills(o.PID)
+	defer s.explainKill()
 	claim, err := room.Claim(s.process)
 	if err != nil {
 		return sum, err
@@ -182,7 +188,7 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 	p.Target = prefetch.Target{
 		Models:    models.MappedBy(o.PID),
 		Weights:   models.ReadWeights,
-		Judge:     func() error { return judge(ctx, examiner, o.Log) },
+		Judge:     func() error { return s.judge(ctx, examiner) },
 		Elsewhere: o.Elsewhere,
 	}
 	p.Dry = nil
@@ -202,12 +208,18 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 
 // prepareToRead is called before anything of the model is read.
 func (s *server) prepareToRead(ctx context.Context) {
+	s.kills.Follow(s.opts.PID) // a shell may have joined another group before it became the target
 	// If faults are to read little already, then before this process joins the target's cgroup: the guardian is not
 	// to be in there.
 	if err := s.adjustFaults(); err != nil {
 		s.opts.Log.Debug("large folios are read two at a time", "error", err)
 	}
 	if !s.opts.Join {
+		return
+	}
+	if !s.command.started && s.foreseeForProcess() {
+		// In that group the kernel would end this process first, and nobody could say why the target was ended.
+		s.opts.Join = false
 		return
 	}
 	if s.faults.target != nil {
@@ -220,12 +232,14 @@ func (s *server) prepareToRead(ctx context.Context) {
 
 // judge says why a target cannot be helped, by how it holds its model. It returns nil for what is not known yet, or
 // is too little to matter: the events will tell.
-func judge(ctx context.Context, e *holding.Examiner, log *slog.Logger) error {
+func (s *server) judge(ctx context.Context, e *holding.Examiner) error {
 	h, err := e.Examine(ctx, holding.Options{Others: true})
 	if err != nil {
-		log.Debug("cannot find out how the target holds its model", "error", err)
+		s.opts.Log.Debug("cannot find out how the target holds its model", "error", err)
 		return nil
 	}
+	s.judged = h
+	s.kills.Follow(s.opts.PID)
 	const unknownRoom = -1 // the controller knows it
 	for _, f := range h.Judge(unknownRoom, false).Findings {
 		switch f.Reason {

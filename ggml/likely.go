@@ -1,20 +1,20 @@
-package ebpf
+package ggml
 
-// This file finds the libraries that a command is likely to load.
+// This file finds the libraries that a command is likely to load, and tells those for GPUs.
 
 import (
 	"debug/elf"
 	"path/filepath"
+	"slices"
 	"strings"
 
-	"tensorcast/ggml"
 	"tensorcast/internal/regular"
 )
 
-// likelyLibraries lists the llama.cpp libraries that the dynamic loader finds for a program: next
+// LikelyLibraries lists the llama.cpp libraries that the dynamic loader finds for a program: next
 // to it, in its run path and in LD_LIBRARY_PATH (env is its environment). With probes on them
 // before the program loads them, the first token's events are not missed.
-func likelyLibraries(exe string, env []string) []string {
+func LikelyLibraries(exe string, env []string) []string {
 	dir := filepath.Dir(exe)
 	dirs := []string{dir, filepath.Join(dir, "lib"), filepath.Join(dir, "..", "lib")}
 	for _, kv := range env {
@@ -45,7 +45,7 @@ func runPath(exe, origin string) []string {
 		return nil
 	}
 	defer file.Close()
-	f, err := ggml.OpenELF(file)
+	f, err := OpenELF(file)
 	if err != nil {
 		return nil
 	}
@@ -63,4 +63,22 @@ func runPath(exe, origin string) []string {
 		}
 	}
 	return dirs
+}
+
+// gpus are ggml's libraries that keep weights in other memory than the processor's, by the word in their names
+// (libggml-cuda.so).
+var gpus = []string{
+	"cuda", "hip", "musa", "vulkan", "sycl", "opencl", "cann", "webgpu", "metal", "rpc", "hexagon", "zdnn", "virtgpu",
+}
+
+// GPUOf returns the word for the GPUs that a library of ggml is for; "" if the path is not that of such a library.
+func GPUOf(path string) string {
+	rest, ok := strings.CutPrefix(filepath.Base(path), "libggml-")
+	i := slices.IndexFunc(gpus, func(word string) bool {
+		return strings.HasPrefix(rest, word+".") || strings.HasPrefix(rest, word+"-")
+	})
+	if !ok || i < 0 {
+		return ""
+	}
+	return gpus[i]
 }

@@ -1,0 +1,104 @@
+package main
+
+// This file tests what prefetchd says of a target that copies more of its model than there is memory.
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
+)
+
+// newCopyingRig is a target whose weights are copied when it loads them, in a cgroup that is too small for that.
+func newCopyingRig(t *testing.T) *rig {
+	t.Helper()
+	copied := model
+	copied.Type = gguf.Q4_0
+	r := newRigOf(t, "copied", llamatest.Model(t, copied), 1, 8)
+	r.options.NoRepack = false
+	if err := r.group.SetLimit(r.size * 3 / 4); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestCopiesAreForeseen checks that prefetchd warns before it starts a command that copies too much, and not of one
+// that copies nothing or has room for it.
+func TestCopiesAreForeseen(t *testing.T) {
+	const warning = "the target is about to copy "
+	for name, tc := range map[string]struct {
+		change func(r *rig)
+		warns  string // a part of the warning; "" if there is none
+	}{
+		"layout": {func(*rig) {}, "to have Q4_0 in another layout, and its control group (/"},
+		"memory of its own": {
+			func(r *rig) { r.options.LoadMode, r.options.NoRepack = "none", true },
+			"start llama.cpp without --load-mode=none\"\n",
+		},
+		"mapped": {func(r *rig) { r.options.NoRepack = true }, ""},
+		"room": {func(r *rig) {
+			if err := r.group.SetLimit(4*r.size + 2*ownMemory); err != nil {
+				r.t.Fatal(err)
+			}
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newCopyingRig(t)
+			tc.change(r)
+			if tc.warns == "" && name == "mapped" { // otherwise prefetchd itself needs more than there is
+				if err := r.group.SetLimit(r.size*3/4 + ownMemory); err != nil {
+					t.Fatal(err)
+				}
+			}
+			h := r.exec()
+			_ = h.Wait() // it may be killed
+			log := h.stderr.String()
+			if got := strings.Contains(log, warning); got != (tc.warns != "") || !strings.Contains(log, tc.warns) {
+				t.Errorf("want %q in %q", tc.warns, log)
+			}
+		})
+	}
+}
+
+// TestKilledWhileLoading checks that prefetchd says that the kernel has ended its target, in which group and with which
+// limit, and what to do.
+func TestKilledWhileLoading(t *testing.T) {
+	r := newCopyingRig(t)
+	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; read x; exec "$0" "$@"`
+	cmd := exec.Command("sh", append([]string{"-c", script}, r.in.Command(t.Context(), r.options).Args...)...)
+	cmd.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
+	start, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	testenv.WaitFor(t, "the target to join its group", func() bool {
+		pids, err := r.group.Procs()
+		return err == nil && len(pids) == 1
+	})
+	h := startHelper(t, cmd.Process.Pid, "--wait")
+	h.waitSettled(t)
+	if _, err := start.Write([]byte("x\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Fatal("the target was not killed")
+	}
+	_ = h.Wait()
+	log := h.stderr.String()
+	for _, part := range []string{
+		"the kernel has ended a process of its control group " + r.group.Name(), "which has a limit of ",
+		"for lack of memory", "so that weights are not copied when they are loaded, start llama.cpp with --no-repack",
+	} {
+		if !strings.Contains(log, part) {
+			t.Errorf("no %q in %q", part, log)
+		}
+	}
+}

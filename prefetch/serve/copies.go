@@ -1,0 +1,102 @@
+package serve
+
+// This file foresees that a target copies more of its model than there is memory, and says why the kernel has ended
+// one.
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/dustin/go-humanize"
+	"github.com/prometheus/procfs"
+
+	"tensorcast/gguf"
+	"tensorcast/internal/proc"
+	"tensorcast/loadflags"
+	"tensorcast/prefetch/pages"
+	"tensorcast/prefetch/room"
+)
+
+// foreseeForCommand warns if a command that is about to be started will copy too much.
+func (s *server) foreseeForCommand(args, env []string) {
+	path := pages.FindNamedModel(args)
+	if path == "" {
+		return
+	}
+	free, err := room.ForOwnMemory(os.Getpid()) // the command begins in this process's cgroup
+	if err != nil {
+		s.opts.Log.Debug("it is not known how much memory the command can have", "error", err)
+		return
+	}
+	s.warnOfCopies(path, free, func() loadflags.Program { return loadflags.OfCommand(args, env) })
+}
+
+// foreseeForProcess warns if a process that begins to load its model will copy too much, and reports whether it will.
+func (s *server) foreseeForProcess() bool {
+	pid := s.opts.PID
+	path := pages.FindNamedModel(proc.CommandLine(pid))
+	if path == "" {
+		return false
+	}
+	free, err := room.ForOwnMemory(pid)
+	if err != nil {
+		s.opts.Log.Debug("it is not known how much memory the target can have", "error", err)
+		return false
+	}
+	if p, err := procfs.NewProc(pid); err == nil {
+		if status, err := p.NewStatus(); err == nil {
+			free.Bytes += int64(min(status.RssAnon, 1<<56)) // it may have begun to copy
+		}
+	}
+	s.warnOfCopies(path, free, func() loadflags.Program { return loadflags.OfProcess(pid) })
+	return s.foreseen != ""
+}
+
+// warnOfCopies warns if a program will copy more of a model than there is memory. What cannot be found out is left to
+// the target.
+func (s *server) warnOfCopies(path string, free room.Room, program func() loadflags.Program) {
+	model, err := gguf.OpenModel(path)
+	if err != nil {
+		s.opts.Log.Debug("it is not foreseen what the target copies of its model", "error", err)
+		return
+	}
+	if model.Size() <= free.Bytes { // that is quickly decided
+		return
+	}
+	p := program()
+	copies := p.Foresee(model)
+	if copies.Bytes <= max(free.Bytes, 0) {
+		return
+	}
+	where := "this machine"
+	if free.Level != room.LevelHost {
+		where = fmt.Sprintf("its control group (%s, %s)", free.Level, formatBytes(free.Limit))
+	}
+	s.foreseen = p.AdviseAgainst(copies)
+	s.opts.Log.Warn(fmt.Sprintf("the target is about to copy %s, and %s leaves it %s: the kernel will end it while it "+
+		"loads, unless it can swap; %s", copies.Text(), where, formatBytes(free.Bytes), s.foreseen))
+}
+
+// explainKill warns if the target has ended and the kernel has killed a process of its group for lack of memory.
+func (s *server) explainKill() {
+	if ended, err := s.process.Ended(); err != nil || !ended {
+		return
+	}
+	killed := s.kills.Err()
+	if killed == nil {
+		return
+	}
+	advice := s.foreseen
+	switch {
+	case advice != "":
+	case s.judged != nil && s.judged.Weights.Copied > 0:
+		advice = s.judged.AdviseMapped()
+	default:
+		advice = loadflags.Program{}.Advise(loadflags.KeepLayout, loadflags.MapFile)
+	}
+	s.opts.Log.Warn("the target has ended: " + killed.Error() + "; give it more memory, or so that weights are not " +
+		"copied when they are loaded, " + advice)
+}
+
+// formatBytes writes a number of bytes for people.
+func formatBytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
