@@ -8,7 +8,7 @@ import (
 	"log/slog"
 
 	"tensorcast/internal/cli"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/serve"
 )
 
 // The values of --log.
@@ -41,7 +41,7 @@ func (o *options) statusLogger(to io.Writer) *slog.Logger {
 
 // logResult logs the result with --log json: a summary, or an error other than of the command line.
 // The returned error then has only the exit status. Without --log json it returns err.
-func (o *options) logResult(to io.Writer, s *prefetch.Summary, err error) error {
+func (o *options) logResult(to io.Writer, s *serve.Summary, err error) error {
 	log := o.statusLogger(to)
 	if log == nil {
 		return err

@@ -7,12 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"os"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"tensorcast/ebpf"
@@ -23,11 +21,9 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
-	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/readahead"
-	"tensorcast/prefetch/room"
 	"tensorcast/prefetch/serve"
 )
 
@@ -314,7 +310,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 }
 
 // run helps a process. With --log json, the summary is not nil if there is one to log.
-func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
+func run(cmd *cobra.Command, o options) (*serve.Summary, error) {
 	live := newLive(cmd.ErrOrStderr(), o.statusLogger(cmd.ErrOrStderr()))
 	defer live.close()
 	so, err := o.prepare(live)
@@ -337,7 +333,7 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 		return nil, err
 	}
 	if o.dry && !o.json {
-		return nil, reportDry(cmd, &o, s)
+		return nil, reportDry(cmd, &o, s.Summary)
 	}
 	if o.log == logJSON && !o.json {
 		return &s, nil
@@ -360,73 +356,4 @@ func readPattern(path string) (*pattern.Cycle, error) {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	return c, nil
-}
-
-// report prints the summary: as JSON to one writer, as text to the other.
-func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
-	if s.Level == room.LevelBudget {
-		s.Level = "--budget"
-	}
-	if o.json {
-		return cli.WriteJSON(asJSON, s)
-	}
-	if s.Idle != "" && s.Tokens == 0 {
-		return nil // that was reported before
-	}
-	if s.PerToken == 0 {
-		_, err := fmt.Fprintln(asText, "prefetchd: the target generated no token: nothing was learned")
-		return err
-	}
-	streamed := s.Streamed
-	if s.Experts != nil {
-		streamed -= s.Experts.Read // experts have a line of their own
-	}
-	perToken := int64(0)
-	if s.Tokens > 0 {
-		perToken = streamed / int64(s.Tokens)
-	}
-	expected := ""
-	if s.Expected > 0 {
-		expected = fmt.Sprintf(" (%.2f expected)", s.Expected)
-	}
-	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
-	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, "+
-		"%s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
-		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned),
-		bytes(perToken), bytes(streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
-	if err == nil && s.Experts != nil {
-		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", aboutExperts(s.Experts, s.Tokens))
-	}
-	if line := aboutReadahead(s.Readahead); err == nil && line != "" {
-		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", line)
-	}
-	if err != nil || s.Streamed == 0 {
-		return err
-	}
-	b := s.Beyond
-	_, err = fmt.Fprintf(asText, "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, "+
-		"prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
-		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Own), bytes(b.Unused),
-		bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
-	return err
-}
-
-// aboutExperts describes what was done for a mixture's experts while a number of tokens was
-// generated.
-func aboutExperts(x *mixture.Summary, tokens int) string {
-	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
-	about := fmt.Sprintf("of %s of experts %s kept, room for %s", bytes(x.All), bytes(x.Kept), bytes(x.Room))
-	if x.Chosen == 0 || tokens == 0 {
-		return about
-	}
-	about += fmt.Sprintf("; of %d that were chosen %.1f %% were in memory, "+
-		"for the others %s read per token (%s in all); %s of others, which misses had brought, paged out",
-		x.Chosen, 100*float64(x.Chosen-x.Missed)/float64(x.Chosen),
-		bytes(x.Read/int64(tokens)), bytes(x.Read), bytes(x.Strays))
-	if s := x.Speculation; s != nil {
-		about += fmt.Sprintf("; read before they were chosen (%s): "+
-			"%s per token (%s in all, %s of it for experts that then were)",
-			s.State, bytes(s.Read/int64(tokens)), bytes(s.Read), bytes(s.Used))
-	}
-	return about
 }

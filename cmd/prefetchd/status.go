@@ -82,14 +82,12 @@ func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error 
 		_, err := fmt.Fprintln(w, "no prefetchd helps a process here")
 		return err
 	}
-	for _, r := range all {
-		since := func(at time.Time) time.Duration { return time.Since(at).Round(time.Second) }
-		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, since(r.Began), r.Status)
-		if phase := r.Status.LoopPhase; phase != "" { // an older prefetchd does not report it
-			line += fmt.Sprintf(" (phase %s since %v)", phase, since(r.Status.Since))
-		}
-		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
-			return err
+	now := time.Now()
+	for i := range all {
+		for _, line := range all[i].Describe(now) {
+			if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -42,9 +42,9 @@ func TestList(t *testing.T) {
 	first, second := listen(t, dir, os.Getpid()), listen(t, dir, 1)
 	defer first.Close()
 	status := prefetch.Status{Activity: prefetch.Helping, Held: 5 << 20, PerToken: 7 << 20, Now: 12.5, Before: 1.5}
-	first.SetStatus(status)
+	first.SetReport(Report{Status: status})
 	status.Activity, status.Held, status.Now = prefetch.Giving, 4<<20, 11.5
-	first.SetStatus(status)
+	first.SetReport(Report{Status: status})
 	all, err := List(t.Context(), dir)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("List = %+v, %v; want 2 reports", all, err)

@@ -15,10 +15,18 @@ import (
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/costs"
 	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/room"
 )
+
+// Summary says what was done for a target.
+type Summary struct {
+	prefetch.Summary
+	// Before is how many tokens per second the target had without help, when that was measured last; 0: it was not.
+	Before float64 `json:"before_tokens_per_sec"`
+}
 
 // Options say whom to help, and how.
 type Options struct {
@@ -62,7 +70,8 @@ type Options struct {
 	// monitor). A socket that cannot be made is logged, and is no error. "" makes none.
 	SocketDir string
 	// OnStatus is called with what is being done, several times a second while the target decodes; nil: nobody asks.
-	OnStatus func(prefetch.Status)
+	// What only the socket tells is not in the report (see monitor.Report).
+	OnStatus func(monitor.Report)
 	// OnPlanned is called in the end with what is held and streamed; nil: nobody asks.
 	OnPlanned func([]prefetch.Part)
 	Log       *slog.Logger
@@ -92,12 +101,12 @@ func newServer(o Options) *server { return &server{opts: o, runtime: goRuntime{l
 // long: priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that
 // submits. Errors are those of capture.Attach, cgroup.ErrHidden without a budget, and others. After an error the
 // target goes on as if nothing had been.
-func Run(ctx context.Context, o Options) (sum prefetch.Summary, err error) {
+func Run(ctx context.Context, o Options) (sum Summary, err error) {
 	return newServer(o).run(ctx)
 }
 
 // run helps the target from now on.
-func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
+func (s *server) run(ctx context.Context) (sum Summary, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	o := &s.opts
@@ -134,7 +143,8 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 		defer func() { o.OnPlanned(s.controller.Parts()) }()
 	}
 	err = s.helpAndSleep(ctx)
-	return s.controller.Summary(), err
+	s.reportStatus(true) // what was measured last
+	return Summary{Summary: s.controller.Summary(), Before: s.status.before}, err
 }
 
 // helpAndSleep helps while there is something to win, and sleeps while there is not, until the target or ctx ends.
@@ -146,7 +156,7 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 		stood, err = s.help(ctx)
 	}
 	for err == nil && stood != nil && !s.opts.Dry {
-		s.status.report(s.controller, true)
+		s.reportStatus(true)
 		s.runtime.setUrgent(false)
 		debug.FreeOSMemory() // the group that pays for this process may have other members, which need the memory
 		s.memory.Leave()
@@ -165,6 +175,12 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 		}
 	}
 	return err
+}
+
+// reportStatus reports what is being done: now, or unless it was just reported.
+func (s *server) reportStatus(mustBeNow bool) {
+	isLoaded := func() bool { return s.probes.capture == nil || len(s.probes.capture.Libraries()) > 0 }
+	s.status.pass(s.controller, isLoaded, mustBeNow)
 }
 
 // memoryOptions are those with which the target's memory is followed. A budget bounds it where its limits are

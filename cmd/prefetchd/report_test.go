@@ -1,0 +1,131 @@
+package main
+
+// This file tests what is said in the end, and the results of a dry run as text.
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/prefetch"
+	"tensorcast/prefetch/mixture"
+	"tensorcast/prefetch/serve"
+)
+
+// TestGainTold checks the end of a run: its first line says what was gained, or that this is not known. All lines
+// are short unless details are asked for.
+func TestGainTold(t *testing.T) {
+	base := serve.Summary{Before: 0.7, Summary: prefetch.Summary{
+		Tokens: 120, TokensPerSec: 5.2, PerToken: 764 << 20, Pinned: 602 << 20, Streamed: 120 * 165 << 20,
+		Room: 628 << 20, Level: "/box memory.max", Queue: "io_uring", Late: 1,
+	}}
+	change := func(f func(s *serve.Summary)) serve.Summary {
+		s := base
+		f(&s)
+		return s
+	}
+	for name, tc := range map[string]struct {
+		s    serve.Summary
+		want string
+	}{
+		"gain": {base, "prefetchd: 5.20 tok/s, 0.70 before: 7.4 times as fast (120 tokens)\n" +
+			"prefetchd: kept 602 MiB of 764 MiB in memory, streamed 165 MiB per token\n"},
+		"much": {change(func(s *serve.Summary) { s.TokensPerSec = 16.04 }),
+			"prefetchd: 16.0 tok/s, 0.70 before: 23 times as fast (120 tokens)\n"},
+		"slower": {change(func(s *serve.Summary) { s.Before = 10.4 }),
+			"prefetchd: 5.20 tok/s, 10.4 before: no gain, 0.50 times as fast (120 tokens)\n"},
+		"as fast": {change(func(s *serve.Summary) { s.Before = 5.22 }),
+			"prefetchd: 5.20 tok/s, 5.22 before: no gain (120 tokens)\n"},
+		"not measured": {change(func(s *serve.Summary) { s.Before, s.Tokens = 0, 1 }),
+			"prefetchd: 5.20 tok/s with help (1 token); no token was measured without help, so the gain is not known\n"},
+		"no token": {change(func(s *serve.Summary) { s.Tokens = 0 }),
+			"prefetchd: no token was generated with help, so nothing was gained\n"},
+		"idle in the end": {change(func(s *serve.Summary) { s.Idle = "everything fits" }),
+			"times as fast (120 tokens)\nprefetchd: in the end it was idle: everything fits\n"},
+		"idle all the time": {change(func(s *serve.Summary) { s.Tokens, s.Idle = 0, "everything fits" }), ""},
+		"nothing learned": {change(func(s *serve.Summary) { s.PerToken = 0 }),
+			"prefetchd: the target generated no token: nothing was learned\n"},
+	} {
+		var out bytes.Buffer
+		err := report(&out, &out, options{}, tc.s)
+		text := out.String()
+		if err != nil || !strings.Contains(text, tc.want) || tc.want == "" && text != "" {
+			t.Errorf("%s: %v; got\n%swant\n%s", name, err, text, tc.want)
+		}
+		for line := range strings.Lines(text) {
+			if len(line) > 110 {
+				t.Errorf("%s: a line of %d columns: %s", name, len(line), line)
+			}
+		}
+		if strings.Contains(text, "room for") {
+			t.Errorf("%s: details, for which nobody asked: %s", name, text)
+		}
+		out.Reset()
+		if err := report(&out, &out, options{verbose: true}, tc.s); err != nil ||
+			name == "gain" && !strings.Contains(out.String(), "1 late; room for 628 MiB (/box memory.max); io_uring\n") {
+			t.Errorf("%s: with --verbose: %v, %s", name, err, out.String())
+		}
+	}
+}
+
+// TestExpertsTold checks what the summary and a dry run report about experts as text.
+func TestExpertsTold(t *testing.T) {
+	s := serve.Summary{Summary: prefetch.Summary{
+		Tokens: 10, TokensPerSec: 5, PerToken: 64 << 20, Pinned: 64 << 20, Streamed: 110 << 20,
+		Room: 600 << 20, Level: "/box memory.max", Disk: 1 << 30, Window: 8 << 20,
+		Experts: &mixture.Summary{All: 1000 << 20, Kept: 400 << 20, Room: 410 << 20, Chosen: 800,
+			Missed: 200, Read: 100 << 20, Strays: 3 << 20},
+	}}
+	none, idle := s, s
+	none.Experts = nil
+	idle.Tokens, idle.Experts = 0, &mixture.Summary{All: 1000 << 20, Room: 1 << 20}
+	guessed, notYet := s, s
+	more := *s.Experts
+	more.Speculation = &mixture.Speculation{State: "won", Read: 30 << 20, Used: 24 << 20}
+	guessed.Experts = &more
+	blind := s
+	blind.Disk = 0
+	for name, tc := range map[string]struct {
+		s        serve.Summary
+		dry      bool
+		want     []string // parts of the text
+		unwanted string
+	}{
+		"end": {s, false, []string{
+			"prefetchd: kept 64 MiB of 64 MiB in memory, streamed 1.0 MiB per token\n",
+			"prefetchd: kept 400 MiB of 1000 MiB of experts; " +
+				"75.0 % of those that were chosen were in memory, for the others 10 MiB read per token\n",
+		}, "expected"},
+		"nothing chosen": {idle, false,
+			[]string{"prefetchd: kept 0 B of 1000 MiB of experts, room for 1.0 MiB\n"}, "chosen"},
+		"guessed": {guessed, false, []string{
+			"10 MiB read per token; read before they were chosen (won): 3.0 MiB per token, 2.4 MiB of it used\n",
+		}, "expected"},
+		"not guessed": {notYet, false, []string{"for the others 10 MiB read per token\n"}, "before they were chosen"},
+		"no experts":  {none, false, []string{"streamed 11 MiB per token\n"}, "experts"},
+		"dry": {s, true, []string{
+			"of 64 MiB that each token reads 64 MiB would be kept and 0 B streamed; " +
+				"of 1000 MiB of experts 410 MiB would be kept, in room for 600 MiB",
+			"no expectation: it depends on which experts routers choose\n",
+		}, "be measured"},
+		"no disk":    {blind, true, []string{"the disk could not be measured"}, "depends"},
+		"dry, dense": {none, true, []string{"0 B streamed, in room for 600 MiB"}, "experts"},
+	} {
+		var out bytes.Buffer
+		cmd := &cobra.Command{}
+		cmd.SetOut(&out)
+		err := report(&out, &out, options{}, tc.s)
+		if tc.dry {
+			out.Reset()
+			err = reportDry(cmd, &options{dry: true}, tc.s.Summary)
+		}
+		text := out.String()
+		for _, part := range tc.want {
+			if err != nil || !strings.Contains(text, part) || strings.Contains(text, tc.unwanted) {
+				t.Errorf("%s: %v; got\n%s\nwant %q without %q", name, err, text, part, tc.unwanted)
+			}
+		}
+	}
+}
