@@ -80,14 +80,24 @@ func (l *live) startRedrawing() (stop func()) {
 
 // redraw writes the line, if there is one and it has something to say.
 func (l *live) redraw() {
+	if l.line == nil {
+		return
+	}
+	l.mu.Lock()
+	text := l.text
+	l.mu.Unlock()
+	if text == nil {
+		return
+	}
+	now := visible.Line(text(time.Now())) // it may have to ask another process
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.line != nil && l.text != nil {
-		l.line.Show(visible.Line(l.text(time.Now())))
+	if l.text != nil {
+		l.line.Show(now)
 	}
 }
 
-// say has the line say something else from now on. Where there is no line, it is not said.
+// say has the line say something else from now on, or with nil nothing. Where there is no line, it is not said.
 func (l *live) say(text func(now time.Time) string) {
 	l.mu.Lock()
 	l.text = text
@@ -117,6 +127,13 @@ func (l *live) show(r monitor.Report) {
 		l.log.Info(text, "status", s)
 	case l.line == nil || s.Activity == prefetch.Idle: // why it is idle stays on a terminal
 		fmt.Fprintf(l.to, "prefetchd: %s\n", text)
+	}
+}
+
+// note writes a line that stays, if this is a terminal. Elsewhere whoever reads has the log.
+func (l *live) note(format string, args ...any) {
+	if l.line != nil {
+		fmt.Fprintf(l.to, "prefetchd: "+format+"\n", args...)
 	}
 }
 

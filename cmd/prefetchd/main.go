@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"os"
 
@@ -37,6 +36,7 @@ type options struct {
 	auto   bool
 	names  []string
 	most   int
+	helper bool // it was started by --auto
 
 	// How it is helped.
 	strategy    string
@@ -161,7 +161,7 @@ started for another reason, 2 for wrong usage.`,
 			}
 			if o.pid == 0 && !o.exec {
 				var err error
-				if o.pid, err = waitForName(cmd, args[0]); err != nil {
+				if o.pid, err = waitForName(cmd, &o, args[0]); err != nil {
 					return o.logResult(cmd.ErrOrStderr(), nil, err)
 				}
 			}
@@ -293,11 +293,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	if err := proc.CheckMount(); err != nil {
 		return serve.Options{}, err
 	}
-	level := slog.LevelWarn
-	if o.verbose {
-		level = slog.LevelDebug
-	}
-	log := o.logger(live, level)
+	log := o.logger(live, o.logLevel())
 	if o.Lock {
 		log.Warn("the kernel cannot take locked pages: if another program in the target's cgroup needs more memory " +
 			"at once than is left, it may kill the target")

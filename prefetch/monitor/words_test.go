@@ -72,7 +72,8 @@ func TestLine(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	now := time.Date(2026, 11, 26, 14, 5, 20, 0, time.Local)
 	r := Report{
-		PID: 7, Target: 12, Command: "llama-server", Models: []string{"/a-1.gguf", "/a-2.gguf"}, Began: now.Add(-time.Minute),
+		PID: 7, Target: 12, Command: "llama-server", Began: now.Add(-time.Minute),
+		Models: []string{"/a-1.gguf", "/a-2.gguf"},
 		Status: prefetch.Status{
 			Activity: prefetch.Comparing, LoopPhase: prefetch.Compare, Since: now.Add(-25 * time.Hour),
 		},
