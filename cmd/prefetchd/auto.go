@@ -133,7 +133,9 @@ func waitForName(cmd *cobra.Command, o *options, name string) (pid int, err erro
 	search := beginSearch(cmd.Context(), monitor.Search{Names: []string{name}}, live, o.runDir, log)
 	defer func() { err = errors.Join(err, search.close()) }()
 	c, err := finder.Wait(cmd.Context())
-	if err != nil {
+	if errors.Is(err, auto.ErrNone) {
+		return 0, fmt.Errorf("%v before a process named %s came", context.Cause(cmd.Context()), name)
+	} else if err != nil {
 		return 0, fmt.Errorf("wait for %s: %w", name, err)
 	}
 	log.Info("found", "target", c.PID, "name", c.Name)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 
@@ -143,7 +144,7 @@ PID namespace, and the target's memory cgroup, or --budget. From the host it can
 container.
 
 Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd was interrupted, 1
-on failure, 2 for wrong usage. With --exec the status of the command (128+n if signal n ended it),
+on failure (also if it was interrupted before a process of that NAME came), 2 for wrong usage. With --exec the status of the command (128+n if signal n ended it),
 also if helping it failed; 127 if there is no such program, 126 if it cannot be run, 1 if it was not
 started for another reason, 2 for wrong usage.`,
 		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
@@ -156,6 +157,12 @@ started for another reason, 2 for wrong usage.`,
   sudo prefetchd status`,
 		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if (o.auto || o.wait) && !o.helper {
+				quick := o.pid != 0
+				if err := checkMachine(quick, o.logger(cmd.ErrOrStderr(), slog.LevelWarn)); err != nil {
+					return o.logResult(cmd.ErrOrStderr(), nil, err)
+				}
+			}
 			if o.auto {
 				return o.logResult(cmd.ErrOrStderr(), nil, helpAll(cmd, o))
 			}
