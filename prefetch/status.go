@@ -98,11 +98,11 @@ func (s Status) String() string {
 		return "comparing: tokens without help are measured"
 	}
 	line := s.Work()
+	if s.Activity == Giving {
+		line = fmt.Sprintf("giving back, because memory is short (%s); %s", s.Why, line)
+	}
 	if speed := s.Speed(); speed != "" {
 		line = speed + "; " + line
-	}
-	if s.Activity == Giving {
-		return fmt.Sprintf("giving back: memory is short (%s); %s", s.Why, line)
 	}
 	return line
 }

@@ -48,9 +48,9 @@ func describeSummary(s *serve.Summary, detailed bool) (lines []string) {
 	lines = append(lines, aboutBytes(s))
 	if s.Experts != nil {
 		lines = append(lines, aboutExperts(s.Experts, s.Tokens))
-		if line := aboutReadahead(s.Readahead); line != "" {
-			lines = append(lines, line)
-		}
+	}
+	if line := aboutReadahead(s.Readahead); line != "" && (detailed || s.Experts != nil && s.Readahead.Why != "") {
+		lines = append(lines, line)
 	}
 	if detailed {
 		lines = append(lines, aboutMemory(s)...)
@@ -103,15 +103,11 @@ func aboutMemory(s *serve.Summary) []string {
 	if s.Expected > 0 {
 		line += fmt.Sprintf("; %s tok/s expected", prefetch.FormatSpeed(s.Expected))
 	}
-	lines := []string{line}
-	if readahead := aboutReadahead(s.Readahead); readahead != "" && s.Experts == nil {
-		lines = append(lines, readahead)
-	}
 	if s.Streamed == 0 {
-		return lines
+		return []string{line}
 	}
 	b := s.Beyond
-	return append(lines,
+	return append([]string{line},
 		fmt.Sprintf("memory that keeps nothing: window %s, reserve %s, left free %s, prefetchd itself %s, unused %s",
 			size(b.Window), size(b.Reserve), size(b.LeftFree), size(b.Own), size(b.Unused)),
 		fmt.Sprintf("read again per token: needed twice %s, taken by the kernel %s, swept %s",
@@ -121,14 +117,14 @@ func aboutMemory(s *serve.Summary) []string {
 // aboutExperts describes what was done for a mixture's experts while a number of tokens was
 // generated.
 func aboutExperts(x *mixture.Summary, tokens int) string {
-	about := fmt.Sprintf("kept %s of %s of experts", size(x.Kept), size(x.All))
+	about := fmt.Sprintf("experts: kept %s of %s", size(x.Kept), size(x.All))
 	if x.Chosen == 0 || tokens == 0 {
 		return about + ", room for " + size(x.Room)
 	}
-	about += fmt.Sprintf("; %.1f %% of those that were chosen were in memory, for the others %s read per token",
+	about += fmt.Sprintf("; %.1f %% hits; %s read per token",
 		100*float64(x.Chosen-x.Missed)/float64(x.Chosen), size(x.Read/int64(tokens)))
 	if s := x.Speculation; s != nil {
-		about += fmt.Sprintf("; read before they were chosen (%s): %s per token, %s of it used",
+		about += fmt.Sprintf("; guesses %s: %s read per token, %s of it used",
 			s.State, size(s.Read/int64(tokens)), size(s.Used/int64(tokens)))
 	}
 	return about

@@ -96,15 +96,14 @@ func TestExpertsTold(t *testing.T) {
 	}{
 		"end": {s, false, []string{
 			"prefetchd: kept 64 MiB of 64 MiB in memory, streamed 1.0 MiB per token\n",
-			"prefetchd: kept 400 MiB of 1000 MiB of experts; " +
-				"75.0 % of those that were chosen were in memory, for the others 10 MiB read per token\n",
+			"prefetchd: experts: kept 400 MiB of 1000 MiB; 75.0 % hits; 10 MiB read per token\n",
 		}, "expected"},
 		"nothing chosen": {idle, false,
-			[]string{"prefetchd: kept 0 B of 1000 MiB of experts, room for 1.0 MiB\n"}, "chosen"},
+			[]string{"prefetchd: experts: kept 0 B of 1000 MiB, room for 1.0 MiB\n"}, "hits"},
 		"guessed": {guessed, false, []string{
-			"10 MiB read per token; read before they were chosen (won): 3.0 MiB per token, 2.4 MiB of it used\n",
+			"10 MiB read per token; guesses won: 3.0 MiB read per token, 2.4 MiB of it used\n",
 		}, "expected"},
-		"not guessed": {notYet, false, []string{"for the others 10 MiB read per token\n"}, "before they were chosen"},
+		"not guessed": {notYet, false, []string{"10 MiB read per token\n"}, "guesses"},
 		"no experts":  {none, false, []string{"streamed 11 MiB per token\n"}, "experts"},
 		"dry": {s, true, []string{
 			"of 64 MiB that each token reads 64 MiB would be kept and 0 B streamed; " +

@@ -25,13 +25,11 @@ func (r *Report) Line(now time.Time) string {
 		return s.String()
 	}
 	line := "target idle since " + Since(now, r.IdleSince)
-	speed := s.Speed()
-	s.Now = 0 // no token is generated now
-	line += "; " + s.Work()
-	if speed != "" {
+	if speed := s.Speed(); speed != "" {
 		line += "; last " + speed
 	}
-	return line
+	s.Now, s.Early = 0, 0 // nothing is streamed now
+	return line + "; " + s.Work()
 }
 
 // line says what is looked for, and what came of it.

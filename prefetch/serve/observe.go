@@ -68,6 +68,7 @@ func (s *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 		s.command.pending = nil
 	}
 	s.probes.capture, s.probes.inputs = target, true
+	s.status.beginObserving()
 	defer s.status.forgetTarget()
 	err = target.Run(ctx, s.handleEvent)
 	switch {

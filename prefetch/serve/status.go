@@ -38,8 +38,8 @@ type statusReporter struct {
 	lookedAt time.Time // when the models were looked at
 
 	// What is known of the target's decodes.
-	heard    time.Time // of the last event of a decode; zero: there was none since the probes were set
-	decoding bool      // that was not the end of one
+	heard    time.Time // of the last event of a decode, or since when they are observed; zero: they are not
+	decoding bool      // that was an event, and not the end of a decode
 }
 
 // open begins to answer at the socket, if there is to be one. setBudget is called when somebody sets the budget, by
@@ -77,6 +77,9 @@ func (r *statusReporter) note(ev event.Event) {
 	}
 	r.heard = time.Now()
 }
+
+// beginObserving is called when the target's events come from now on.
+func (r *statusReporter) beginObserving() { r.heard, r.decoding = time.Now(), false }
 
 // forgetTarget is called when the target is not observed any more: then it is not known whether it is idle.
 func (r *statusReporter) forgetTarget() { r.heard, r.decoding = time.Time{}, false }

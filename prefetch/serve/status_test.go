@@ -17,8 +17,8 @@ func TestIdleSince(t *testing.T) {
 		passed time.Duration
 		idle   bool
 	}{
-		"never seen":              {nil, time.Hour, false},
-		"only a file":             {[]event.Event{event.FileSeen{}}, time.Hour, false},
+		"just observed":           {nil, idleAfter / 2, false},
+		"never seen to compute":   {[]event.Event{event.FileSeen{}}, idleAfter, true},
 		"between two tokens":      {[]event.Event{begin, op, end}, idleAfter / 2, false},
 		"after the last token":    {[]event.Event{begin, op, end}, idleAfter, true},
 		"another one computes":    {[]event.Event{begin, begin, end, op}, 2 * idleAfter, false},
@@ -26,6 +26,10 @@ func TestIdleSince(t *testing.T) {
 		"stopped within a decode": {[]event.Event{begin, op}, stoppedAfter, true},
 	} {
 		var r statusReporter
+		if since := r.idleSince(time.Now().Add(time.Hour)); !since.IsZero() {
+			t.Errorf("%s: idle since %v, though it is not observed yet", name, since)
+		}
+		r.beginObserving()
 		for _, ev := range tc.events {
 			r.note(ev)
 		}
