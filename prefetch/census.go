@@ -27,10 +27,14 @@ type census struct {
 	files  int           // whose pieces these are
 	pieces []pages.Range // of a file: all of the same length but the last
 	bytes  []int64       // by piece: in memory
-	total  int64         // sum of bytes
+	total  int64         // sum of bytes, without pieces that another group pays for
 	order  []int         // of pieces, in which they are counted
 	next   int           // index in order
 	due    time.Time
+
+	borrowed      []bool // by piece: all of it is in memory, and another group pays for it (see sparing.go)
+	borrowedBytes int64  // of these pieces
+	lostBorrowed  int64  // bytes of pieces that were such, and are not all in memory any more
 }
 
 // addFile adds a file of so many bytes.
@@ -41,6 +45,7 @@ func (c *census) addFile(file int, size int64) {
 	}
 	c.files = file + 1
 	c.bytes = append(c.bytes, make([]int64, len(c.pieces)-len(c.bytes))...)
+	c.borrowed = append(c.borrowed, make([]bool, len(c.pieces)-len(c.borrowed))...)
 	// What is read ahead moves through the file in its order. If it were counted in that order, and as fast,
 	// all of the file would seem to be in memory at once.
 	c.order = scatter(len(c.pieces))
@@ -100,25 +105,36 @@ func (c *census) countPiece(levers pages.Reclaimer, i int) error {
 	if err != nil {
 		return err
 	}
-	c.total += n - c.bytes[i]
+	switch length := c.pieces[i].Length; {
+	case !c.borrowed[i]:
+		c.total += n - c.bytes[i]
+	case n < length:
+		c.borrowed[i] = false
+		c.borrowedBytes -= length
+		c.lostBorrowed += length
+		c.total += n
+	}
 	c.bytes[i] = n
 	return nil
 }
 
 // noteFreed notes that bytes of a block were paged out.
 func (c *census) noteFreed(r pages.Range, bytes int64) {
-	i, _ := slices.BinarySearchFunc(c.pieces, r, func(p, r pages.Range) int {
-		switch {
-		case p.File < r.File || p.File == r.File && p.End() <= r.Offset:
-			return -1
-		case p.Overlaps(r):
-			return 0
-		}
-		return 1
-	})
-	if i < len(c.pieces) {
+	i, _ := slices.BinarySearchFunc(c.pieces, r, comparePiece)
+	if i < len(c.pieces) && !c.borrowed[i] {
 		bytes = min(bytes, c.bytes[i])
 		c.bytes[i] -= bytes
 		c.total -= bytes
 	}
+}
+
+// comparePiece orders a piece before what lies behind it. It is 0 if the two overlap.
+func comparePiece(piece, r pages.Range) int {
+	switch {
+	case piece.File < r.File || piece.File == r.File && piece.End() <= r.Offset:
+		return -1
+	case piece.Overlaps(r):
+		return 0
+	}
+	return 1
 }

@@ -37,54 +37,129 @@ const (
 	maxNext = 4096
 )
 
-// comparison has how long tokens took with help and without, in ns by the target's clock.
+// comparison has how long steps took with help and without, by the target's clock. A step is compared with steps of
+// its class. What is said of tokens above holds for steps of any class.
 type comparison struct {
-	plain    int64   // how long a token takes without help; 0: not known
-	certain  bool    // plain is the median of several, or far from those with help
-	with     []int64 // the last tokens with help
-	tokens   int     // with help, since the last comparison
-	next     int     // tokens after which there may be another comparison
-	streamed int64   // bytes that had been read ahead when with's first token began
-	marks    []int64 // the same at the end of each token of with
+	plain    map[int]int64 // by class: how long a step takes without help, in ns; missing: not known
+	certain  bool          // plain is the median of several, or far from those with help
+	mayFit   bool          // the target may have had room for all when that was so, see mayFitAlone
+	with     []sample      // the last steps with help
+	steps    int           // with help, since the last comparison
+	next     int           // steps after which there may be another comparison
+	streamed int64         // bytes that had been read ahead when with's first step began
 }
 
-func newComparison() comparison { return comparison{next: settleTokens + lastTokens/2} }
+// sample is a step with help.
+type sample struct {
+	step
+	streamed int64 // bytes that had been read ahead when it ended
+}
 
-// begin starts to gather tokens with help anew.
-func (w *comparison) begin() { w.tokens, w.with, w.marks = 0, nil, nil }
+func newComparison() comparison {
+	return comparison{plain: map[int]int64{}, next: settleTokens + lastTokens/2}
+}
 
-// add notes a token with help, after which so many bytes had been read ahead. counts is false if it was
-// partly without.
-func (w *comparison) add(nanos, streamed int64, counts bool) {
-	if w.tokens++; w.tokens <= settleTokens {
+// begin starts to gather steps with help anew.
+func (w *comparison) begin() { w.steps, w.with = 0, nil }
+
+// add notes a step with help, after which so many bytes had been read ahead. counts is false if it was partly
+// without.
+func (w *comparison) add(s step, streamed int64, counts bool) {
+	if w.steps++; w.steps <= settleTokens {
 		w.streamed = streamed
 		return
 	}
 	if counts {
-		w.with, w.marks = append(w.with, nanos), append(w.marks, streamed)
+		w.with = append(w.with, sample{s, streamed})
 	}
 	if len(w.with) > lastTokens {
-		w.streamed = w.marks[0]
-		w.with, w.marks = slices.Delete(w.with, 0, 1), slices.Delete(w.marks, 0, 1)
+		w.streamed = w.with[0].streamed
+		w.with = slices.Delete(w.with, 0, 1)
 	}
 }
 
-// isDue says whether tokens with help take so long that it is to be seen what they take without. experts says
-// that the model is a mixture.
-func (w *comparison) isDue(experts bool) bool {
-	if w.tokens <= settleTokens || w.tokens < w.next || w.plain == 0 && experts && w.tokens < doubtTokens {
+// takes is how long a step of a class takes with help, in ns, and how many tokens it has, both on average over the
+// last ones. Both are 0 if there were none.
+func (w *comparison) takes(class int) (nanos int64, tokens float64) {
+	var all []int64
+	for _, s := range w.with {
+		if s.class() == class {
+			all = append(all, s.nanos)
+			tokens += float64(s.tokens)
+		}
+	}
+	if len(all) == 0 {
+		return 0, 0
+	}
+	return middle(all), tokens / float64(len(all))
+}
+
+// usualClass is the class that most of the last steps with help have; 0 if there were none.
+func (w *comparison) usualClass() int {
+	all := make([]step, len(w.with))
+	for i, s := range w.with {
+		all[i] = s.step
+	}
+	return mostFrequent(all)
+}
+
+// speeds are how many tokens per second there are lately in steps of the usual class, without help and with it; 0 if
+// that is not known.
+func (w *comparison) speeds() (before, now float64) {
+	class := w.usualClass()
+	with, tokens := w.takes(class)
+	if class == 0 { // there is none with help yet
+		class, tokens = mostPlain(w.plain)
+	}
+	return perSecond(tokens, time.Duration(w.plain[class])), perSecond(tokens, time.Duration(with))
+}
+
+// mostPlain is the smallest class of which it is known what its steps take without help, and how many tokens these
+// have at most.
+func mostPlain(plain map[int]int64) (class int, tokens float64) {
+	for c := range plain {
+		if class == 0 || c < class {
+			class = c
+		}
+	}
+	return class, float64(class)
+}
+
+// mostFrequent is the class that most of some steps have; of several the smallest, and 0 if there are no steps.
+func mostFrequent(all []step) (class int) {
+	count := map[int]int{}
+	for _, s := range all {
+		count[s.class()]++
+	}
+	for c, n := range count {
+		if n > count[class] || n == count[class] && c < class {
+			class = c
+		}
+	}
+	return class
+}
+
+// isDue says whether steps with help take so long that it is to be seen what they take without. experts says that the
+// model is a mixture. mayFit says that the target may have room for all of it without help. Then one step that was
+// slow without help shows nothing: it may have read for the first time what stays in memory from then on.
+func (w *comparison) isDue(experts, mayFit bool) bool {
+	w.certain, w.mayFit = w.certain && (w.mayFit || !mayFit), mayFit
+	plain := w.plain[w.usualClass()]
+	if w.steps <= settleTokens || w.steps < w.next || len(w.with) == 0 ||
+		plain == 0 && experts && w.steps < doubtTokens {
 		return false
 	}
-	if w.plain == 0 {
+	if plain == 0 {
 		return true
 	}
-	gain := float64(w.plain) / float64(middle(w.with))
+	with, _ := w.takes(w.usualClass())
+	gain := float64(plain) / float64(with)
 	switch {
-	case w.certain || w.tokens < doubtTokens:
+	case w.certain || w.steps < doubtTokens:
 		return gain <= leastGain
 	case experts:
-		return gain <= clearExpertGain || w.tokens >= clearExpertTokens
-	case gain > clearGain:
+		return gain <= clearExpertGain || w.steps >= clearExpertTokens
+	case gain > clearGain && !mayFit:
 		w.certain = true
 		return false
 	}
@@ -106,11 +181,4 @@ func (f *followed) mayFitAlone() bool {
 		free += f.opts.Host.Memory()
 	}
 	return f.memory.room.Level == room.LevelBudget || f.schedule.Bytes <= free
-}
-
-func perSecond(d time.Duration) float64 {
-	if d <= 0 {
-		return 0
-	}
-	return float64(time.Second) / float64(d)
 }

@@ -101,6 +101,18 @@ func TestFitsAlone(t *testing.T) {
 	}
 }
 
+// The first token of a model that fits without help may be slow because it reads the model for the first time. Help
+// that is faster than that, and slower than all later tokens would be, is given up.
+func TestSlowFirstToken(t *testing.T) {
+	r := newRig(t, 1, prefetch.Options{}, func(c *sim.Config) { c.Limit += 20 * mib })
+	r.Warmup = false
+	_, err := r.Run(1, r.cycle, 100)
+	if s := r.Summary(); !standsBack(err, prefetch.NoWin) || s.Streamed == 0 || s.Tokens > 50 {
+		t.Errorf("%d tokens had help, in which %d bytes were streamed, %v; "+
+			"want at most 50, some bytes, then a stand back (%v)", s.Tokens, s.Streamed, err, prefetch.NoWin)
+	}
+}
+
 // Tokens without help are measured before anything is held. They are measured again when tokens with help take as
 // long as those did, here because the target's computing has become slower.
 func TestCompared(t *testing.T) {

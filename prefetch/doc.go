@@ -24,6 +24,8 @@
 //   - held: the block is in memory, as far as is known, and is not paged out behind the target. It is either kept, so
 //     that the kernel may take it, or locked.
 //   - staged: the block was read ahead and waits for its visit to be over.
+//   - borrowed: a part of the model that is in memory, and for which another control group pays. It costs the target's
+//     group nothing, and is left as it is.
 //   - window: the bytes that may be staged.
 //   - plain token: one that the target computes without help.
 //   - glance: a part of a token that is left to the target.

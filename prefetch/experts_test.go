@@ -102,15 +102,12 @@ func newMixtureRig(
 	t *testing.T, limit int64, power float64, opts prefetch.Options, change func(*sim.Config),
 ) *rig {
 	t.Helper()
-	r := newRigOf(t, mixtureCycle(), 1, opts, func(c *sim.Config) {
+	return newRigOf(t, mixtureCycle(), 1, opts, func(c *sim.Config) {
 		c.Limit, c.Route, c.Readahead = limit, routing(power), 256<<10
 		if change != nil {
 			change(c)
 		}
 	})
-	r.Warmup = true
-	r.At(time.Nanosecond, func() { r.Warmup = false }) // the first decode has begun
-	return r
 }
 
 // runMixtureAlone is a token of a mixture without a helper, on average.

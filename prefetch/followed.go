@@ -45,41 +45,52 @@ func newFollowed(s *session, cycle *pattern.Cycle) *followed {
 	if s.opts.Window > 0 {
 		window = plan.BoundWindow(s.memory.room.Bytes, s.opts.Window)
 	}
-	schedule := plan.NewSchedule(cycle, block, window/2)
-	return &followed{
-		session: s, cycle: cycle, schedule: schedule, block: block, unit: unit,
-		Cursor: follow.NewCursor(schedule), blocks: newBlocks(len(schedule.Blocks)), window: newWindow(schedule),
-		glance: newGlance(schedule), bases: map[int]uint64{},
+	whole := plan.NewSchedule(cycle, block, window/2)
+	f := &followed{session: s, cycle: cycle, block: block, unit: unit, bases: map[int]uint64{}}
+	f.use(whole.Without(s.memory.census.isBorrowed))
+	x := s.newMixture(f)
+	if x != nil {
+		f.routed = x.Size()
 	}
+	if x != nil && s.opts.Strategy.Traits().ReadsExperts {
+		f.mixture = x
+	}
+	if len(f.schedule.Blocks) == 0 && f.routed > 0 { // the experts are to be helped, and need a schedule
+		f.use(whole)
+	}
+	return f
+}
+
+// use makes a schedule the one that is followed.
+func (f *followed) use(s *plan.Schedule) {
+	f.schedule, f.Cursor, f.blocks = s, follow.NewCursor(s), newBlocks(len(s.Blocks))
+	f.window, f.glance = newWindow(s), newGlance(s)
 }
 
 // start begins to follow a cycle. bases are where the target maps the files; 0 is not known yet. The result
-// is a change to the phase that comes next. token is how long a token took just now without help, in ns; 0 if
-// none did.
-func (s *session) start(cycle *pattern.Cycle, bases map[int]uint64, why string, token int64) error {
-	return s.startCycle(cycle, bases, nil, why, token)
+// is a change to the phase that comes next. plain is a step that had no help just now; without tokens if there was
+// none.
+func (s *session) start(cycle *pattern.Cycle, bases map[int]uint64, why string, plain step) error {
+	return s.startCycle(cycle, bases, nil, why, plain)
 }
 
 // startLoading begins to follow a cycle whose model the target may be loading.
 func (s *session) startLoading(cycle *pattern.Cycle, bases map[int]uint64, files []loadFile, why string) error {
-	return s.startCycle(cycle, bases, files, why, 0)
+	return s.startCycle(cycle, bases, files, why, step{})
 }
 
 func (s *session) startCycle(
-	cycle *pattern.Cycle, bases map[int]uint64, files []loadFile, why string, token int64,
+	cycle *pattern.Cycle, bases map[int]uint64, files []loadFile, why string, plain step,
 ) error {
-	if err := s.memory.check(); err != nil {
+	if err := s.memory.findBorrowed(); err != nil {
 		return err
 	}
 	f := newFollowed(s, cycle)
-	if x := s.newMixture(f); x != nil {
-		f.routed = x.Size()
-		if s.opts.Strategy.Traits().ReadsExperts {
-			f.mixture = x
-		}
-	}
 	if len(f.schedule.Reads) == 0 {
 		return nil
+	}
+	if len(f.schedule.Blocks) == 0 { // all of it is borrowed
+		return s.standBack(&StandBack{Reason: Fits})
 	}
 	s.f = f
 	f.window.bytes = f.windowIn(s.memory.room.Bytes)
@@ -111,7 +122,7 @@ func (s *session) startCycle(
 	case f.loading != nil:
 		return &change{&loadPhase{f}, why}
 	case s.contexts.Stored == nil && !s.opts.Always:
-		return &change{&comparePhase{f: f, first: token}, why}
+		return &change{&comparePhase{f: f, first: plain}, why}
 	case len(bases) > 0:
 		if err := f.takeHold(); err != nil {
 			return err
@@ -132,7 +143,7 @@ func (f *followed) help(why string) error {
 func (s *session) newMixture(f *followed) *mixture.Mixture {
 	opts := mixture.Options{
 		Levers: s.levers, Keep: s.opts.Strategy.Traits().KeepsExperts, Routes: s.opts.Experts.Routes,
-		Refuse: s.refuse, Now: s.now,
+		IsBorrowed: s.memory.census.isBorrowed, Refuse: s.refuse, Now: s.now,
 	}
 	if predict := s.opts.Experts.Predict; predict != nil && s.opts.Experts.Speculate.Speculates() {
 		opts.Predict = func(r mixture.Routers) mixture.Predictor {
@@ -197,6 +208,7 @@ func (f *followed) fits() (*StandBack, error) {
 				stood.Bytes += f.files[b.File].size
 			}
 		}
+		stood.Bytes = max(stood.Bytes-f.memory.census.borrowedBytes, 0)
 	}
 	free := f.memory.room.Bytes - f.window.bytes
 	if f.memory.room.Level == room.LevelBudget || free < stood.Bytes {
@@ -226,6 +238,9 @@ func (f *followed) upkeep() error {
 	}
 	if f.readsOther() {
 		return f.giveUp("what is computed elsewhere has changed")
+	}
+	if f.memory.census.hasLostBorrowed() {
+		return f.giveUp("another control group keeps less of the model than before")
 	}
 	if err := f.levers.Poll(); err != nil {
 		return err

@@ -106,12 +106,14 @@ func (g *glance) note(at follow.Position, reads int, o *event.Op, nanos int64) {
 	g.began = 0
 }
 
-// glanceWins begins to look, goes on with it, or judges what was seen. with is how long tokens take with
-// help, in ns. It returns true if no whole tokens without help are needed now: more is to be seen, or help
-// wins so clearly that a whole token without it would only say the same.
-func (f *followed) glanceWins(with int64) bool {
+// glanceWins begins to look, goes on with it, or judges what was seen. with is how long steps of a class take with
+// help, in ns. Only decodes of one token are looked at. It returns true if no whole tokens without
+// help are needed now: more is to be seen, or help wins so clearly that a whole token without it would only say the
+// same.
+func (f *followed) glanceWins(class int, with int64) bool {
 	g, w := &f.glance, &f.compared
-	if g.bytes == 0 || f.mixture != nil || !f.opts.Strategy.Traits().Streams || f.opts.Lock || f.mayFitAlone() {
+	if class != 1 || g.bytes == 0 || f.mixture != nil || !f.opts.Strategy.Traits().Streams || f.opts.Lock ||
+		f.mayFitAlone() {
 		return false
 	}
 	if len(g.seen) < glanceTokens && g.tries < glanceTries {
@@ -126,7 +128,7 @@ func (f *followed) glanceWins(with int64) bool {
 	if float64(without) < glanceGain*float64(with) {
 		return false
 	}
-	w.plain, w.certain, w.next = without, true, min(2*w.next, maxNext)
+	w.plain[class], w.certain, w.next = without, true, min(2*w.next, maxNext)
 	w.begin()
 	return true
 }

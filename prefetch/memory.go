@@ -20,6 +20,8 @@ const (
 	// marginShare of the room bounds the margin, easeRate is how many bytes it falls in a second.
 	marginShare = 8
 	easeRate    = 4 << 20
+	// othersShare of the room, one in so many bytes, is the most that other contexts are left.
+	othersShare = 4
 	// shortTime is how long it is told that memory was given back.
 	shortTime = 2 * time.Second
 )
@@ -69,11 +71,17 @@ func (m *memory) check() error {
 	if f != nil && m.opts.Lock {
 		locked = f.heldBytes
 	}
-	now, err := m.opts.Memory.Room(m.census.total, locked)
+	now, err := m.opts.Memory.Room(room.InMemory{
+		Bytes: m.census.total, Borrowed: m.census.borrowedBytes, Locked: locked,
+	})
 	if err != nil {
 		return err
 	}
 	now.Bytes -= now.Margin()
+	// A draft model reads its weights several times for each token of the large one. They stay in memory.
+	if others := m.contexts.OtherBytes(); others <= now.Bytes/othersShare {
+		now.Bytes -= others
+	}
 	budget := m.opts.Budget
 	if m.opts.Share != nil {
 		budget = m.opts.Share()
@@ -91,6 +99,25 @@ func (m *memory) check() error {
 		f.shareRoom()
 	}
 	return nil
+}
+
+// findBorrowed finds out what of the model other control groups pay for, and asks for the room that is left for the
+// rest.
+func (m *memory) findBorrowed() error {
+	if err := m.census.count(m.session); err != nil {
+		return err
+	}
+	own, err := m.opts.Memory.OwnGroup()
+	if err != nil {
+		return err
+	}
+	if err := m.census.findBorrowed(m.levers, own); err != nil {
+		return err
+	}
+	if bytes := m.census.borrowedBytes; bytes > 0 {
+		m.log.Info("another control group pays for a part of the model in memory: it is left as it is", "bytes", bytes)
+	}
+	return m.check()
 }
 
 // noteLoss notes that the kernel took bytes of what is kept. If somebody has the memory now, the room says

@@ -18,6 +18,8 @@ const (
 	asideTokens = 1
 	// farGain is how many times as long one token of a mixture has to take without help to be enough.
 	farGain = 2
+	// strangeSteps without one of a class that was seen with help end a comparison that says nothing.
+	strangeSteps = 24
 	// expertTokens pass besides until help for experts is taken not to win. Those that were kept serve the
 	// tokens without help, too, until others have taken their place.
 	expertTokens = 32
@@ -27,10 +29,10 @@ const (
 // helps, or stands back if help does not win.
 type comparePhase struct {
 	f       *followed
-	first   int64   // ns, a token that was measured before the phase began; 0: none was
-	skip    int     // tokens that are not counted, because what was before still shows in them
-	wait    int     // tokens that help may still take to show that it wins, see expertTokens
-	without []int64 // ns, tokens without help
+	first   step   // one that was measured before the phase began; without tokens if none was
+	skip    int    // steps that are not counted, because what was before still shows in them
+	wait    int    // steps that help may still take to show that it wins, see expertTokens
+	without []step // without help
 }
 
 func (p *comparePhase) name() Phase { return Compare }
@@ -40,8 +42,8 @@ func (p *comparePhase) name() Phase { return Compare }
 func (p *comparePhase) enter() error {
 	f := p.f
 	if len(f.compared.with) == 0 {
-		if p.first != 0 {
-			return p.endToken(p.first)
+		if p.first.tokens > 0 {
+			return p.endStep(p.first)
 		}
 		return nil
 	}
@@ -61,11 +63,11 @@ func (p *comparePhase) enter() error {
 }
 
 func (p *comparePhase) handle(e event.Event) error {
-	token, err := p.f.observe(e)
-	if err != nil || token == 0 {
+	s, err := p.f.observe(e)
+	if err != nil || s.tokens == 0 {
 		return err
 	}
-	return p.endToken(token)
+	return p.endStep(s)
 }
 
 func (p *comparePhase) tick() error { return p.f.upkeep() }
@@ -76,53 +78,80 @@ func (p *comparePhase) pause() time.Duration { return p.f.pauseForBlock(false) }
 // slower, and the comparison unfair.
 func (p *comparePhase) covers() bool { return p.f.begun && !p.f.isUnseen() && p.f.mixture != nil }
 
-// endToken notes a token without help, of so many ns, and ends the comparison once there are enough.
-func (p *comparePhase) endToken(nanos int64) error {
+// endStep notes a step without help, and ends the comparison once there are enough of a class that was seen with help.
+func (p *comparePhase) endStep(s step) error {
 	if p.skip > 0 {
 		p.skip--
 		return nil
 	}
-	p.without = append(p.without, nanos)
+	p.without = append(p.without, s)
 	f, w := p.f, &p.f.compared
-	first := len(w.with) == 0
-	if !first && len(p.without) < againTokens && !p.isFarSlower() {
+	if len(w.with) == 0 {
+		w.plain[s.class()], w.certain = s.nanos, false
+		return p.help(fmt.Sprintf("%s takes %s without help", describeClass(s.class()), describeTime(s.nanos)))
+	}
+	class := mostFrequent(slices.DeleteFunc(slices.Clone(p.without), func(s step) bool {
+		nanos, _ := w.takes(s.class())
+		return nanos == 0
+	}))
+	switch {
+	case class == 0 && len(p.without) < strangeSteps:
+		return nil
+	case class == 0:
+		w.next = min(2*w.next, maxNext)
+		return p.help("no decode without help was like one with it")
+	case len(p.nanosOf(class)) < againTokens && !p.isFarSlower(class):
 		return nil
 	}
-	w.plain, w.certain = middle(p.without), !first
-	why := fmt.Sprintf("a token takes %s without help", describePlain(w.plain))
-	if !first {
-		with := middle(w.with)
-		if float64(with)*leastGain >= float64(w.plain) {
-			if p.wait > 0 {
-				p.wait--
-				p.without = p.without[1:]
-				return nil
-			}
-			return f.standBack(&StandBack{Reason: NoWin, With: time.Duration(with), Without: time.Duration(w.plain)})
+	plain := middle(p.nanosOf(class))
+	with, tokens := w.takes(class)
+	w.plain[class], w.certain = plain, true
+	if float64(with)*leastGain >= float64(plain) {
+		if p.wait > 0 {
+			p.wait--
+			p.without = p.without[1:]
+			return nil
 		}
-		w.next = min(2*w.next, maxNext)
-		why = fmt.Sprintf("help wins: a token takes %s with it, %s without",
-			describePlain(with), describePlain(w.plain))
+		return f.standBack(&StandBack{
+			Reason: NoWin, With: time.Duration(with), Without: time.Duration(plain), Tokens: tokens,
+		})
 	}
-	w.begin()
-	if err := f.takeHold(); err != nil {
-		return err
-	}
-	return f.help(why)
+	w.next = min(2*w.next, maxNext)
+	return p.help(fmt.Sprintf("help wins: %s takes %s with it, %s without",
+		describeClass(class), describeTime(with), describeTime(plain)))
 }
 
-// isFarSlower says whether tokens without help take so much longer that no more of them need be measured.
-// Where nothing was measured before, one that takes clearGain times as long is enough, as it is before
-// anything is held. Of a mixture each costs several with help. There one that takes farGain times as long is
-// enough, or more that all take clearGain times as long: what was kept still serves them, so they would take
-// no less later.
-func (p *comparePhase) isFarSlower() bool {
-	gain := clearGain
+// help ends the comparison, and helps.
+func (p *comparePhase) help(why string) error {
+	p.f.compared.begin()
+	if err := p.f.takeHold(); err != nil {
+		return err
+	}
+	return p.f.help(why)
+}
+
+// nanosOf are the times of the steps of a class without help.
+func (p *comparePhase) nanosOf(class int) (all []int64) {
+	for _, s := range p.without {
+		if s.class() == class {
+			all = append(all, s.nanos)
+		}
+	}
+	return all
+}
+
+// isFarSlower says whether steps of a class without help take so much longer that no more of them need be measured.
+// Where nothing was measured before, one that takes clearGain times as long is enough, as it is before anything is
+// held. Of a mixture each costs several with help. There one that takes farGain times as long is enough, or more that
+// all take clearGain times as long: what was kept still serves them, so they would take no less later.
+func (p *comparePhase) isFarSlower(class int) bool {
+	gain, without := clearGain, p.nanosOf(class)
 	switch {
-	case p.f.mixture != nil && len(p.without) == 1:
+	case p.f.mixture != nil && len(without) == 1:
 		gain = farGain
-	case p.f.mixture == nil && p.f.compared.plain > 0:
+	case p.f.mixture == nil && (p.f.compared.plain[class] > 0 || p.f.mayFitAlone()):
 		return false
 	}
-	return float64(slices.Min(p.without)) > gain*float64(middle(p.f.compared.with))
+	with, _ := p.f.compared.takes(class)
+	return float64(slices.Min(without)) > gain*float64(with)
 }

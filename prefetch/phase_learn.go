@@ -48,13 +48,18 @@ const outsideShare = 8
 
 var errOtherReads = errors.New("the target does not read what the pattern says")
 
-// learnFrom takes the first whole decode of a few tokens of a context as the cycle of all its tokens: the
-// warm-up, or the first generated token. ended is when the decode ended.
+// learnFrom takes the first whole decode of a context as the cycle of all its tokens: the warm-up, a prompt or the
+// first generated token. What was learned from a large prompt is learned again from the first decode of few tokens.
+// ended is when the decode ended.
 func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	l := d.Lesson
+	plain := stepOf(d, ended)
+	if plain.tokens > follow.LessonTokens {
+		plain = step{} // a prompt: what a token takes is yet to be measured
+	}
 	if l == nil {
 		if s.f == nil && d.Context.Cycle != nil { // the one that was followed was given up
-			return s.follow(d.Context, "a context whose cycle is known decodes", plainToken(d, ended))
+			return s.follow(d.Context, "a context whose cycle is known decodes", plain)
 		}
 		return nil
 	}
@@ -74,30 +79,24 @@ func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	guessed := s.seek.guessed
 	s.seek.guessed = false
 	x := d.Context
-	x.Cycle, x.Bases = cycle, l.Bases
+	before := x.Cycle
+	x.Cycle, x.Bases, x.Rough = cycle, l.Bases, l.Rough
 	switch stored := s.contexts.Stored; {
 	case s.opts.Strategy.Traits().OnlyStored && stored == nil && s.contexts.Main == nil:
 		x.Forget()
 		return nil
 	case s.f == nil:
-		return s.follow(x, "a token's reads are known", plainToken(d, ended))
+		return s.follow(x, "a token's reads are known", plain)
 	case stored != nil && (x == s.contexts.Main || s.contexts.Main == nil && follow.ShareFile(stored, x.Cycle)):
 		return s.compareStored(x, stored, guessed)
 	case x.Elsewhere: // the mapping that was made last is the one in use, as far as can be told
-		return s.follow(x, "the model was mapped anew", plainToken(d, ended))
+		return s.follow(x, "the model was mapped anew", plain)
 	case x.Foreign && plan.BytesOf(x.Cycle) > s.f.schedule.Bytes:
-		return s.follow(x, "another context reads more", plainToken(d, ended))
+		return s.follow(x, "another context reads more", plain)
+	case x == s.contexts.Main && before != nil && !follow.SameReads(before, cycle):
+		return s.follow(x, "a token reads something else than was learned from a prompt", plain)
 	}
 	return nil
-}
-
-// plainToken is how long the token took that was learned from, in ns, which had no help; 0 if it was none, or
-// several.
-func plainToken(d *follow.Decode, ended int64) int64 {
-	if d.Begun == 0 {
-		return 0
-	}
-	return ended - d.Begun
 }
 
 // compareStored compares what a context reads with the stored or guessed cycle that is followed for it.
@@ -107,7 +106,7 @@ func (s *session) compareStored(x *follow.Context, stored *pattern.Cycle, guesse
 		if s.opts.Strategy.Traits().OnlyStored {
 			return s.standBack(&StandBack{Reason: Differs, Err: errOtherReads})
 		}
-		return s.follow(x, errOtherReads.Error(), 0)
+		return s.follow(x, errOtherReads.Error(), step{})
 	}
 	s.contexts.Main = x
 	if guessed {
@@ -116,15 +115,15 @@ func (s *session) compareStored(x *follow.Context, stored *pattern.Cycle, guesse
 	return nil
 }
 
-// follow begins to help a context whose cycle is known, instead of what was followed. token is how long a
-// token of it took just now without help, in ns; 0 if none did.
-func (s *session) follow(x *follow.Context, why string, token int64) error {
+// follow begins to help a context whose cycle is known, instead of what was followed. plain is a step of it that had
+// no help just now; without tokens if there was none.
+func (s *session) follow(x *follow.Context, why string, plain step) error {
 	another := s.f != nil
 	if err := s.drop(); err != nil {
 		return err
 	}
 	s.contexts.Follow(x)
-	err := s.start(x.Cycle, x.Bases, why, token)
+	err := s.start(x.Cycle, x.Bases, why, plain)
 	if err == nil && another { // it has no reads
 		return s.giveUp(why)
 	}

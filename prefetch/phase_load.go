@@ -63,13 +63,12 @@ func (p *loadPhase) name() Phase { return Load }
 func (p *loadPhase) enter() error { return nil }
 
 func (p *loadPhase) handle(e event.Event) error {
-	token, err := p.f.observe(e)
+	s, err := p.f.observe(e)
 	if err != nil {
 		return err
 	}
-	if token > 0 { // the loop comes late: the target decodes already
-		p.f.work.tokens++
-		p.f.work.decoding += time.Duration(token)
+	if s.tokens > 0 { // the loop comes late: the target decodes already
+		p.f.work.count(s)
 	}
 	return nil
 }

@@ -28,8 +28,10 @@ const (
 // The Controller needs no events until Look says so. If it gets some nevertheless, it begins anew.
 type StandBack struct {
 	Reason        Reason
-	With, Without time.Duration // NoWin: a token's
+	With, Without time.Duration // NoWin: of a decode of Tokens
+	Tokens        float64       // NoWin: on average
 	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
+	Borrowed      int64         // bytes of the model's files in memory that another control group pays for
 	Room          room.Room     // that there was
 	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
 
@@ -41,11 +43,16 @@ type StandBack struct {
 func (s *StandBack) Error() string {
 	switch s.Reason {
 	case Fits:
-		return fmt.Sprintf("everything fits: %s of weights, room for %s (%s)",
-			humanize.IBytes(uint64(s.Bytes)), humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Level)
+		besides := ""
+		if s.Borrowed > 0 {
+			besides = fmt.Sprintf(" besides %s that another control group keeps in memory",
+				humanize.IBytes(uint64(s.Borrowed)))
+		}
+		return fmt.Sprintf("everything fits: %s of weights%s, room for %s (%s)", humanize.IBytes(uint64(s.Bytes)),
+			besides, humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Level)
 	case NoWin:
 		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back",
-			perSecond(s.With), perSecond(s.Without))
+			perSecond(s.Tokens, s.With), perSecond(s.Tokens, s.Without))
 	}
 	return s.Err.Error()
 }
@@ -83,6 +90,7 @@ func (p *standBackPhase) enter() error {
 		return err
 	}
 	stood.Room, stood.at, stood.mapped = s.memory.room, s.now(), m.Size()
+	stood.Borrowed = s.memory.census.borrowedBytes
 	if f := s.f; f != nil {
 		s.work.perToken = f.schedule.Bytes
 		stood.Bytes = max(stood.Bytes, f.schedule.Bytes)
@@ -142,6 +150,8 @@ func (p *standBackPhase) lookAtMaps() (why string, err error) {
 		return "", err
 	}
 	switch mapped := m.Size(); {
+	case s.memory.census.hasLostBorrowed():
+		return "another control group keeps less of the model than before", nil
 	case mapped > stood.mapped, mapped < stood.mapped && !stood.early:
 		return "the target maps other models", nil
 	case stood.Reason == Fits && s.memory.room.Bytes < stood.Bytes:

@@ -19,11 +19,11 @@ func (p *streamPhase) name() Phase { return Stream }
 func (p *streamPhase) enter() error { return nil }
 
 func (p *streamPhase) handle(e event.Event) error {
-	token, err := p.f.observe(e)
-	if err != nil || token == 0 {
+	s, err := p.f.observe(e)
+	if err != nil || s.tokens == 0 {
 		return err
 	}
-	return p.f.endToken(token)
+	return p.f.endStep(s)
 }
 
 func (p *streamPhase) tick() error {
@@ -67,33 +67,33 @@ func (f *followed) moveWindow() error {
 	return err
 }
 
-// endToken notes a token with help, of so many ns. It may be time to compare it with tokens without.
-func (f *followed) endToken(nanos int64) error {
+// endStep notes a step with help. It may be time to compare it with steps without.
+func (f *followed) endStep(s step) error {
 	w := &f.compared
-	f.work.tokens++
-	f.work.decoding += time.Duration(nanos)
+	f.work.count(s)
 	f.session.token = f.usage()
 	if f.mixture != nil {
 		f.mixture.EndToken()
 	}
-	glanced := w.tokens >= settleTokens && f.glance.token != noToken
-	w.add(nanos, f.streamed, !glanced)
+	glanced := w.steps >= settleTokens && f.glance.token != noToken
+	w.add(s, f.streamed, !glanced)
 	if glanced { // the token was left to itself in a part
 		f.glance.token = noToken
 	}
-	if f.opts.Always || !w.isDue(f.mixture != nil) {
+	if f.opts.Always || !w.isDue(f.mixture != nil, f.mayFitAlone()) {
 		return nil
 	}
-	with := middle(w.with)
-	if f.glanceWins(with) {
+	class := w.usualClass()
+	with, _ := w.takes(class)
+	if f.glanceWins(class, with) {
 		return nil
 	}
-	return &change{&comparePhase{f: f}, fmt.Sprintf("tokens take %v with help, %s without it",
-		time.Duration(with).Round(time.Microsecond), describePlain(w.plain))}
+	return &change{&comparePhase{f: f}, fmt.Sprintf("%s takes %s with help, %s without it",
+		describeClass(class), describeTime(with), describeTime(w.plain[class]))}
 }
 
-// describePlain says how long a token takes without help.
-func describePlain(nanos int64) string {
+// describeTime says how long a step takes, of so many ns; 0 is not known.
+func describeTime(nanos int64) string {
 	if nanos == 0 {
 		return "an unknown time"
 	}

@@ -83,6 +83,8 @@ func newRigOf(
 	}
 	r.Controller = prefetch.New(r.pages, opts)
 	r.Attach(r.Controller)
+	r.Warmup = true                                    // as llama.cpp does
+	r.At(time.Nanosecond, func() { r.Warmup = false }) // the first decode has begun
 	t.Cleanup(func() {
 		if err := r.pages.Close(); err != nil {
 			t.Error(err)

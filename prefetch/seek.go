@@ -16,6 +16,7 @@ type seek struct {
 	began, last time.Time // when the target was asked first, and last
 	otherSince  time.Time // when it was first seen to map other models than the stored cycle's
 	mappedSince time.Time // when it was first seen to map a model, if that is to be guessed
+	unmapped    bool      // it was seen before it had mapped one
 	files       []loadFile
 	over        bool // there is nothing to guess
 	guessed     bool // what is followed was guessed, and the target has not read it yet
@@ -99,6 +100,7 @@ func (s *session) guessModel() error {
 		return nil
 	}
 	if !m.IsWhole() {
+		k.unmapped = true
 		return nil
 	}
 	loads, err := s.isLoading(&m)
@@ -120,7 +122,8 @@ func (s *session) guessModel() error {
 	return s.followStored(cycle, m.Mapped)
 }
 
-// isLoading says whether the target has just mapped a model, or is seen to go through it.
+// isLoading says whether the target has just mapped a model, or is seen to go through it. A target that had mapped its
+// model when it was seen first may have loaded it long ago. What its tokens take without help has to be measured then.
 func (s *session) isLoading(m *models.Model) (loads bool, err error) {
 	k := &s.seek
 	if k.mappedSince.IsZero() {
@@ -130,7 +133,7 @@ func (s *session) isLoading(m *models.Model) (loads bool, err error) {
 			k.files = append(k.files, loadFile{base: at.Base, pieces: pieces})
 		}
 	}
-	loads = k.mappedSince.After(k.began)
+	loads = k.unmapped
 	for i := range k.files {
 		f := &k.files[i]
 		before := f.passed

@@ -57,12 +57,13 @@ type knownFile struct {
 }
 
 func newSession(levers pages.Levers, opts Options) *session {
-	s := &session{opts: opts, levers: levers, now: opts.Now, log: opts.Log, numbers: map[event.FileID]int{}}
+	s := &session{opts: opts, now: opts.Now, log: opts.Log, numbers: map[event.FileID]int{}}
+	s.levers = &sparing{levers, &s.memory.census}
 	s.contexts = follow.NewContexts(func(id event.FileID) (int, bool) {
 		number, known := s.numbers[id]
 		return number, known
 	})
-	s.memory = memory{session: s}
+	s.memory.session = s
 	s.loop.pace = plan.FirstPace
 	return s
 }
@@ -108,15 +109,14 @@ func (s *session) refuse(what string, args ...any) {
 	}
 }
 
-// observe takes the target's next event, which every phase needs: it opens files, and follows decodes. token
-// is how long a generated token of the followed cycle took, in ns of the target's clock, if one has ended
-// now; else 0.
-func (s *session) observe(e event.Event) (token int64, err error) {
+// observe takes the target's next event, which every phase needs: it opens files, and follows decodes. The result is
+// the step of the followed cycle that has ended now; without tokens if none has.
+func (s *session) observe(e event.Event) (ended step, err error) {
 	switch e := e.(type) {
 	case event.FileSeen:
 		number, err := s.openFile(e.Path, e.ID)
 		if err != nil {
-			return 0, err
+			return step{}, err
 		}
 		s.numbers[e.File] = number
 	case event.DecodeBegin:
@@ -124,9 +124,9 @@ func (s *session) observe(e event.Event) (token int64, err error) {
 	case event.DecodeEnd:
 		return s.endDecode(e)
 	case *event.Op:
-		return 0, s.noteOp(e)
+		return step{}, s.noteOp(e)
 	}
-	return 0, nil
+	return step{}, nil
 }
 
 func (s *session) beginDecode(e event.DecodeBegin) {
@@ -142,33 +142,45 @@ func (s *session) beginDecode(e event.DecodeBegin) {
 	f.BeginDecode(e.TID, e.Decode, begun, d.Context == s.contexts.Main)
 }
 
-func (s *session) endDecode(e event.DecodeEnd) (token int64, err error) {
+func (s *session) endDecode(e event.DecodeEnd) (ended step, err error) {
 	d := s.contexts.EndDecode(e)
 	if d == nil {
-		return 0, nil
+		return step{}, nil
 	}
 	if f := s.f; f != nil && f.Decode == e.Decode && f.TID == e.TID {
 		f.rested = s.now()
 		f.EndDecode(e.Time)
 		switch {
-		case f.Met > 0:
+		case f.HasMetCycle():
 			if s.contexts.Main == nil { // the cycle came from a file: this is the context that has it
 				s.contexts.Main = d.Context
 			}
-			if f.Begun != 0 {
-				token = e.Time - f.Begun
+			ended = stepOf(d, e.Time)
+			if d.Context == s.contexts.Main && f.Unknown > f.cycle.Bytes()/unknownShare {
+				d.Context.Rough = true // it reads more than was learned
 			}
-		case d.Context == s.contexts.Main:
-			d.Context.Forget()
-			return 0, s.giveUp("a decode read nothing of what was learned")
-		default:
+		case d.Context != s.contexts.Main:
 			d.Context.Foreign = true
+		case f.Met == 0:
+			d.Context.Forget()
+			return step{}, s.giveUp("a decode read nothing of what was learned")
 		}
 	}
 	if next := s.contexts.CountDecode(d.Context); next != nil {
-		return 0, s.follow(next, "the context that was followed decodes no more", 0)
+		return step{}, s.follow(next, "the context that was followed decodes no more", step{})
 	}
-	return token, s.learnFrom(d, e.Time)
+	return ended, s.learnFrom(d, e.Time)
+}
+
+// unknownShare of what a cycle reads may be read besides before it is learned again.
+const unknownShare = 64
+
+// stepOf is a decode as a step, which ended at a time in ns. The warm-up is none: it reads all experts of a mixture.
+func stepOf(d *follow.Decode, ended int64) step {
+	if d.Warmup || d.Tokens <= 0 {
+		return step{}
+	}
+	return step{int(d.Tokens), max(ended-d.Began, 1)}
 }
 
 // noteOp takes an op: a lesson learns from it, and the cursor moves on.
@@ -178,7 +190,7 @@ func (s *session) noteOp(o *event.Op) (err error) {
 		return nil
 	}
 	if d.Lesson != nil {
-		d.Lesson.Op(o)
+		d.Lesson.NoteOp(o, s.contexts.File)
 	}
 	f := s.f
 	followed := f != nil && f.Decode == o.Decode && f.TID == o.TID
@@ -197,13 +209,20 @@ func (s *session) noteOp(o *event.Op) (err error) {
 				d.Lesson.Bases[file] = base
 			}
 		}
-		if followed && !r.Gathers() && f.NoteRead(file, r.Offset, o, r.Nanos) {
-			if f.Begun != 0 {
-				f.glance.note(f.Now-1, f.Reads, o, r.Nanos)
+		if !followed || r.Gathers() {
+			return true
+		}
+		if !f.NoteRead(file, r.Offset, o, r.Nanos) {
+			if r.File = file; s.files[file].holds(&r) {
+				f.Unknown += r.Length
 			}
-			if f.bases[file] != base {
-				followed, err = s.noteBase(d, file, base)
-			}
+			return true
+		}
+		if f.Begun != 0 {
+			f.glance.note(f.Now-1, f.Reads, o, r.Nanos)
+		}
+		if f.bases[file] != base {
+			followed, err = s.noteBase(d, file, base)
 		}
 		return err == nil
 	})

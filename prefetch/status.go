@@ -40,26 +40,31 @@ type Status struct {
 	Early     int64     `json:"speculated_bytes"`      // besides, of experts before they were chosen: a token, lately
 	Before    float64   `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
 	Now       float64   `json:"tokens_per_sec"`        // lately, with help; 0: not known
+	Tokens    int       `json:"tokens"`                // generated with help so far
+	Decodes   int       `json:"decodes"`               // with help so far, of one token, several or a prompt
 	Bound     float64   `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and disk; 0: not known
 	Warmed    int64     `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
 }
 
 // status says what is being done in a phase.
 func (s *session) status(in phase) Status {
+	status := Status{Warmed: s.work.warmed, Tokens: s.work.tokens, Decodes: s.work.decodes}
 	if p, is := in.(*standBackPhase); is {
-		return Status{Activity: Idle, Why: p.stood.Error(), Warmed: s.work.warmed}
+		status.Activity, status.Why = Idle, p.stood.Error()
+		return status
 	}
 	f, w := s.f, &s.compared
 	if f == nil {
-		return Status{Activity: Waiting, Warmed: s.work.warmed}
+		status.Activity = Waiting
+		return status
 	}
-	status := Status{Activity: Helping, Held: f.heldBytes, Wanted: f.wantBytes, PerToken: f.schedule.Bytes,
-		Before: perSecond(time.Duration(w.plain)), Warmed: s.work.warmed}
+	status.Activity, status.Held, status.Wanted, status.PerToken = Helping, f.heldBytes, f.wantBytes, f.schedule.Bytes
+	status.Before, status.Now = w.speeds()
 	if f.mixture != nil {
 		status.Experts, status.Early = f.mixture.Resident(), f.mixture.EarlyPerToken()
 	}
 	if n := int64(len(w.with)); n > 0 {
-		status.Now, status.Streamed = perSecond(time.Duration(middle(w.with))), (w.marks[n-1]-w.streamed)/n
+		status.Streamed = (w.with[n-1].streamed - w.streamed) / n
 		if f.mixture == nil { // otherwise what a token reads depends on the router
 			status.Bound = f.schedule.Bound(s.memory.room.Bytes, f.times(), s.meter.best)
 		}
@@ -78,7 +83,7 @@ func (s *session) status(in phase) Status {
 // expectedSpeed is how many tokens per second are expected with what is held and a window of so many bytes.
 func (f *followed) expectedSpeed(window int64) float64 {
 	times := f.schedule.TimesBesideReads(f.held, f.window.bytes, &f.Seen)
-	return perSecond(f.schedule.ExpectToken(f.held, window, plan.Lead(f.block, f.unit), times, f.meter.best))
+	return perSecond(1, f.schedule.ExpectToken(f.held, window, plan.Lead(f.block, f.unit), times, f.meter.best))
 }
 
 // String is one line for people. It begins with the speed, because a narrow terminal cuts the end.

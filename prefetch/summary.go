@@ -9,9 +9,17 @@ import (
 
 // Summary says what a Controller did. Sizes are bytes.
 type Summary struct {
-	Strategy     string  `json:"strategy"`
-	Tokens       int     `json:"tokens"`         // generated while helping
-	TokensPerSec float64 `json:"tokens_per_sec"` // over these
+	Strategy           string  `json:"strategy"`
+	Tokens             int     `json:"tokens"`         // generated while helping, in all slots
+	TokensPerSec       float64 `json:"tokens_per_sec"` // over the decodes that generated these
+	Decodes            int     `json:"decodes"`        // while helping: of a token, of several, or of a prompt
+	DecodesPerSec      float64 `json:"decodes_per_sec"`
+	PromptTokens       int     `json:"prompt_tokens"` // of prompts, while helping
+	PromptTokensPerSec float64 `json:"prompt_tokens_per_sec"`
+	// Before is how many tokens per second there were without help, in the decodes that are usual, when that was
+	// measured last. It is 0 if it was not. Lately is the same with help.
+	Before float64 `json:"before_tokens_per_sec"`
+	Lately float64 `json:"lately_tokens_per_sec"`
 	// Expected is what could be reached with what was held in the end, by the disk's bandwidth as measured
 	// here and the time that ops compute beside what is read; 0 if that is not known.
 	Expected float64 `json:"expected_tokens_per_sec"`
@@ -49,7 +57,8 @@ func (s *session) summary(in phase) Summary {
 	w := &s.work
 	sum := Summary{
 		Strategy: s.opts.Strategy.Name(), Queue: s.levers.Name(),
-		Tokens: w.tokens, Streamed: w.streamed, PerToken: w.perToken, Late: w.late, Shrunk: w.shrunk, Taken: w.taken,
+		Tokens: w.tokens, Decodes: w.decodes, PromptTokens: w.promptTokens, Streamed: w.streamed,
+		PerToken: w.perToken, Late: w.late, Shrunk: w.shrunk, Taken: w.taken,
 		Warmed: w.warmed, Experts: w.experts, Learned: w.learned,
 		Stored: w.stored, Guessed: w.guessed, StageSec: w.staging.Seconds(), EvictSec: w.evicting.Seconds(),
 	}
@@ -80,8 +89,9 @@ func (s *session) summary(in phase) Summary {
 	if !w.firstHeld.IsZero() {
 		sum.FollowSec = s.now().Sub(w.firstHeld).Seconds()
 	}
-	if w.decoding > 0 {
-		sum.TokensPerSec = float64(w.tokens) / w.decoding.Seconds()
-	}
+	sum.TokensPerSec = perSecond(float64(w.tokens), w.decoding)
+	sum.PromptTokensPerSec = perSecond(float64(w.promptTokens), w.promptDecoding)
+	sum.DecodesPerSec = perSecond(float64(w.decodes), w.decoding+w.promptDecoding)
+	sum.Before, sum.Lately = s.compared.speeds()
 	return sum
 }

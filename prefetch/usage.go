@@ -11,18 +11,17 @@ import (
 
 // work adds up what was done over all cycles that were followed, one after the other.
 type work struct {
-	tokens    int           // generated while helping
-	decoding  time.Duration // that these took
-	streamed  int64         // bytes read ahead, for cycles before the present one
-	late      int           // visits that the target reached first, in cycles before the present one
-	learned   int           // cycles
-	stored    bool          // the first of them was stored
-	guessed   bool          // the first of them was guessed
-	shrunk    int           // times that memory was given back
-	taken     int64         // bytes that were kept, and that the kernel took
-	swept     int64         // bytes that were paged out unused
-	warmed    int64         // bytes that were read back (Options.KeepWarm)
-	perToken  int64         // bytes that a token of the last cycle reads
+	tally           // of steps with help
+	streamed  int64 // bytes read ahead, for cycles before the present one
+	late      int   // visits that the target reached first, in cycles before the present one
+	learned   int   // cycles
+	stored    bool  // the first of them was stored
+	guessed   bool  // the first of them was guessed
+	shrunk    int   // times that memory was given back
+	taken     int64 // bytes that were kept, and that the kernel took
+	swept     int64 // bytes that were paged out unused
+	warmed    int64 // bytes that were read back (Options.KeepWarm)
+	perToken  int64 // bytes that a token of the last cycle reads
 	experts   *mixture.Summary
 	firstHeld time.Time // when the first block was held
 	staging   time.Duration
@@ -61,7 +60,7 @@ type Beyond struct {
 	Own      int64 `json:"own"`       // of this process, if Host.Memory tells it; some is the target's to pay
 	Unused   int64 `json:"unused"`    // room for which no block was chosen, or which was taken and not read again yet
 
-	// Bytes per token.
+	// Bytes per decode.
 
 	Twice int64 `json:"twice"` // of streamed blocks that a token needs again later, by the plan
 	Taken int64 `json:"taken"` // kept or read ahead, taken by the kernel before their use, and read again
@@ -77,7 +76,7 @@ func (f *followed) beyond() (b Beyond) {
 			b.Twice += int64(f.schedule.Uses[block]-1) * r.Length
 		}
 	}
-	if n := int64(f.work.tokens); n > 0 {
+	if n := int64(f.work.decodes); n > 0 {
 		b.Taken, b.Swept = f.work.taken/n, f.work.swept/n
 	}
 	return b

@@ -11,6 +11,7 @@ type page struct {
 	mapped     bool  // the target has it in its page tables
 	locked     bool
 	active     bool
+	borrowed   bool // another control group pays for it: it is in no list, and does not count
 	prev, next *page
 }
 
@@ -68,9 +69,11 @@ func (c *cache) insert(p *page, ready, now int64) {
 func (c *cache) touch(p *page) { p.touched, p.mapped = true, true }
 
 func (c *cache) remove(p *page) {
-	p.unlink()
+	if !p.borrowed {
+		p.unlink()
+		c.used -= c.pageBytes
+	}
 	*p = page{}
-	c.used -= c.pageBytes
 }
 
 // reclaim evicts pages until the limit is met. It evicts the oldest untouched page of the inactive

@@ -166,6 +166,25 @@ func (m *Machine) Base(file int) uint64 { return m.base + uint64(file)<<36 }
 // loaded its model again.
 func (m *Machine) Remap() { m.base += 1 << 40 }
 
+// CacheBorrowed puts a part of a file into memory, at the expense of another control group. DropBorrowed takes it
+// from there.
+func (m *Machine) CacheBorrowed(r pages.Range) {
+	for n := r.Offset / m.cfg.Page; n < (r.End()+m.cfg.Page-1)/m.cfg.Page && n < m.cache.pages(r.File); n++ {
+		if p := m.cache.page(r.File, n); !p.present {
+			*p = page{present: true, ready: m.now, borrowed: true}
+		}
+	}
+}
+
+// DropBorrowed undoes CacheBorrowed for what is still in memory of a part of a file.
+func (m *Machine) DropBorrowed(r pages.Range) {
+	for n := r.Offset / m.cfg.Page; n < (r.End()+m.cfg.Page-1)/m.cfg.Page && n < m.cache.pages(r.File); n++ {
+		if p := m.cache.page(r.File, n); p.borrowed {
+			m.cache.remove(p)
+		}
+	}
+}
+
 // Used returns how many bytes of the models are in memory.
 func (m *Machine) Used() int64 { return m.cache.used }
 

@@ -25,9 +25,18 @@ type Memory struct {
 }
 
 // Room implements room.Memory.
-func (r *Memory) Room(_, _ int64) (room.Room, error) {
+func (r *Memory) Room(room.InMemory) (room.Room, error) {
 	return room.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
 }
+
+// OwnGroup implements room.Memory.
+func (r *Memory) OwnGroup() (uint64, error) { return ownGroup, nil }
+
+// The control groups of the machine.
+const (
+	ownGroup   = 1 // of the target and its helper
+	otherGroup = 2 // see Machine.CacheBorrowed
+)
 
 // PollChange implements room.Memory.
 func (r *Memory) PollChange() room.Change {
@@ -238,6 +247,23 @@ func (p *Pages) IsTouched(r pages.Range) (touched bool, err error) {
 		p.each(r, func(pg *page) { touched = touched || pg.mapped })
 	}
 	return touched, nil
+}
+
+// PayingGroup implements pages.Levers.
+func (p *Pages) PayingGroup(r pages.Range) (group uint64, err error) {
+	mixed := false
+	p.each(r, func(pg *page) {
+		payer := uint64(ownGroup)
+		if pg.borrowed {
+			payer = otherGroup
+		}
+		mixed = mixed || !pg.present || group != 0 && group != payer
+		group = payer
+	})
+	if mixed {
+		return 0, nil
+	}
+	return group, nil
 }
 
 // Name implements pages.Levers.

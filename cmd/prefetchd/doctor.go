@@ -176,7 +176,7 @@ func roomOf(pid int, h *holding.Holding) (free room.Room, err error) {
 	for _, f := range h.Files {
 		resident += max(f.Resident, 0)
 	}
-	return memory.Room(resident, 0)
+	return memory.Room(room.InMemory{Bytes: resident})
 }
 
 // tryRequirements tries the features that prefetchd uses, without effect on the process.

@@ -189,7 +189,7 @@ func (h *handed) manageMemory(ctx context.Context) {
 			}
 			asked = now
 		}
-		room, err := h.memory.Room(0, 0)
+		room, err := h.memory.Room(room.InMemory{})
 		if err != nil {
 			h.log.Info("the Fabric keeps its memory: nobody can tell how much is left", "err", err)
 			return
@@ -298,7 +298,7 @@ func (o *options) handOver(
 			err = errors.Join(err, memory.Close())
 		}
 	}()
-	room, err := memory.Room(0, 0)
+	room, err := memory.Room(room.InMemory{})
 	if err != nil {
 		return nil, err
 	}

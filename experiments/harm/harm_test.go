@@ -306,11 +306,48 @@ func TestLockingIsHarm(t *testing.T) {
 func TestMoved(t *testing.T) {
 	cfg := known(t, "sh -c 'while cat /proc/{pid}/cgroup; do sleep 0.05; done'", "moved")
 	cfg.longer(80)
+	usage := watchUsage(t, &cfg)
+	r := measure(t, cfg)
+	if len(r.Runs) != 2 || r.Harm() != "" || !r.Runs[0].Acted || !r.Runs[1].Acted {
+		t.Fatalf("%s: %+v", r.Harm(), r.Runs)
+	}
+	if output := r.Runs[0].Helper.Output; !strings.Contains(output, "-1-outside\n") ||
+		!strings.Contains(output, "-1\n") || strings.LastIndex(output, "-1-outside\n") > strings.LastIndex(output,
+		"-1\n") {
+		t.Errorf("groups:\n%s", output)
+	}
+	if all := *usage; len(all) != 2 || all[0] < modelBytes/2 || all[1] < modelBytes/2 {
+		t.Errorf("%d bytes are charged to the groups with the limit, want half of the model or more in each of 2", all)
+	}
+}
+
+// If another group has the model in memory, the target's group pays for next to nothing.
+func TestSharing(t *testing.T) {
+	for _, scene := range []string{"cached:1", "shared"} {
+		t.Run(scene, func(t *testing.T) {
+			cfg := known(t, "sleep 60", scene)
+			cfg.longer(80)
+			usage := watchUsage(t, &cfg)
+			r := measure(t, cfg)
+			if len(r.Runs) != 2 || r.Harm() != "" {
+				t.Fatalf("%s: %+v", r.Harm(), r.Runs)
+			}
+			if all := *usage; len(all) != 2 || all[0] > modelBytes/4 || all[1] > modelBytes/4 {
+				t.Errorf("%d bytes are charged to the groups with the limit, want a quarter of the model at most in each of 2",
+					all)
+			}
+		})
+	}
+}
+
+// watchUsage notes what is charged to the groups with the limit at the 80th token of each run.
+func watchUsage(t *testing.T, cfg *Config) (usage *[]int64) {
+	t.Helper()
+	usage = new([]int64)
 	root, err := cgroup.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var usage []int64
 	cfg.Progress = func(_, _ int, what string) {
 		if !strings.HasSuffix(what, " token 80") {
 			return
@@ -331,23 +368,11 @@ func TestMoved(t *testing.T) {
 				if err != nil || parseErr != nil {
 					t.Error(err, parseErr)
 				}
-				usage = append(usage, n)
+				*usage = append(*usage, n)
 			}
 		}
 	}
-	r := measure(t, cfg)
-	if len(r.Runs) != 2 || r.Harm() != "" || !r.Runs[0].Acted || !r.Runs[1].Acted {
-		t.Fatalf("%s: %+v", r.Harm(), r.Runs)
-	}
-	if output := r.Runs[0].Helper.Output; !strings.Contains(output, "-1-outside\n") ||
-		!strings.Contains(output, "-1\n") || strings.LastIndex(output, "-1-outside\n") > strings.LastIndex(output,
-		"-1\n") {
-		t.Errorf("groups:\n%s", output)
-	}
-	if len(usage) != 2 || usage[0] < modelBytes/2 || usage[1] < modelBytes/2 {
-		t.Errorf("%d bytes are charged to the groups with the limit, want half of the model or more in each of 2",
-			usage)
-	}
+	return usage
 }
 
 // A process that the helper leaves behind, with pages that it holds, is found, and ended before the next run.

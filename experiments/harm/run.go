@@ -8,10 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -148,16 +151,30 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	if err := group.SetLimit(run.Limit); err != nil {
 		return nil, err
 	}
-	home := group
-	if r.scene.kind == moved {
-		if home, err = cgroup.Create(s.root, name+"-outside"); err != nil {
+	home, outside := group, (*cgroup.Group)(nil)
+	if r.scene.usesOutside() {
+		if outside, err = cgroup.Create(s.root, name+"-outside"); err != nil {
 			return nil, err
 		}
-		groups = append(groups, home)
+		groups = append(groups, outside)
 	}
 
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
+	stopSharer := func() {}
+	switch r.scene.kind {
+	case moved:
+		home = outside
+	case cached:
+		if err := readShare(running, outside, l, r.scene.factor); err != nil {
+			return nil, err
+		}
+	case shared:
+		if stopSharer, err = s.startSharer(running, outside, l, marker); err != nil {
+			return nil, err
+		}
+	}
+	defer func() { stopSharer() }()
 	launcher, launched := s.cfg.launcher()
 	launched = launched && r.helped
 	t, err := s.startTarget(running, home, l, launcher, launched, marker)
@@ -214,11 +231,55 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	if err := run.finish(t, running, a, s); err != nil {
 		return nil, err
 	}
+	stopSharer()
 	if run.ProcessesLeft, err = confine.ListLeft(ctx, marker, groups); err != nil {
 		return nil, err
 	}
 	run.PagesLeft, err = l.model.DropAndCount(ctx)
 	return run, err
+}
+
+// readShare has a process in a group read a share of a lane's model, from the beginning of the file.
+func readShare(ctx context.Context, group *cgroup.Group, l *lane, share float64) error {
+	const block = 1 << 20
+	args := []string{"dd", "if=" + l.path, "of=/dev/null", fmt.Sprintf("bs=%d", block), "status=none",
+		fmt.Sprintf("count=%d", int64(math.Ceil(share*float64(l.model.Size)/block)))}
+	in := confine.In(group, args, "")
+	if out, err := exec.CommandContext(ctx, in[0], in[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("read the model in another group: %w: %s", err, out)
+	}
+	return nil
+}
+
+// startSharer starts a process in a group that computes with a lane's model again and again. It returns when that has
+// loaded the model. stop must be called.
+func (s *series) startSharer(
+	ctx context.Context, group *cgroup.Group, l *lane, marker string,
+) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	loaded := make(chan error, 1)
+	var loop sync.WaitGroup
+	loop.Go(func() {
+		var once sync.Once
+		defer once.Do(func() { loaded <- context.Cause(ctx) })
+		for ctx.Err() == nil {
+			t, err := confine.StartTarget(ctx, group, s.cfg.Target(l.path), marker)
+			if err != nil {
+				once.Do(func() { loaded <- err })
+				return
+			}
+			t.Follow(func(int, llama.Token) { once.Do(func() { loaded <- nil }) })
+		}
+	})
+	stop = func() {
+		cancel()
+		loop.Wait()
+	}
+	if err := <-loaded; err != nil {
+		stop()
+		return func() {}, fmt.Errorf("share the model with another target: %w", err)
+	}
+	return stop, nil
 }
 
 // startTarget starts the target in its home group, by the launcher if launched says so.

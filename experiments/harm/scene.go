@@ -21,6 +21,8 @@ const (
 	swarm      kind = "swarm"
 	limit      kind = "limit"
 	moved      kind = "moved"
+	cached     kind = "cached"
+	shared     kind = "shared"
 	killHelper kind = "kill-helper"
 	termHelper kind = "term-helper"
 	stopHelper kind = "stop-helper"
@@ -35,7 +37,7 @@ type Scene struct {
 	hogs   int     // processes that take memory in the target's group
 	size   int64   // of each, in bytes
 	rate   int64   // of each, in bytes per second; 0: as fast as the kernel gives it
-	factor float64 // of the limit
+	factor float64 // of the limit, or of the model's file
 }
 
 // String is the scene as ParseScenes takes it.
@@ -47,11 +49,15 @@ func (s Scene) concernsHelper() bool {
 	return s.kind == killHelper || s.kind == termHelper || s.kind == stopHelper
 }
 
+// usesOutside reports whether the scene needs a second group, without a limit.
+func (s Scene) usesOutside() bool { return s.kind == moved || s.kind == cached || s.kind == shared }
+
 // sets are names for several scenes.
 var sets = map[string][]string{
 	"hogs": {"instant:50MB", "instant:150MB", "instant:400MB", "slow:400MB@100MB", "swarm:40x10MB", "limit:0.5",
 		"moved", "none"},
-	"faults": {"kill-helper", "term-helper", "stop-helper", "stop-target", "kill-target", "limit:0.5", "limit:1.5"},
+	"sharing": {"cached:1", "cached:0.6", "shared", "moved"},
+	"faults":  {"kill-helper", "term-helper", "stop-helper", "stop-target", "kill-target", "limit:0.5", "limit:1.5"},
 }
 
 // Forms are the scenes that ParseScenes takes, for a help text, each with what happens in it.
@@ -63,6 +69,8 @@ var Forms = [][2]string{
 	{"limit:0.5", "the group's limit is multiplied by this; afterwards it is what it was"},
 	{"moved", "the target starts in a group without a limit, and is moved to its own when the helper has looked; " +
 		"its pages are dropped then"},
+	{"cached:0.6", "another group has read this share of the model before the target starts, and pays for it"},
+	{"shared", "another target in a group without a limit computes with the same model all the time"},
 	{"kill-helper", "SIGKILL to the helper"},
 	{"term-helper", "SIGTERM to the helper"},
 	{"stop-helper", "SIGSTOP to the helper, afterwards SIGCONT"},
@@ -70,7 +78,7 @@ var Forms = [][2]string{
 	{"kill-target", "SIGKILL to the target"},
 }
 
-// ParseScenes parses scenes: the forms of [Forms], and the names of sets ("hogs", "faults", "all").
+// ParseScenes parses scenes: the forms of [Forms], and the names of sets ("hogs", "sharing", "faults", "all").
 // A scene that is named twice counts once.
 func ParseScenes(names []string) ([]Scene, error) {
 	var all []Scene
@@ -78,7 +86,7 @@ func ParseScenes(names []string) ([]Scene, error) {
 		of, ok := sets[name]
 		switch {
 		case name == "all":
-			of = slices.Concat(sets["hogs"], sets["faults"])
+			of = slices.Concat(sets["hogs"], sets["sharing"], sets["faults"])
 		case !ok:
 			of = []string{name}
 		}
@@ -106,7 +114,7 @@ func parseScene(text string) (Scene, error) {
 	s := Scene{text: text, kind: kind(name)}
 	ok := true
 	switch s.kind {
-	case none, moved, killHelper, termHelper, stopHelper, stopTarget, killTarget:
+	case none, moved, shared, killHelper, termHelper, stopHelper, stopTarget, killTarget:
 		ok = !given
 	case instant:
 		s.hogs = 1
@@ -128,6 +136,10 @@ func parseScene(text string) (Scene, error) {
 		var err error
 		s.factor, err = strconv.ParseFloat(amount, 64)
 		ok = err == nil && s.factor > 0 && s.factor <= 100 && !math.IsNaN(s.factor)
+	case cached:
+		var err error
+		s.factor, err = strconv.ParseFloat(amount, 64)
+		ok = err == nil && s.factor > 0 && s.factor <= 1
 	default:
 		ok = false
 	}
@@ -136,7 +148,7 @@ func parseScene(text string) (Scene, error) {
 		for _, f := range Forms {
 			forms = append(forms, f[0])
 		}
-		return Scene{}, fmt.Errorf("scene %q: want one of hogs, faults, all, or such as %s", text,
+		return Scene{}, fmt.Errorf("scene %q: want one of hogs, sharing, faults, all, or such as %s", text,
 			strings.Join(forms, ", "))
 	}
 	return s, nil

@@ -22,6 +22,8 @@ func TestParseScenes(t *testing.T) {
 		"limit:0.5":        {kind: limit, factor: 0.5},
 		"kill-helper":      {kind: killHelper},
 		"moved":            {kind: moved},
+		"cached:0.6":       {kind: cached, factor: 0.6},
+		"shared":           {kind: shared},
 		"swarm:1x4096":     {kind: swarm, hogs: 1, size: 4096},
 		"limit:1e1":        {kind: limit, factor: 10},
 		"instant:1000 MiB": {kind: instant, hogs: 1, size: 1000 << 20},
@@ -33,15 +35,16 @@ func TestParseScenes(t *testing.T) {
 	}
 	for _, text := range []string{"", "nothing", "none:1", "instant", "instant:0", "instant:much", "instant:2PB",
 		"slow:1MB", "slow:1MB@0", "slow:@1MB", "swarm:10MB", "swarm:0x1MB", "swarm:1001x1MB", "swarm:-1x1MB",
-		"limit:0", "limit:NaN", "limit:-1", "limit:101", "limit", "kill-helper:9"} {
+		"limit:0", "limit:NaN", "limit:-1", "limit:101", "limit", "kill-helper:9",
+		"cached", "cached:0", "cached:1.5", "shared:1"} {
 		if got, err := ParseScenes([]string{text}); err == nil ||
 			!strings.Contains(err.Error(), "want one of hogs") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %+v, %v; want an error of one line that lists the forms", text, got, err)
 		}
 	}
 	all, err := ParseScenes([]string{"all", "none", "limit:0.5"})
-	if err != nil || len(all) != 14 { // 8 and 7, of which one is in both sets
-		t.Errorf("%d scenes, want 14 (%v): %v", len(all), err, all)
+	if err != nil || len(all) != 17 { // 8, 4 and 7, of which two are in two sets
+		t.Errorf("%d scenes, want 17 (%v): %v", len(all), err, all)
 	}
 	for _, f := range Forms {
 		if _, err := ParseScenes([]string{f[0]}); err != nil {

@@ -77,6 +77,16 @@ func (g *Group) Name() string { return g.mem.rel }
 // Dir is the directory with the group's memory files.
 func (g *Group) Dir() string { return g.mem.dir() }
 
+// Inode returns the number of the group's directory in the file system of its memory controller, by which the kernel
+// names the group where it tells who pays for a page.
+func (g *Group) Inode() (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat(g.Dir(), &stat); err != nil {
+		return 0, fmt.Errorf("stat the control group %s: %w", g.Dir(), err)
+	}
+	return stat.Ino, nil
+}
+
 // Hidden reports whether the group has ancestors that are not visible here, as in a container.
 // Their limits apply nevertheless.
 func (g *Group) Hidden() bool {

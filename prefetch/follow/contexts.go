@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// lessonTokens is the largest batch to learn from. A larger one may go through the model in several
-	// passes, of which only the last goes all the way.
-	lessonTokens = 8
+	// LessonTokens is the largest batch that is sure to read what a token reads. A larger one may go through the model
+	// in several passes. Of a prompt that comes in several batches only the last one goes all the way.
+	LessonTokens = 32
 	// patience is how many decodes of others in a row show that the context which is followed is gone. A
 	// draft model makes fewer between two decodes of the model that it drafts for.
 	patience = 64
@@ -29,10 +29,11 @@ type Contexts struct {
 	Main   *Context       // the one that is followed; nil while none is, and while a stored cycle is nobody's yet
 	Stored *pattern.Cycle // a cycle from a file that is followed, and was not yet compared with the target; else nil
 
+	File FileNumber // tells files apart
+
 	known  map[contextKey]*Context
 	open   map[int32]*Decode // by thread
-	file   FileNumber
-	silent int // decodes of contexts with other cycles since the last one of Main
+	silent int               // decodes of contexts with other cycles since the last one of Main
 	clock  uint64
 }
 
@@ -48,39 +49,67 @@ type contextKey struct {
 
 // Context is one llama_context of the target.
 type Context struct {
-	Cycle     *pattern.Cycle // nil until it is learned
-	Bases     map[int]uint64 // where the files were mapped then
-	Foreign   bool           // it reads nothing of what is followed,
-	Elsewhere bool           // or reads it through another mapping
-	used      uint64         // the clock when it decoded last
+	Cycle *pattern.Cycle // nil until it is learned
+	Bases map[int]uint64 // where the files were mapped then
+	// Rough says that Cycle may lack something, because it was learned from a larger batch than LessonTokens, or
+	// because more was read since. The next decode of few tokens is a lesson again.
+	Rough     bool
+	Foreign   bool   // it reads nothing of what is followed,
+	Elsewhere bool   // or reads it through another mapping
+	used      uint64 // the clock when it decoded last
 }
 
 // Forget drops what was learned. The next short decode teaches it again.
-func (x *Context) Forget() { x.Cycle, x.Bases = nil, nil }
+func (x *Context) Forget() { x.Cycle, x.Bases, x.Rough = nil, nil, false }
 
 // Decode is one that is under way.
 type Decode struct {
 	Context *Context
 	Number  uint32
-	// Begun is when it began, in ns, if it generates one token. It is 0 for others, and for the warm-up,
-	// which reads all experts of a mixture.
-	Begun  int64
-	Lesson *Lesson // nil if there is nothing to learn
+	Tokens  int32   // that it computes; not positive if that is not known
+	Began   int64   // when it began, in ns
+	Warmup  bool    // it belongs to the warm-up, which reads all experts of a mixture
+	Lesson  *Lesson // nil if there is nothing to learn
 }
 
 // Lesson is one decode that is learned from.
 type Lesson struct {
 	*pattern.Builder
 	Bases map[int]uint64 // by file: where the target maps its first byte
+	Rough bool           // of more than LessonTokens
+
+	first start // the weight that the decode has read first, if begun
+	begun bool
+}
+
+// NoteOp takes the next op of the decode. A large batch goes through the model in several passes. The last of them
+// counts: it begins when the weight is read again that was read first.
+func (l *Lesson) NoteOp(o *event.Op, number FileNumber) {
+	if l.Rough {
+		pattern.ReadsOf(o, func(source int, r pattern.CycleRead) bool {
+			file, known := number(o.Sources[source].File)
+			if !known || r.Gathers() {
+				return true
+			}
+			switch at := (start{file, r.Offset}); {
+			case !l.begun:
+				l.first, l.begun = at, true
+			case at == l.first:
+				l.Begin()
+			}
+			return false
+		})
+	}
+	l.Op(o)
 }
 
 // NewContexts begins with none.
 func NewContexts(file FileNumber) Contexts {
-	return Contexts{known: map[contextKey]*Context{}, open: map[int32]*Decode{}, file: file}
+	return Contexts{known: map[contextKey]*Context{}, open: map[int32]*Decode{}, File: file}
 }
 
 // Reset forgets all contexts.
-func (cs *Contexts) Reset() { *cs = NewContexts(cs.file) }
+func (cs *Contexts) Reset() { *cs = NewContexts(cs.File) }
 
 // OpenDecode is the decode that is under way in a thread; nil if there is none.
 func (cs *Contexts) OpenDecode(tid int32) *Decode { return cs.open[tid] }
@@ -88,7 +117,7 @@ func (cs *Contexts) OpenDecode(tid int32) *Decode { return cs.open[tid] }
 // Decoding says whether any decode is under way.
 func (cs *Contexts) Decoding() bool { return len(cs.open) > 0 }
 
-// BeginDecode opens a decode. It is a lesson if its context's cycle is not known, and it has few tokens.
+// BeginDecode opens a decode. It is a lesson if its context's cycle is not known, or is known roughly.
 func (cs *Contexts) BeginDecode(e event.DecodeBegin) *Decode {
 	key := contextKey{address: e.Context}
 	if e.Context == 0 {
@@ -104,12 +133,10 @@ func (cs *Contexts) BeginDecode(e event.DecodeBegin) *Decode {
 	}
 	cs.clock++
 	x.used = cs.clock
-	d := &Decode{Context: x, Number: e.Decode}
-	if e.Tokens == 1 && !e.Warmup {
-		d.Begun = e.Time
-	}
-	if x.Cycle == nil && e.Tokens > 0 && e.Tokens <= lessonTokens {
-		d.Lesson = &Lesson{pattern.NewBuilder(cs.file), map[int]uint64{}}
+	d := &Decode{Context: x, Number: e.Decode, Tokens: e.Tokens, Began: e.Time, Warmup: e.Warmup}
+	rough := e.Tokens > LessonTokens
+	if e.Tokens > 0 && (x.Cycle == nil || x.Rough && !rough) {
+		d.Lesson = &Lesson{Builder: pattern.NewBuilder(cs.File), Bases: map[int]uint64{}, Rough: rough}
 		d.Lesson.Begin()
 	}
 	if len(cs.open) >= maxOpen { // most of these threads have ended in a decode
@@ -142,6 +169,27 @@ func (cs *Contexts) CountDecode(x *Context) *Context {
 		return nil
 	}
 	return x
+}
+
+// OtherBytes is how many bytes the contexts that are not followed read for each token, of files of which Main reads
+// nothing. Contexts that have not decoded lately do not count.
+func (cs *Contexts) OtherBytes() (sum int64) {
+	if cs.Main == nil || cs.Main.Cycle == nil {
+		return 0
+	}
+	counted := map[pages.Range]bool{}
+	for _, x := range cs.known {
+		if x == cs.Main || x.Cycle == nil || cs.clock-x.used > patience || ShareFile(x.Cycle, cs.Main.Cycle) {
+			continue
+		}
+		for _, r := range wholeReads(x.Cycle) {
+			if !counted[r] { // several contexts may have the same model
+				counted[r] = true
+				sum += r.Length
+			}
+		}
+	}
+	return sum
 }
 
 // Follow makes a context the one that is followed. Whether the others read the same is to be seen again.

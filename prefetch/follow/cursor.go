@@ -15,13 +15,16 @@ type Position int64
 
 // Cursor knows the target's position in a cycle.
 type Cursor struct {
-	Reads  int           // of the cycle
-	Now    Position      // of the read that is under way, or comes next
-	Decode uint32        // number of the decode that is followed, of thread TID; 0 between decodes
-	TID    int32         // thread
-	Met    int           // reads of the cycle that were met in this decode
-	Begun  int64         // ns, when the decode began, if it generates one token; else 0
-	Seen   plan.Observed // how long the ops were seen to take
+	Reads  int      // of the cycle
+	Now    Position // of the read that is under way, or comes next
+	Decode uint32   // number of the decode that is followed, of thread TID; 0 between decodes
+	TID    int32    // thread
+	Met    int      // reads of the cycle that were met in this decode
+	// Unknown is how many bytes of weights were read in this decode that are no part of the cycle. Whoever calls
+	// NoteRead adds to it.
+	Unknown int64
+	Begun   int64         // ns, when the decode began, if it generates one token; else 0
+	Seen    plan.Observed // how long the ops were seen to take
 
 	index map[start][]int // reads by where they begin, ascending
 	moved bool            // Now is a position in this decode
@@ -57,7 +60,7 @@ func (c *Cursor) Token() int64 { return c.TokenOf(c.Now) }
 // certain that the decode has this cycle, otherwise with the first read that belongs to it. begun is as
 // Begun.
 func (c *Cursor) BeginDecode(tid int32, decode uint32, begun int64, certain bool) {
-	c.Decode, c.TID, c.Met, c.Begun, c.ended, c.moved = decode, tid, 0, begun, begun, false
+	c.Decode, c.TID, c.Met, c.Unknown, c.Begun, c.ended, c.moved = decode, tid, 0, 0, begun, begun, false
 	if certain {
 		c.moveToNextToken()
 	}
@@ -109,6 +112,10 @@ func (c *Cursor) NoteRead(file int, offset int64, o *event.Op, nanos int64) bool
 	c.Now = p + 1
 	return true
 }
+
+// HasMetCycle says whether the decode has read so much of the cycle that it is one of it. Another context of the same
+// model, which guesses tokens by a layer of its own, shares a few weights with it.
+func (c *Cursor) HasMetCycle() bool { return c.Met > 0 && c.Met >= c.Reads/2 }
 
 // EndDecode notes when the decode ended, in ns of the target's clock. No decode is followed then.
 func (c *Cursor) EndDecode(at int64) {

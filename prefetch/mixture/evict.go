@@ -72,7 +72,7 @@ func (m *Mixture) findVictims(bytes int64, may func(*layer, *expert) bool) (foun
 		l := &m.layers[i]
 		part := m.partUntil(i)
 		for j := range l.experts {
-			if e := &l.experts[j]; e.resident && e.chosenAt != m.clock && may(l, e) {
+			if e := &l.experts[j]; e.resident && e.bytes > 0 && e.chosenAt != m.clock && may(l, e) {
 				all = append(all, victim{e, l.tokensUntil(e, part)})
 			}
 		}
@@ -155,7 +155,7 @@ func (m *Mixture) lookForStrays(before int, unread bool) error {
 func (m *Mixture) evictStrays(l *layer) error {
 	for i := range l.experts {
 		e := &l.experts[i]
-		if e.resident || e.evictedAt != 0 && e.evictedAt+uint64(len(m.layers)) > m.clock {
+		if e.resident || e.bytes == 0 || e.evictedAt != 0 && e.evictedAt+uint64(len(m.layers)) > m.clock {
 			continue
 		}
 		for _, r := range e.owned {

@@ -35,6 +35,9 @@ type Options struct {
 	// Predict makes a predictor once it is known how many experts a token chooses. nil, or a nil result,
 	// means that experts are read only when they were chosen.
 	Predict func(Routers) Predictor
+	// IsBorrowed says that all of a range is in memory, and that another control group pays for it. An expert of
+	// which that is so costs nothing, and is never paged out. nil: none is.
+	IsBorrowed func(pages.Range) bool
 	// Refuse is told, at most once by what it keeps itself, that the target says something impossible.
 	Refuse func(what string, args ...any)
 	Now    func() time.Time
@@ -49,7 +52,7 @@ type Mixture struct {
 	index  map[int32]int // of layers, by their number in the model
 	size   int64         // bytes of all experts, without what blocks that every token reads have of them
 	least  int64         // bytes that have to be in memory while they are used: what two layers choose
-	exact  bool          // least is what a token chose; until then it is what the warm-up chose, which is all
+	exact  bool          // least is what a batch chose; until then it is what the warm-up chose, which is all
 	room   int64         // bytes that may be in memory
 
 	resident int64 // bytes that are in memory, as far as is known
@@ -77,7 +80,7 @@ type expert struct {
 	// token reads begin within slices. Pages that have to stay for reads (see
 	// pages.DemandReader.SlicePieceBytes) are left out.
 	owned []pages.Range
-	bytes int64 // of slices, without what the blocks have of them
+	bytes int64 // of slices, without what the blocks have of them; 0 if another control group pays for all of it
 
 	score     float64 // sum of the steps of the choices that had it
 	resident  bool    // in memory, as far as is known
@@ -111,6 +114,10 @@ const (
 	margin = 24 << 20
 )
 
+// leastRows is the largest batch of which it is learned what has to be in memory: one of slots or of a draft, which
+// comes again and again, and no prompt.
+const leastRows = 32
+
 // New finds the experts in a cycle; nil if it has none. blocks are those of the schedule, which every token
 // reads.
 func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
@@ -121,7 +128,13 @@ func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
 	m := &Mixture{opts: opts, levers: opts.Levers, layers: found.layers, index: found.index, least: 2 * found.most}
 	for i := range m.layers {
 		for j := range m.layers[i].experts {
-			m.size += m.layers[i].experts[j].bytes
+			e := &m.layers[i].experts[j]
+			if opts.IsBorrowed != nil && !slices.ContainsFunc(e.slices, func(r pages.Range) bool {
+				return !opts.IsBorrowed(r)
+			}) {
+				e.bytes = 0
+			}
+			m.size += e.bytes
 		}
 	}
 	return m
@@ -179,7 +192,7 @@ func (m *Mixture) Select(e event.Selected) (read int64, err error) {
 	for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
 		l.addChoice(row)
 	}
-	if e.IDRows == 1 {
+	if e.IDRows <= leastRows {
 		m.learnLeast(l, ids)
 	}
 	m.MakeRoom()

@@ -125,25 +125,27 @@ func metricsOf(r *Report) []metric {
 	sample := func(what, help string, value float64, known bool) metric {
 		return metric{name + what, help, value, known, ""}
 	}
-	bytes := func(what, help string, n int64) metric { return sample(what, help, float64(n), true) }
+	count := func(what, help string, n int64) metric { return sample(what, help, float64(n), true) }
 	all := []metric{
-		bytes("kept_bytes", "Bytes of the model that are kept in memory for the target.", s.Held),
-		bytes("wanted_bytes", "Bytes of the model that are to be kept.", s.Wanted),
-		bytes("token_bytes", "Bytes of the model that a token reads.", s.PerToken),
-		bytes("experts_bytes", "Bytes of a mixture's experts in memory, as far as is known.", s.Experts),
-		bytes("streamed_bytes_per_token", "Bytes that were read ahead for a token lately.", s.Streamed),
-		bytes("speculated_bytes_per_token",
+		count("kept_bytes", "Bytes of the model that are kept in memory for the target.", s.Held),
+		count("wanted_bytes", "Bytes of the model that are to be kept.", s.Wanted),
+		count("token_bytes", "Bytes of the model that a token reads.", s.PerToken),
+		count("experts_bytes", "Bytes of a mixture's experts in memory, as far as is known.", s.Experts),
+		count("streamed_bytes_per_token", "Bytes that were read ahead for a token lately.", s.Streamed),
+		count("speculated_bytes_per_token",
 			"Bytes of experts that were read for a token before they were chosen, lately.", s.Early),
-		bytes("warmed_bytes_total",
+		count("warmed_bytes_total",
 			"Bytes that fit, that others took, and that were read back while the target was idle.", s.Warmed),
 		sample("tokens_per_second", "Tokens per second lately, with help.", s.Now, s.Now > 0),
 		sample("tokens_per_second_before",
 			"Tokens per second without help, when that was measured last.", s.Before, s.Before > 0),
 		sample("tokens_per_second_bound",
 			"Tokens per second that nobody could pass with this memory and this disk.", s.Bound, s.Bound > 0),
+		count("tokens_total", "Tokens generated with help.", int64(s.Tokens)),
+		count("decodes_total", "Decodes with help, of one token, several or a prompt.", int64(s.Decodes)),
 		sample("target_major_faults_total",
 			"Major faults of the target since it was started.", float64(r.Faults), r.Faults >= 0),
-		bytes("own_bytes", "Anonymous memory of prefetchd itself.", r.OwnBytes),
+		count("own_bytes", "Anonymous memory of prefetchd itself.", r.OwnBytes),
 		sample("host_memory_waiting_some_percent",
 			"Share of the last ten seconds in which a process of the machine waited for memory.",
 			r.Waits.Some, r.Waits.Some >= 0),

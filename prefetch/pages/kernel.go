@@ -54,6 +54,8 @@ type Kernel struct {
 	smallReadahead bool // see NoteSmallReadahead
 	inOrder        bool // see SetInOrder
 
+	payers payers
+
 	// Experts.
 	lastReadNow time.Time // when ReadNow returned last
 	evictor     *evictor  // nil until it is needed
@@ -86,7 +88,7 @@ func (k *Kernel) Close() error {
 	if k.evictor != nil {
 		k.evictor.close()
 	}
-	errs := []error{k.queue.Close()}
+	errs := []error{k.queue.Close(), k.payers.close()}
 	for _, f := range k.files {
 		errs = append(errs, f.Close())
 	}

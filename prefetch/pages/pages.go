@@ -21,6 +21,7 @@ type Levers interface {
 	DemandReader
 	Keeper
 	Reclaimer
+	Accountant
 
 	// Name says by what means reads are begun.
 	Name() string
@@ -107,4 +108,11 @@ type Reclaimer interface {
 	// IsTouched says whether the target has touched pages of a range since they were paged out last. It needs
 	// Map.
 	IsTouched(r Range) (bool, error)
+}
+
+// Accountant tells on whose account pages are in memory.
+type Accountant interface {
+	// PayingGroup is the memory control group that pays for all of a range, by the inode of its directory. It is
+	// 0 if some of the range is not in memory, if several groups pay, or if that is not known.
+	PayingGroup(r Range) (inode uint64, err error)
 }

@@ -59,6 +59,31 @@ func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 	return s
 }
 
+// Without is a schedule without some blocks. If they were all of its blocks, it has none. The reads stay.
+func (s *Schedule) Without(isLeftOut func(block pages.Range) bool) *Schedule {
+	rest := *s
+	rest.Blocks, rest.Visits, rest.Uses, rest.Bytes = nil, nil, nil, 0
+	numbers := make([]int, len(s.Blocks))
+	for b, r := range s.Blocks {
+		if isLeftOut(r) {
+			numbers[b] = -1
+			continue
+		}
+		numbers[b] = len(rest.Blocks)
+		rest.Blocks, rest.Uses = append(rest.Blocks, r), append(rest.Uses, s.Uses[b])
+		rest.Bytes += r.Length
+	}
+	if len(rest.Blocks) == len(s.Blocks) {
+		return s
+	}
+	for _, v := range s.Visits {
+		if v.Block = numbers[v.Block]; v.Block >= 0 {
+			rest.Visits = append(rest.Visits, v)
+		}
+	}
+	return &rest
+}
+
 // extent is the part of a file from the first byte that a token reads to the last.
 type extent struct{ first, end int64 }
 

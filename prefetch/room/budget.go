@@ -7,15 +7,19 @@ package room
 //
 //	room = limit - usage + min(max(resident, O), the level's own page cache of files)
 //
-// resident is how many bytes of the model are in memory. O is the page cache of all files that the target's
-// own group pays for. Other files give way to the model: otherwise they would grow into what is left free.
-// Only what is charged at a level can make room there. Nothing is charged there of a model that another group
-// has read, and pays for. Shared memory and tmpfs are page cache that cannot be dropped, and do not count.
+// resident is how many bytes of the model are in memory and charged to the target's own group. O is the page
+// cache of all files that this group pays for. Other files give way to the model: otherwise they would grow into
+// what is left free. Only what is charged at a level can make room there. Shared memory and tmpfs are page cache
+// that cannot be dropped, and do not count.
+//
+// What another group has read, and pays for, is in memory at no cost to the target's group. It is no part of the
+// room: the target needs none for it as long as it stays.
 //
 // On the host:
 //
-//	room = MemAvailable + locked - floor - the active page cache of others
+//	room = MemAvailable + locked - borrowed - floor - the active page cache of others
 //
+// borrowed is how many bytes of the model other groups pay for. On the host they take as much memory as any.
 // MemAvailable is what is free, and the page cache and slabs that can be dropped, less what the kernel itself
 // wants to keep free (see the kernel's documentation of /proc/meminfo). So it has the model's resident bytes,
 // unless they are locked. The floor is left to others ([MemoryOptions.Leave]). The active page cache of
@@ -29,7 +33,8 @@ import (
 	"tensorcast/internal/cgroup"
 )
 
-// Room says how many bytes of model pages fit now, including those that are resident, and what bounds them.
+// Room says how many bytes of model pages fit now, including those that are resident, and what bounds them. Pages
+// that other groups pay for are not among them.
 type Room struct {
 	Bytes int64  // negative if usage is above a limit that was lowered
 	Limit int64  // bytes, of the level that bounds
@@ -56,11 +61,20 @@ type Change struct {
 	OnlyUsage bool
 }
 
+// InMemory is how many bytes of a model are in memory.
+type InMemory struct {
+	Bytes    int64 // that the target's group pays for
+	Borrowed int64 // that other groups pay for
+	Locked   int64 // of Bytes: locked
+}
+
 // Memory says how much room there is for a model.
 type Memory interface {
-	// Room says how much room there is now for a model of which resident bytes are in memory, and locked
-	// bytes of these are locked.
-	Room(resident, locked int64) (Room, error)
+	// Room says how much room there is now for a model.
+	Room(model InMemory) (Room, error)
+	// OwnGroup is the control group that the target's memory is charged to, by the inode of its directory. It is 0
+	// where no control group has a limit: then it makes no difference who pays for a page.
+	OwnGroup() (inode uint64, err error)
 	// PollChange says, at little cost, whether to ask for the room at once, and why memory is short.
 	PollChange() Change
 }
@@ -89,7 +103,7 @@ type bounds struct {
 }
 
 // room applies the formulas at the head of this file.
-func (u *bounds) room(resident, locked int64) Room {
+func (u *bounds) room(model InMemory) Room {
 	least := Room{Bytes: math.MaxInt64, Lockable: math.MaxInt64}
 	bound := func(bytes, limit, reserve int64, level string) {
 		if bytes < least.Bytes {
@@ -102,10 +116,12 @@ func (u *bounds) room(resident, locked int64) Room {
 		if kept == 0 {
 			kept = defaultReserve(l.Limit)
 		}
-		bound(l.Headroom()+min(max(resident, u.groupCache), l.Cache), l.Limit, kept, l.Name)
+		bound(l.Headroom()+min(max(model.Bytes, u.groupCache), l.Cache), l.Limit, kept, l.Name)
 	}
 	h := u.host
-	others := min(max(h.ActiveFile-u.groupActive, 0), max(h.ActiveFile+h.InactiveFile-max(resident-locked, 0), 0))
-	bound(h.Available+locked-u.floor-others, h.Total, max(h.Total/hostReserveShare-u.floor, 0), "host")
+	cached := max(model.Bytes+model.Borrowed-model.Locked, 0)
+	others := min(max(h.ActiveFile-u.groupActive, 0), max(h.ActiveFile+h.InactiveFile-cached, 0))
+	free := h.Available + model.Locked - model.Borrowed - u.floor - others
+	bound(free, h.Total, max(h.Total/hostReserveShare-u.floor, 0), "host")
 	return least
 }

@@ -346,7 +346,7 @@ func (m *ProcessMemory) stallsOfOthers() (time.Duration, bool) {
 }
 
 // Room implements Memory. The error is proc.ErrNoProcess if the target has ended.
-func (m *ProcessMemory) Room(resident, locked int64) (Room, error) {
+func (m *ProcessMemory) Room(model InMemory) (Room, error) {
 	host, err := m.host.memory()
 	if err != nil {
 		return Room{}, fmt.Errorf("ask for the host's memory: %w", err)
@@ -367,7 +367,16 @@ func (m *ProcessMemory) Room(resident, locked int64) (Room, error) {
 	if m.hidden && !m.opts.TrustHost {
 		return Room{Level: LevelHidden}, nil
 	}
-	return u.room(resident, locked), nil
+	return u.room(model), nil
+}
+
+// OwnGroup implements Memory.
+func (m *ProcessMemory) OwnGroup() (inode uint64, err error) {
+	var u bounds
+	if err := m.askLevels(&u); err != nil || len(u.levels) == 0 {
+		return 0, err
+	}
+	return m.group.Inode()
 }
 
 // askLevels reads the levels into u. If the group is gone, the target is in another one.

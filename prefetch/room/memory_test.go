@@ -62,54 +62,61 @@ func TestRoomOfLevels(t *testing.T) {
 		}, groupActive: groupActive, floor: 600 * mib}
 	}
 	for name, test := range map[string]struct {
-		bounds           bounds
-		resident, locked int64
-		want             Room
+		bounds bounds
+		model  InMemory
+		want   Room
 	}{
 		"one level, the model is charged to it": {
-			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), 700 * mib, 0,
+			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 700 * mib},
 			Room{800 * mib, 1000 * mib, "/a", 550 * mib}},
 		"other files of the own group give way": {
-			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), 100 * mib, 0,
+			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 100 * mib},
 			Room{800 * mib, 1000 * mib, "/a", 550 * mib}},
-		"what is resident is charged elsewhere": {
-			oneLevel(1000*mib, 900*mib, 50*mib, 50*mib), 700 * mib, 0,
+		"what is resident is charged elsewhere, and nobody knows": {
+			oneLevel(1000*mib, 900*mib, 50*mib, 50*mib), InMemory{Bytes: 700 * mib},
 			Room{150 * mib, 1000 * mib, "/a", 0}},
+		"what is charged elsewhere takes no room of the group": {
+			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 600 * mib, Borrowed: 500 * mib},
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib}},
+		"what is charged elsewhere takes room of the host": {
+			onlyHost(8000*mib, 3500*mib, 500*mib, 0), InMemory{Bytes: 800 * mib, Borrowed: 3000 * mib},
+			Room{4200 * mib, 10000 * mib, "host", 3800 * mib}},
 		"a neighbour's heap below an ancestor is no page cache": {
 			bounds{host: plenty, levels: []cgroup.Level{
 				{Name: "/a/b", Limit: 1000 * mib, Usage: 300 * mib, Cache: 200 * mib},
 				{Name: "/a", Limit: 1200 * mib, Usage: 1150 * mib, Cache: 210 * mib},
-			}, groupCache: 200 * mib}, 600 * mib, 0,
+			}, groupCache: 200 * mib}, InMemory{Bytes: 600 * mib},
 			Room{260 * mib, 1200 * mib, "/a", 0}},
 		"a neighbour's page cache below an ancestor is left to it": {
-			oneLevel(1200*mib, 1150*mib, 900*mib, 200*mib), 100 * mib, 0,
+			oneLevel(1200*mib, 1150*mib, 900*mib, 200*mib), InMemory{Bytes: 100 * mib},
 			Room{250 * mib, 1200 * mib, "/a", 0}},
 		"above a limit that was lowered": {
-			oneLevel(100*mib, 300*mib, 150*mib, 150*mib), 150 * mib, 0,
+			oneLevel(100*mib, 300*mib, 150*mib, 150*mib), InMemory{Bytes: 150 * mib},
 			Room{-50 * mib, 100 * mib, "/a", 0}},
 		"what may be locked is bounded by another level": {
 			bounds{host: plenty, levels: []cgroup.Level{
 				{Name: "/a/b", Limit: 1000 * mib},
 				{Name: "/a", Limit: 2000 * mib, Usage: 900 * mib},
-			}}, 0, 0,
+			}}, InMemory{},
 			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib}},
 		"a reserve of one's own": {
-			bounds{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}}, 0, 0,
+			bounds{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}},
+			InMemory{},
 			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib}},
 		"the host": {
-			onlyHost(8000*mib, 1000*mib, 3000*mib, 0), 0, 0,
+			onlyHost(8000*mib, 1000*mib, 3000*mib, 0), InMemory{},
 			Room{6400 * mib, 10000 * mib, "host", 6000 * mib}},
 		"the model is the active page cache": {
-			onlyHost(8000*mib, 3500*mib, 500*mib, 0), 3800 * mib, 0,
+			onlyHost(8000*mib, 3500*mib, 500*mib, 0), InMemory{Bytes: 3800 * mib},
 			Room{7200 * mib, 10000 * mib, "host", 6800 * mib}},
 		"the target's group has some of what is active": {
-			onlyHost(8000*mib, 3500*mib, 5000*mib, 3000*mib), 3000 * mib, 0,
+			onlyHost(8000*mib, 3500*mib, 5000*mib, 3000*mib), InMemory{Bytes: 3000 * mib},
 			Room{6900 * mib, 10000 * mib, "host", 6500 * mib}},
 		"locked pages are neither available nor active": {
-			onlyHost(5000*mib, 500*mib, 500*mib, 0), 3000 * mib, 3000 * mib,
+			onlyHost(5000*mib, 500*mib, 500*mib, 0), InMemory{Bytes: 3000 * mib, Locked: 3000 * mib},
 			Room{6900 * mib, 10000 * mib, "host", 6500 * mib}},
 	} {
-		if got := test.bounds.room(test.resident, test.locked); got != test.want {
+		if got := test.bounds.room(test.model); got != test.want {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
 		}
 	}
@@ -248,7 +255,7 @@ func TestHostIsShort(t *testing.T) {
 	defer m.Close()
 	room := func(want int64) {
 		t.Helper()
-		if r, err := m.Room(0, 0); err != nil || r.Bytes != want || r.Level != "host" {
+		if r, err := m.Room(InMemory{}); err != nil || r.Bytes != want || r.Level != "host" {
 			t.Errorf("Room = %+v, %v; want %d MiB of the host", r, err, want>>20)
 		}
 	}
@@ -301,7 +308,7 @@ func TestHiddenGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer trusting.Close()
-	if r, err := trusting.Room(0, 0); err != nil || r.Level != "host" || r.Bytes <= 0 {
+	if r, err := trusting.Room(InMemory{}); err != nil || r.Level != "host" || r.Bytes <= 0 {
 		t.Errorf("trusting: Room = %+v, %v; want some of the host", r, err)
 	}
 
@@ -317,7 +324,7 @@ func TestHiddenGroup(t *testing.T) {
 		if err == cgroup.ErrHidden && !m.PollChange().RoomChanged {
 			t.Error("the move is not reported")
 		}
-		if r, err := m.Room(1<<30, 0); err != nil || r != (Room{Level: LevelHidden}) {
+		if r, err := m.Room(InMemory{Bytes: 1 << 30}); err != nil || r != (Room{Level: LevelHidden}) {
 			t.Errorf("hidden: Room = %+v, %v; want none", r, err)
 		}
 	}
@@ -329,7 +336,7 @@ func TestHiddenGroup(t *testing.T) {
 	if !m.PollChange().RoomChanged {
 		t.Error("the way back is not reported")
 	}
-	if r, err := m.Room(0, 0); err != nil || r.Level != "host" {
+	if r, err := m.Room(InMemory{}); err != nil || r.Level != "host" {
 		t.Errorf("not hidden any more: Room = %+v, %v; want the host", r, err)
 	}
 }
@@ -461,7 +468,7 @@ func TestNoticing(t *testing.T) {
 			if c.ShortReason != "" {
 				t.Errorf("a limit that is far away: short of memory because of %q, want no shortage", c.ShortReason)
 			}
-			r, err := m.Room(0, 0)
+			r, err := m.Room(InMemory{})
 			inBounds := r.Bytes <= limit && r.Bytes >= limit/2
 			if err != nil || r.Limit != limit || !strings.HasPrefix(r.Level, g.Name()+" ") || !inBounds {
 				t.Errorf("Room = %+v, %v; want up to %d bytes, bounded by %s", r, err, limit, g.Name())
@@ -474,7 +481,7 @@ func TestNoticing(t *testing.T) {
 		logLatencies(t, "limit of "+g.Name(), all)
 	}
 	settle(m)
-	before, err := m.Room(0, 0)
+	before, err := m.Room(InMemory{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -489,7 +496,7 @@ func TestNoticing(t *testing.T) {
 		settle(m)
 	}
 	logLatencies(t, "usage", all)
-	if after, err := m.Room(0, 0); err != nil || after.Bytes > before.Bytes-160<<20 {
+	if after, err := m.Room(InMemory{}); err != nil || after.Bytes > before.Bytes-160<<20 {
 		t.Errorf("room %d, %v; want 160 MiB less than %d", after.Bytes, err, before.Bytes)
 	}
 }
@@ -518,7 +525,7 @@ func TestCacheOfLevels(t *testing.T) {
 	defer m.Close()
 	room := func(want int64) Room {
 		t.Helper()
-		r, err := m.Room(0, 0)
+		r, err := m.Room(InMemory{})
 		if err != nil || r.Bytes < want-size/4 || r.Bytes > want+size/4 {
 			t.Errorf("Room = %+v, %v; want about %d", r, err, want)
 		}
@@ -617,7 +624,7 @@ func TestMoved(t *testing.T) {
 			took += again
 		}
 		all = append(all, took)
-		r, err := m.Room(0, 0)
+		r, err := m.Room(InMemory{})
 		if limit, _, limitErr := to.Limit(); err != nil || limitErr != nil || r.Limit != limit {
 			t.Errorf("Room = %+v, %v; want the limit of %s", r, err, to.Name())
 		}
@@ -637,7 +644,7 @@ func TestMoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.WaitFor(t, "Room to find the new group", func() bool {
-		r, err := m.Room(0, 0)
+		r, err := m.Room(InMemory{})
 		return err == nil && r.Limit == inService
 	})
 	testenv.WaitFor(t, "this process to go home", func() bool { m.PollChange(); return *ownGroup(t) == *home })
@@ -648,7 +655,10 @@ func TestMoved(t *testing.T) {
 	if err := service.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "the end", func() bool { _, err := m.Room(0, 0); return errors.Is(err, proc.ErrNoProcess) })
+	testenv.WaitFor(t, "the end", func() bool {
+		_, err := m.Room(InMemory{})
+		return errors.Is(err, proc.ErrNoProcess)
+	})
 	m.PollChange()
 	if *ownGroup(t) != *home {
 		t.Errorf("after the target's end in %s, want %s", ownGroup(t).Name(), home.Name())
@@ -709,7 +719,7 @@ func TestRemovedBehind(t *testing.T) {
 	if err := a.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := m.Room(0, 0); err != nil || r.Limit != 2<<30 {
+	if r, err := m.Room(InMemory{}); err != nil || r.Limit != 2<<30 {
 		t.Errorf("Room = %+v, %v; want the limit of %s", r, err, b.Name())
 	}
 }
@@ -785,7 +795,7 @@ func BenchmarkProcessMemory(b *testing.B) {
 	})
 	b.Run("Room", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := m.Room(0, 0); err != nil {
+			if _, err := m.Room(InMemory{}); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -126,7 +126,7 @@ func startHeadReader(ctx context.Context, args []string, o *Options) (*headReade
 	if err != nil {
 		return nil, room.Room{}, err
 	}
-	free, err := memory.Room(0, 0)
+	free, err := memory.Room(room.InMemory{})
 	// In the background, because closing waits for all CPUs: 20 ms on two busy ones.
 	h.running.Go(func() { h.memoryErr = memory.Close() })
 	if err != nil {

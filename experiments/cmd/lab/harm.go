@@ -55,7 +55,8 @@ is x * M + the target's own memory, both of which are measured first: M is what 
 model.
 
 Scenes (amounts may be others):
-` + forms.String() + `and sets of them: hogs (those of memory and limits), faults (those of signals and limits), all.
+` + forms.String() + `and sets of them: hogs (those of memory and limits), sharing (those with a second group), faults
+(those of signals and limits), all.
 What takes memory is held for --hold, and then released. Scenes of the helper alone have no runs
 without it, and with --helped no scene has. Then every target that is lost counts as harmed.
 
@@ -69,6 +70,7 @@ differs, something is left, or not measured; 2 wrong usage.`,
   sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85,0.7,0.5 --scenes hogs \
       --pairs 10 --parallel 2 --save harm.json
   sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --scenes faults --pairs 29 --seed 2
+  sudo lab harm --helper 'bin/prefetchd --pid {pid}' --x 0.4 --scenes sharing --pairs 10
   sudo lab harm --helper 'bin/prefetchd --exec --as-root --always --fabric=fast -- {target}' \
       --other-text --scenes instant:150MB,kill-helper`,
 		Args: cobra.NoArgs,
