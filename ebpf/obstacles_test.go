@@ -41,8 +41,9 @@ func TestObstacles(t *testing.T) {
 		"seccomp": {Report{
 			Capabilities: all, Features: features(unknown), refused: "refused by a seccomp filter", remedy: "allow bpf",
 		}, []string{"probes are refused by a seccomp filter: allow bpf"}},
-		"refused":     {Report{Capabilities: all, Features: features(unknown)}, []string{"refuses probes though"}},
-		"lockdown":    {Report{Capabilities: all, Settings: lockedDown(true)}, []string{"locked down (confidentiality): boot"}},
+		"refused": {Report{Capabilities: all, Features: features(unknown)}, []string{"refuses probes though"}},
+		"lockdown": {Report{Capabilities: all, Settings: lockedDown(true)},
+			[]string{"locked down (confidentiality): boot"}},
 		"not so much": {Report{Capabilities: all, Settings: lockedDown(false)}, nil},
 		"BTF": {Report{Capabilities: all, Features: features(no("BTF"), no("programs of op"))},
 			[]string{"shows no type information: mount sysfs"}},

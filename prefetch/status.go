@@ -112,15 +112,21 @@ func (s Status) String() string {
 	return line
 }
 
-// Speed says how fast the target is with help, and was without. It is empty if that is not known.
+// Speed says how fast the target is with help, and was without. It is empty if that is not known. A target that only
+// reads prompts, as for embeddings, generates no tokens: then the tokens of prompts count.
 func (s Status) Speed() string {
-	switch {
-	case s.Now <= 0:
+	if s.Now <= 0 {
 		return ""
-	case s.Before > 0:
-		return fmt.Sprintf("%s tok/s, %s before", FormatSpeed(s.Now), FormatSpeed(s.Before))
 	}
-	return FormatSpeed(s.Now) + " tok/s"
+	text := FormatSpeed(s.Now)
+	if s.Tokens == 0 && s.Decodes > 0 {
+		text += " prompt"
+	}
+	text += " tok/s"
+	if s.Before > 0 {
+		text += fmt.Sprintf(", %s before", FormatSpeed(s.Before))
+	}
+	return text
 }
 
 // Work says what is kept in memory, and what is read for each token.
@@ -141,9 +147,9 @@ func (s Status) Work() string {
 // FormatSpeed formats a rate with three digits, or with the two behind the point where it is small.
 func FormatSpeed(perSecond float64) string {
 	switch {
-	case perSecond < 10:
+	case perSecond < 9.995: // what is less is rounded to less than 10
 		return strconv.FormatFloat(perSecond, 'f', 2, 64)
-	case perSecond < 100:
+	case perSecond < 99.95:
 		return strconv.FormatFloat(perSecond, 'f', 1, 64)
 	}
 	return strconv.FormatFloat(perSecond, 'f', 0, 64)

@@ -34,7 +34,8 @@ func TestCheckedBeforeWaiting(t *testing.T) {
 		"no paging out": {without("-sys_nice"), []string{
 			"prefetchd: nobody can be helped here: this process lacks CAP_SYS_NICE: run this as root (sudo), "}},
 		"neither": {without("-bpf,-sys_admin,-sys_nice"), []string{
-			"prefetchd: nobody can be helped here:\n", "this process lacks CAP_BPF: ", "this process lacks CAP_SYS_NICE: "}},
+			"prefetchd: nobody can be helped here:\n",
+			"this process lacks CAP_BPF: ", "this process lacks CAP_SYS_NICE: "}},
 		"user namespace": {[]string{"unshare", "--user", "--map-root-user"}, []string{
 			"prefetchd: nobody can be helped here: this process is in a user namespace "}},
 		"foreign /proc": {[]string{"unshare", "--pid", "--fork"}, []string{"prefetchd: /proc is not mounted here"}},
@@ -48,7 +49,8 @@ func TestCheckedBeforeWaiting(t *testing.T) {
 			continue
 		}
 		for _, args := range [][]string{
-			{"--auto", "--name", "no-such-program"}, {"--wait", "no-such-program"}, {"--wait", "--pid", strconv.Itoa(os.Getpid())},
+			{"--auto", "--name", "no-such-program"}, {"--wait", "no-such-program"},
+			{"--wait", "--pid", strconv.Itoa(os.Getpid())},
 		} {
 			cmd := exec.CommandContext(t.Context(), tc.wrapper[0], append(append(tc.wrapper[1:], prefetchd,
 				"--run-dir", filepath.Join(t.TempDir(), "run")), args...)...)
@@ -58,7 +60,8 @@ func TestCheckedBeforeWaiting(t *testing.T) {
 			lines := strings.SplitAfter(stderr.String(), "\n")
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.ExitCode() != cli.Failure || len(lines) != len(tc.want)+1 {
-				t.Errorf("%s, %v: %v\n%s\nwant status %d and %d lines", name, args, err, &stderr, cli.Failure, len(tc.want))
+				t.Errorf("%s, %v: %v\n%s\nwant status %d and %d lines",
+					name, args, err, &stderr, cli.Failure, len(tc.want))
 				continue
 			}
 			for i, want := range tc.want {

@@ -8,7 +8,7 @@ import (
 	"log/slog"
 
 	"tensorcast/internal/cli"
-	"tensorcast/prefetch/serve"
+	"tensorcast/prefetch"
 )
 
 // The values of --log.
@@ -53,7 +53,7 @@ func (o *options) statusLogger(to io.Writer) *slog.Logger {
 // logResult logs the result with --log json: a summary, or an error other than of the command line.
 // The returned error then has only the exit status. Without --log json it returns err. For a
 // prefetchd that --auto started, an error is why its target is passed over.
-func (o *options) logResult(to io.Writer, s *serve.Summary, err error) error {
+func (o *options) logResult(to io.Writer, s *prefetch.Summary, err error) error {
 	log := o.statusLogger(to)
 	if o.helper && err != nil {
 		o.logger(to, slog.LevelInfo).Info("not helped", "why", cli.Message(err))

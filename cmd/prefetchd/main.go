@@ -313,7 +313,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 }
 
 // run helps a process. With --log json, the summary is not nil if there is one to log.
-func run(cmd *cobra.Command, o options) (*serve.Summary, error) {
+func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 	live := newLive(cmd.ErrOrStderr(), o.statusLogger(cmd.ErrOrStderr()))
 	defer live.close()
 	so, err := o.prepare(live)
@@ -336,7 +336,7 @@ func run(cmd *cobra.Command, o options) (*serve.Summary, error) {
 		return nil, err
 	}
 	if o.dry && !o.json {
-		return nil, reportDry(cmd, &o, s.Summary)
+		return nil, reportDry(cmd, &o, s)
 	}
 	if o.log == logJSON && !o.json {
 		return &s, nil

@@ -11,13 +11,11 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
 	"tensorcast/prefetch"
-	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/room"
-	"tensorcast/prefetch/serve"
 )
 
 // report prints the summary: as JSON to one writer, as text to the other.
-func report(asJSON, asText io.Writer, o options, s serve.Summary) error {
+func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	if s.Level == room.LevelBudget {
 		s.Level = "--budget"
 	}
@@ -34,9 +32,9 @@ func report(asJSON, asText io.Writer, o options, s serve.Summary) error {
 
 // describeSummary says what was gained in its first line, and what was done behind it. detailed adds
 // where the memory went. There are no lines if there is nothing to say that was not said before.
-func describeSummary(s *serve.Summary, detailed bool) (lines []string) {
+func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 	switch {
-	case s.Idle != "" && s.Tokens == 0:
+	case s.Idle != "" && s.Decodes == 0:
 		return nil // that was reported before
 	case s.PerToken == 0:
 		return []string{"the target generated no token: nothing was learned"}
@@ -47,7 +45,7 @@ func describeSummary(s *serve.Summary, detailed bool) (lines []string) {
 	}
 	lines = append(lines, aboutBytes(s))
 	if s.Experts != nil {
-		lines = append(lines, aboutExperts(s.Experts, s.Tokens))
+		lines = append(lines, aboutExperts(s))
 	}
 	if line := aboutReadahead(s.Readahead); line != "" && (detailed || s.Experts != nil && s.Readahead.Why != "") {
 		lines = append(lines, line)
@@ -59,45 +57,62 @@ func describeSummary(s *serve.Summary, detailed bool) (lines []string) {
 }
 
 // aboutGain says how fast the target was with help and without. Where that was not measured it says so.
-func aboutGain(s *serve.Summary) string {
-	if s.Tokens == 0 {
-		return "no token was generated with help, so nothing was gained"
+func aboutGain(s *prefetch.Summary) string {
+	if s.Decodes == 0 {
+		return "the target computed nothing with help, so nothing was gained"
 	}
-	speed := prefetch.FormatSpeed(s.TokensPerSec) + " tok/s"
-	count := plural(s.Tokens, "token")
-	if s.Before <= 0 {
-		return fmt.Sprintf("%s with help (%s); no token was measured without help, so the gain is not known",
-			speed, count)
+	unit, mean, count, also := "tok/s", s.TokensPerSec, plural(s.Tokens, "token"), ""
+	if s.Tokens > 0 {
+		also = fmt.Sprintf(", %s on average", prefetch.FormatSpeed(mean))
+	} else { // it only reads prompts, as for embeddings
+		unit, mean, count = "prompt tok/s", s.PromptTokensPerSec, plural(s.Decodes, "decode")+" of prompts"
+		also = fmt.Sprintf(", %s per second", prefetch.FormatSpeed(s.DecodesPerSec))
 	}
-	line := fmt.Sprintf("%s, %s before: ", speed, prefetch.FormatSpeed(s.Before))
-	switch gain := s.TokensPerSec / s.Before; {
-	case gain < 0.98:
-		line += fmt.Sprintf("no gain, %.2f times as fast", gain)
-	case gain < 1.02:
-		line += "no gain"
-	case gain < 10:
-		line += fmt.Sprintf("%.1f times as fast", gain)
-	default:
-		line += fmt.Sprintf("%.0f times as fast", gain)
+	if s.Before <= 0 || s.Lately <= 0 {
+		return fmt.Sprintf("%s %s with help (%s); none was measured without, so the gain is not known",
+			prefetch.FormatSpeed(mean), unit, count)
 	}
-	return line + " (" + count + ")"
+	return fmt.Sprintf("%s %s, %s before: %s (%s%s)", prefetch.FormatSpeed(s.Lately), unit,
+		prefetch.FormatSpeed(s.Before), describeGain(s.Lately/s.Before), count, also)
 }
 
-// aboutBytes says what was kept and what was read for each token.
-func aboutBytes(s *serve.Summary) string {
+// describeGain says how many times as fast something is.
+func describeGain(times float64) string {
+	switch {
+	case times < 0.98:
+		return fmt.Sprintf("no gain, %.2f times as fast", times)
+	case times < 1.02:
+		return "no gain"
+	case times < 10:
+		return fmt.Sprintf("%.1f times as fast", times)
+	}
+	return fmt.Sprintf("%.0f times as fast", times)
+}
+
+// aboutBytes says what was kept and what was read each time.
+func aboutBytes(s *prefetch.Summary) string {
 	streamed := s.Streamed
 	if s.Experts != nil {
 		streamed -= s.Experts.Read // experts have a line of their own
 	}
 	line := fmt.Sprintf("kept %s of %s in memory", size(s.Pinned), size(s.PerToken))
-	if s.Tokens > 0 {
-		line += fmt.Sprintf(", streamed %s per token", size(streamed/int64(s.Tokens)))
+	if n, what := timesRead(s); n > 0 {
+		line += fmt.Sprintf(", streamed %s per %s", size(streamed/int64(n)), what)
 	}
 	return line
 }
 
+// timesRead is how often the target has read its weights with help, and what for. With several slots, a decode
+// generates several tokens.
+func timesRead(s *prefetch.Summary) (n int, what string) {
+	if s.Tokens == 0 || s.Decodes < s.Tokens {
+		return s.Decodes, "decode"
+	}
+	return s.Tokens, "token"
+}
+
 // aboutMemory says what bounded the help.
-func aboutMemory(s *serve.Summary) []string {
+func aboutMemory(s *prefetch.Summary) []string {
 	line := fmt.Sprintf("%s streamed in all, %d late; room for %s (%s); %s",
 		size(s.Streamed), s.Late, size(s.Room), s.Level, s.Queue)
 	if s.Expected > 0 {
@@ -114,18 +129,19 @@ func aboutMemory(s *serve.Summary) []string {
 			size(b.Twice), size(b.Taken), size(b.Swept)))
 }
 
-// aboutExperts describes what was done for a mixture's experts while a number of tokens was
-// generated.
-func aboutExperts(x *mixture.Summary, tokens int) string {
+// aboutExperts says what was done for a mixture's experts.
+func aboutExperts(s *prefetch.Summary) string {
+	x := s.Experts
 	about := fmt.Sprintf("experts: kept %s of %s", size(x.Kept), size(x.All))
-	if x.Chosen == 0 || tokens == 0 {
+	n, what := timesRead(s)
+	if x.Chosen == 0 || n == 0 {
 		return about + ", room for " + size(x.Room)
 	}
-	about += fmt.Sprintf("; %.1f %% hits; %s read per token",
-		100*float64(x.Chosen-x.Missed)/float64(x.Chosen), size(x.Read/int64(tokens)))
-	if s := x.Speculation; s != nil {
-		about += fmt.Sprintf("; guesses %s: %s read per token, %s of it used",
-			s.State, size(s.Read/int64(tokens)), size(s.Used/int64(tokens)))
+	about += fmt.Sprintf("; %.1f %% hits; %s read per %s",
+		100*float64(x.Chosen-x.Missed)/float64(x.Chosen), size(x.Read/int64(n)), what)
+	if g := x.Speculation; g != nil {
+		about += fmt.Sprintf("; guesses %s: %s read per %s, %s of it used",
+			g.State, size(g.Read/int64(n)), what, size(g.Used/int64(n)))
 	}
 	return about
 }

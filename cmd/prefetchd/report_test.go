@@ -11,41 +11,55 @@ import (
 
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/mixture"
-	"tensorcast/prefetch/serve"
 )
 
 // TestGainTold checks the end of a run: its first line says what was gained, or that this is not known. All lines
 // are short unless details are asked for.
 func TestGainTold(t *testing.T) {
-	base := serve.Summary{Before: 0.7, Summary: prefetch.Summary{
-		Tokens: 120, TokensPerSec: 5.2, PerToken: 764 << 20, Pinned: 602 << 20, Streamed: 120 * 165 << 20,
+	base := prefetch.Summary{
+		Tokens: 120, TokensPerSec: 4.6, Decodes: 121, DecodesPerSec: 4.5, Lately: 5.2, Before: 0.7,
+		PerToken: 764 << 20, Pinned: 602 << 20, Streamed: 120 * 165 << 20,
 		Room: 628 << 20, Level: "/box memory.max", Queue: "io_uring", Late: 1,
-	}}
-	change := func(f func(s *serve.Summary)) serve.Summary {
+	}
+	change := func(f func(s *prefetch.Summary)) prefetch.Summary {
 		s := base
 		f(&s)
 		return s
 	}
+	embeddings := change(func(s *prefetch.Summary) {
+		s.Tokens, s.TokensPerSec, s.Decodes, s.DecodesPerSec = 0, 0, 12, 0.49
+		s.PromptTokens, s.PromptTokensPerSec, s.Streamed = 260, 80.5, 12*164<<20
+		s.Lately, s.Before = 85, 31.2
+	})
 	for name, tc := range map[string]struct {
-		s    serve.Summary
+		s    prefetch.Summary
 		want string
 	}{
-		"gain": {base, "prefetchd: 5.20 tok/s, 0.70 before: 7.4 times as fast (120 tokens)\n" +
+		"gain": {base, "prefetchd: 5.20 tok/s, 0.70 before: 7.4 times as fast (120 tokens, 4.60 on average)\n" +
 			"prefetchd: kept 602 MiB of 764 MiB in memory, streamed 165 MiB per token\n"},
-		"much": {change(func(s *serve.Summary) { s.TokensPerSec = 16.04 }),
-			"prefetchd: 16.0 tok/s, 0.70 before: 23 times as fast (120 tokens)\n"},
-		"slower": {change(func(s *serve.Summary) { s.Before = 10.4 }),
-			"prefetchd: 5.20 tok/s, 10.4 before: no gain, 0.50 times as fast (120 tokens)\n"},
-		"as fast": {change(func(s *serve.Summary) { s.Before = 5.22 }),
-			"prefetchd: 5.20 tok/s, 5.22 before: no gain (120 tokens)\n"},
-		"not measured": {change(func(s *serve.Summary) { s.Before, s.Tokens = 0, 1 }),
-			"prefetchd: 5.20 tok/s with help (1 token); no token was measured without help, so the gain is not known\n"},
-		"no token": {change(func(s *serve.Summary) { s.Tokens = 0 }),
-			"prefetchd: no token was generated with help, so nothing was gained\n"},
-		"idle in the end": {change(func(s *serve.Summary) { s.Idle = "everything fits" }),
-			"times as fast (120 tokens)\nprefetchd: in the end it was idle: everything fits\n"},
-		"idle all the time": {change(func(s *serve.Summary) { s.Tokens, s.Idle = 0, "everything fits" }), ""},
-		"nothing learned": {change(func(s *serve.Summary) { s.PerToken = 0 }),
+		"much": {change(func(s *prefetch.Summary) {
+			s.Lately = 16.04
+		}), "16.0 tok/s, 0.70 before: 23 times as fast ("},
+		"slower": {change(func(s *prefetch.Summary) {
+			s.Before = 10.4
+		}), "10.4 before: no gain, 0.50 times as fast ("},
+		"as fast": {change(func(s *prefetch.Summary) {
+			s.Before = 5.22
+		}), "5.20 tok/s, 5.22 before: no gain ("},
+		"not measured": {change(func(s *prefetch.Summary) { s.Before, s.Tokens, s.Decodes = 0, 1, 2 }),
+			"prefetchd: 4.60 tok/s with help (1 token); none was measured without, so the gain is not known\n"},
+		"slots": {change(func(s *prefetch.Summary) { s.Decodes = 60 }), "streamed 330 MiB per decode\n"},
+		"embeddings": {embeddings,
+			"prefetchd: 85.0 prompt tok/s, 31.2 before: 2.7 times as fast (12 decodes of prompts, 0.49 per second)\n" +
+				"prefetchd: kept 602 MiB of 764 MiB in memory, streamed 164 MiB per decode\n"},
+		"no decode": {change(func(s *prefetch.Summary) { s.Tokens, s.Decodes = 0, 0 }),
+			"prefetchd: the target computed nothing with help, so nothing was gained\n"},
+		"idle in the end": {change(func(s *prefetch.Summary) { s.Idle = "everything fits" }),
+			"on average)\nprefetchd: in the end it was idle: everything fits\n"},
+		"idle all the time": {change(func(s *prefetch.Summary) {
+			s.Tokens, s.Decodes, s.Idle = 0, 0, "everything fits"
+		}), ""},
+		"nothing learned": {change(func(s *prefetch.Summary) { s.PerToken = 0 }),
 			"prefetchd: the target generated no token: nothing was learned\n"},
 	} {
 		var out bytes.Buffer
@@ -73,15 +87,15 @@ func TestGainTold(t *testing.T) {
 
 // TestExpertsTold checks what the summary and a dry run report about experts as text.
 func TestExpertsTold(t *testing.T) {
-	s := serve.Summary{Summary: prefetch.Summary{
-		Tokens: 10, TokensPerSec: 5, PerToken: 64 << 20, Pinned: 64 << 20, Streamed: 110 << 20,
+	s := prefetch.Summary{
+		Tokens: 10, Decodes: 10, TokensPerSec: 5, PerToken: 64 << 20, Pinned: 64 << 20, Streamed: 110 << 20,
 		Room: 600 << 20, Level: "/box memory.max", Disk: 1 << 30, Window: 8 << 20,
 		Experts: &mixture.Summary{All: 1000 << 20, Kept: 400 << 20, Room: 410 << 20, Chosen: 800,
 			Missed: 200, Read: 100 << 20, Strays: 3 << 20},
-	}}
+	}
 	none, idle := s, s
 	none.Experts = nil
-	idle.Tokens, idle.Experts = 0, &mixture.Summary{All: 1000 << 20, Room: 1 << 20}
+	idle.Tokens, idle.Decodes, idle.Experts = 0, 0, &mixture.Summary{All: 1000 << 20, Room: 1 << 20}
 	guessed, notYet := s, s
 	more := *s.Experts
 	more.Speculation = &mixture.Speculation{State: "won", Read: 30 << 20, Used: 24 << 20}
@@ -89,7 +103,7 @@ func TestExpertsTold(t *testing.T) {
 	blind := s
 	blind.Disk = 0
 	for name, tc := range map[string]struct {
-		s        serve.Summary
+		s        prefetch.Summary
 		dry      bool
 		want     []string // parts of the text
 		unwanted string
@@ -119,7 +133,7 @@ func TestExpertsTold(t *testing.T) {
 		err := report(&out, &out, options{}, tc.s)
 		if tc.dry {
 			out.Reset()
-			err = reportDry(cmd, &options{dry: true}, tc.s.Summary)
+			err = reportDry(cmd, &options{dry: true}, tc.s)
 		}
 		text := out.String()
 		for _, part := range tc.want {

@@ -78,7 +78,7 @@ func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Optio
 
 // Help lets the command run, and helps until it ends, as Run does. On an error the command goes on without help, if
 // it runs: see Runs.
-func (t *Target) Help(ctx context.Context) (Summary, error) { return t.server.run(ctx) }
+func (t *Target) Help(ctx context.Context) (prefetch.Summary, error) { return t.server.run(ctx) }
 
 // Runs says whether Help has let the command run. If not, Close ends it before its first instruction.
 func (t *Target) Runs() bool { return t.server.command.pending == nil }

@@ -21,13 +21,6 @@ import (
 	"tensorcast/prefetch/room"
 )
 
-// Summary says what was done for a target.
-type Summary struct {
-	prefetch.Summary
-	// Before is how many tokens per second the target had without help, when that was measured last; 0: it was not.
-	Before float64 `json:"before_tokens_per_sec"`
-}
-
 // Options say whom to help, and how.
 type Options struct {
 	// PID is the target. Start sets it.
@@ -101,12 +94,12 @@ func newServer(o Options) *server { return &server{opts: o, runtime: goRuntime{l
 // long: priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that
 // submits. Errors are those of capture.Attach, cgroup.ErrHidden without a budget, and others. After an error the
 // target goes on as if nothing had been.
-func Run(ctx context.Context, o Options) (sum Summary, err error) {
+func Run(ctx context.Context, o Options) (sum prefetch.Summary, err error) {
 	return newServer(o).run(ctx)
 }
 
 // run helps the target from now on.
-func (s *server) run(ctx context.Context) (sum Summary, err error) {
+func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	o := &s.opts
@@ -143,8 +136,7 @@ func (s *server) run(ctx context.Context) (sum Summary, err error) {
 		defer func() { o.OnPlanned(s.controller.Parts()) }()
 	}
 	err = s.helpAndSleep(ctx)
-	s.reportStatus(true) // what was measured last
-	return Summary{Summary: s.controller.Summary(), Before: s.status.before}, err
+	return s.controller.Summary(), err
 }
 
 // helpAndSleep helps while there is something to win, and sleeps while there is not, until the target or ctx ends.

@@ -32,8 +32,6 @@ type statusReporter struct {
 	report     monitor.Report       // as it was told last
 	reportedAt time.Time
 
-	before float64 // tokens per second without help, when that was measured last; 0: it was not
-
 	models   func() (models.Model, error)
 	lookedAt time.Time // when the models were looked at
 
@@ -100,17 +98,11 @@ func (r *statusReporter) idleSince(now time.Time) time.Time {
 // time. isLoaded says whether the target has loaded ggml, as far as is known.
 func (r *statusReporter) pass(c *prefetch.Controller, isLoaded func() bool, mustBeNow bool) {
 	now := time.Now()
-	if !mustBeNow && now.Sub(r.reportedAt) < reportInterval {
+	if r.tell == nil && r.monitor == nil || !mustBeNow && now.Sub(r.reportedAt) < reportInterval {
 		return
 	}
 	r.reportedAt = now
 	status := c.Status()
-	if status.Before > 0 {
-		r.before = status.Before
-	}
-	if r.tell == nil && r.monitor == nil {
-		return
-	}
 	if changed := status.LoopPhase != r.report.Status.LoopPhase; changed ||
 		len(r.report.Models) == 0 && now.Sub(r.lookedAt) > modelsInterval {
 		r.lookedAt = now
