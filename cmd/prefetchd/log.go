@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 
@@ -55,11 +56,13 @@ func (o *options) statusLogger(to io.Writer) *slog.Logger {
 // prefetchd that --auto started, an error is why its target is passed over.
 func (o *options) logResult(to io.Writer, s *prefetch.Summary, err error) error {
 	log := o.statusLogger(to)
-	if o.helper && err != nil {
-		o.logger(to, slog.LevelInfo).Info("not helped", "why", cli.Message(err))
+	switch {
+	case o.helper && err != nil && log != nil:
+		log.Info("not helped", "why", cli.Message(err))
 		return &cli.Exit{Code: cli.Failure}
-	}
-	if log == nil {
+	case o.helper && err != nil:
+		return &cli.Exit{Code: cli.Failure, Err: fmt.Errorf("not helped: %w", err)}
+	case log == nil:
 		return err
 	}
 	if err == nil {

@@ -236,7 +236,7 @@ started for another reason, 2 for wrong usage.`,
 // advise adds advice to an error: which flag of prefetchd helps.
 func (o *options) advise(err error) error {
 	switch {
-	case errors.Is(err, event.ErrNoGGML) && !o.wait && !o.exec:
+	case errors.Is(err, event.ErrNoGGML) && !o.wait && !o.exec && !o.helper:
 		return fmt.Errorf("%w If it loads it later, add --wait", err)
 	case errors.Is(err, cgroup.ErrHidden):
 		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, "+

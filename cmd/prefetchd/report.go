@@ -41,7 +41,7 @@ func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 	}
 	lines = append(lines, aboutGain(s))
 	if s.Idle != "" {
-		lines = append(lines, "in the end it was idle: "+s.Idle)
+		return append(lines, "in the end nothing is kept: "+s.Idle)
 	}
 	lines = append(lines, aboutBytes(s))
 	if s.Experts != nil {

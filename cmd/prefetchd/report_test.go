@@ -55,7 +55,7 @@ func TestGainTold(t *testing.T) {
 		"no decode": {change(func(s *prefetch.Summary) { s.Tokens, s.Decodes = 0, 0 }),
 			"prefetchd: the target computed nothing with help, so nothing was gained\n"},
 		"idle in the end": {change(func(s *prefetch.Summary) { s.Idle = "everything fits" }),
-			"on average)\nprefetchd: in the end it was idle: everything fits\n"},
+			"on average)\nprefetchd: in the end nothing is kept: everything fits\n"},
 		"idle all the time": {change(func(s *prefetch.Summary) {
 			s.Tokens, s.Decodes, s.Idle = 0, 0, "everything fits"
 		}), ""},

@@ -27,6 +27,8 @@ type search struct {
 
 // beginSearch begins to tell what is looked for. The caller must call close.
 func beginSearch(ctx context.Context, what monitor.Search, live *live, dir string, log *slog.Logger) *search {
+	what.Names = append([]string{}, what.Names...) // in JSON [] instead of null
+	what.Helped, what.Waiting = []monitor.Process{}, []monitor.Process{}
 	s := &search{ctx: ctx, dir: dir, live: live, report: monitor.Report{Began: time.Now(), Search: &what}}
 	if dir != "" {
 		var err error

@@ -82,7 +82,7 @@ func listenAt(dir, name string, report Report, budget func(bytes int64), log *sl
 	if err := d.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
 	}
-	report.PID, report.Began = os.Getpid(), time.Now().Round(0)
+	report.PID, report.Began, report.Models = os.Getpid(), time.Now().Round(0), []string{}
 	report.Status.Since = report.Began
 	s := &Server{path: filepath.Join(dir, name), report: report}
 	l, err := net.Listen("unix", s.path)
@@ -137,7 +137,10 @@ func (s *Server) handler(budget func(bytes int64)) http.Handler {
 func (s *Server) SetReport(r Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.report.Status, s.report.Models, s.report.IdleSince, s.report.Search = r.Status, r.Models, r.IdleSince, r.Search
+	s.report.Status, s.report.IdleSince, s.report.Search = r.Status, r.IdleSince, r.Search
+	if r.Models != nil { // in JSON [] instead of null
+		s.report.Models = r.Models
+	}
 }
 
 // currentReport is the report as of now.
