@@ -34,6 +34,7 @@ type live struct {
 	mu       sync.Mutex // guards what follows, and calls of line.Show
 	activity prefetch.Activity
 	text     func(now time.Time) string // what the line says; nil: nothing
+	closed   bool
 }
 
 // newLive shows statuses on to. The caller must call close.
@@ -92,7 +93,7 @@ func (l *live) redraw() {
 	now := visible.Line(text(time.Now())) // it may have to ask another process
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.text != nil {
+	if l.text != nil && !l.closed {
 		l.line.Show(now)
 	}
 }
@@ -147,6 +148,6 @@ func (l *live) close() {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.text = nil
+	l.closed = true
 	l.line.Close()
 }

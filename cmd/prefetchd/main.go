@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -327,6 +328,7 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 	if plan != nil {
 		so.OnPlanned = plan.setParts
 	}
+	live.say(func(time.Time) string { return fmt.Sprintf("looking at process %d", o.pid) })
 	s, err := serve.Run(cmd.Context(), so)
 	live.close()
 	if err == nil && o.dry && s.PerToken == 0 && s.Idle == "" {

@@ -49,8 +49,8 @@ func TestPassedOver(t *testing.T) {
 			t.Error(err)
 		}
 		text := stderr.String()
-		if strings.Count(text, reason) != 1 || strings.Contains(text, "exit status") || strings.Contains(text, "WARN") ||
-			!strings.Contains(text, prefix) {
+		if strings.Count(text, reason) != 1 || !strings.Contains(text, prefix) ||
+			strings.Contains(text, "exit status") || strings.Contains(text, "WARN") {
 			t.Errorf("%s: the log is\n%s\nwant %q in it, once", format, text, cmp.Or(prefix, reason))
 		}
 		if format != "json" {

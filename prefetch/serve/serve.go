@@ -169,10 +169,12 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 	return err
 }
 
-// reportStatus reports what is being done: now, or unless it was just reported.
+// reportStatus reports what is being done: now, or unless that was just done.
 func (s *server) reportStatus(mustBeNow bool) {
-	isLoaded := func() bool { return s.probes.capture == nil || len(s.probes.capture.Libraries()) > 0 }
-	s.status.pass(s.controller, isLoaded, mustBeNow)
+	if !mustBeNow && !s.status.isDue() {
+		return
+	}
+	s.status.pass(s.controller, func() bool { return s.probes.capture == nil || len(s.probes.capture.Libraries()) > 0 })
 }
 
 // memoryOptions are those with which the target's memory is followed. A budget bounds it where its limits are

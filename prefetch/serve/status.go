@@ -23,6 +23,8 @@ const (
 	stoppedAfter = 30 * time.Second
 	// modelsInterval is how often it is looked which models the target maps, while there are none.
 	modelsInterval = 2 * time.Second
+	// mostModels are named. A target may map as many files as it likes, but a report is bounded.
+	mostModels = 100
 )
 
 // statusReporter passes on what the controller does, and what the target does.
@@ -94,13 +96,14 @@ func (r *statusReporter) idleSince(now time.Time) time.Time {
 	return r.heard
 }
 
-// pass passes on what a controller does. Unless it must be now, it does nothing within reportInterval after the last
-// time. isLoaded says whether the target has loaded ggml, as far as is known.
-func (r *statusReporter) pass(c *prefetch.Controller, isLoaded func() bool, mustBeNow bool) {
+// isDue says whether somebody is to be told now.
+func (r *statusReporter) isDue() bool {
+	return (r.tell != nil || r.monitor != nil) && time.Since(r.reportedAt) >= reportInterval
+}
+
+// pass passes on what a controller does. isLoaded says whether the target has loaded ggml, as far as is known.
+func (r *statusReporter) pass(c *prefetch.Controller, isLoaded func() bool) {
 	now := time.Now()
-	if r.tell == nil && r.monitor == nil || !mustBeNow && now.Sub(r.reportedAt) < reportInterval {
-		return
-	}
 	r.reportedAt = now
 	status := c.Status()
 	if changed := status.LoopPhase != r.report.Status.LoopPhase; changed ||
@@ -126,8 +129,9 @@ func (r *statusReporter) lookAtModels() {
 	if err != nil {
 		return
 	}
-	paths := make([]string, len(found.Mapped)) // a new slice: others may still read the last one
-	for i, m := range found.Mapped {
+	named := found.Mapped[:min(len(found.Mapped), mostModels)]
+	paths := make([]string, len(named)) // a new slice: others may still read the last one
+	for i, m := range named {
 		paths[i] = m.Path
 	}
 	r.report.Models = paths
