@@ -119,7 +119,7 @@ func (s Status) Speed() string {
 		return ""
 	}
 	text := FormatSpeed(s.Now)
-	if s.Tokens == 0 && s.Decodes > 0 {
+	if ReadsPrompts(s.Tokens, s.Decodes) {
 		text += " prompt"
 	}
 	text += " tok/s"
@@ -128,6 +128,10 @@ func (s Status) Speed() string {
 	}
 	return text
 }
+
+// ReadsPrompts says whether most of so many decodes, which generated so many tokens, were prompts. A prompt of a single
+// token counts as generated.
+func ReadsPrompts(tokens, decodes int) bool { return 2*tokens < decodes }
 
 // Work says what is kept in memory, and what is read for each token.
 func (s Status) Work() string {

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/dustin/go-humanize"
 
@@ -56,24 +57,32 @@ func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 	return lines
 }
 
-// aboutGain says how fast the target was with help and without. Where that was not measured it says so.
+// aboutGain says how fast the target was with help and without. Where that was not measured it says so. Of the speed of
+// the whole run and that of its last decodes the smaller one counts. The machine may have been busier when tokens
+// without help were measured than it was in the end, and decodes of several slots have more tokens than those of one.
 func aboutGain(s *prefetch.Summary) string {
 	if s.Decodes == 0 {
 		return "the target computed nothing with help, so nothing was gained"
 	}
-	unit, mean, count, also := "tok/s", s.TokensPerSec, plural(s.Tokens, "token"), ""
-	if s.Tokens > 0 {
-		also = fmt.Sprintf(", %s on average", prefetch.FormatSpeed(mean))
-	} else { // it only reads prompts, as for embeddings
-		unit, mean, count = "prompt tok/s", s.PromptTokensPerSec, plural(s.Decodes, "decode")+" of prompts"
-		also = fmt.Sprintf(", %s per second", prefetch.FormatSpeed(s.DecodesPerSec))
+	unit, mean, count := "tok/s", s.TokensPerSec, plural(s.Tokens, "token")
+	if prefetch.ReadsPrompts(s.Tokens, s.Decodes) {
+		unit, mean = "prompt tok/s", s.PromptTokensPerSec
+		count = fmt.Sprintf("%s, %s per second",
+			plural(s.Decodes, "decode"), prefetch.FormatSpeed(s.DecodesPerSec))
 	}
 	if s.Before <= 0 || s.Lately <= 0 {
 		return fmt.Sprintf("%s %s with help (%s); none was measured without, so the gain is not known",
 			prefetch.FormatSpeed(mean), unit, count)
 	}
-	return fmt.Sprintf("%s %s, %s before: %s (%s%s)", prefetch.FormatSpeed(s.Lately), unit,
-		prefetch.FormatSpeed(s.Before), describeGain(s.Lately/s.Before), count, also)
+	speed, also := mean, ", "+prefetch.FormatSpeed(s.Lately)+" lately"
+	if s.Lately < mean {
+		speed, also = s.Lately, ", "+prefetch.FormatSpeed(mean)+" on average"
+	}
+	if math.Abs(s.Lately-mean) < 0.05*mean {
+		also = ""
+	}
+	return fmt.Sprintf("%s %s, %s before: %s (%s%s)", prefetch.FormatSpeed(speed), unit,
+		prefetch.FormatSpeed(s.Before), describeGain(speed/s.Before), count, also)
 }
 
 // describeGain says how many times as fast something is.
@@ -105,7 +114,7 @@ func aboutBytes(s *prefetch.Summary) string {
 // timesRead is how often the target has read its weights with help, and what for. With several slots, a decode
 // generates several tokens.
 func timesRead(s *prefetch.Summary) (n int, what string) {
-	if s.Tokens == 0 || s.Decodes < s.Tokens {
+	if prefetch.ReadsPrompts(s.Tokens, s.Decodes) || s.Decodes < s.Tokens {
 		return s.Decodes, "decode"
 	}
 	return s.Tokens, "token"

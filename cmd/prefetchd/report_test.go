@@ -17,7 +17,7 @@ import (
 // are short unless details are asked for.
 func TestGainTold(t *testing.T) {
 	base := prefetch.Summary{
-		Tokens: 120, TokensPerSec: 4.6, Decodes: 121, DecodesPerSec: 4.5, Lately: 5.2, Before: 0.7,
+		Tokens: 120, TokensPerSec: 5.3, Decodes: 121, DecodesPerSec: 4.5, Lately: 5.2, Before: 0.7,
 		PerToken: 764 << 20, Pinned: 602 << 20, Streamed: 120 * 165 << 20,
 		Room: 628 << 20, Level: "/box memory.max", Queue: "io_uring", Late: 1,
 	}
@@ -35,11 +35,17 @@ func TestGainTold(t *testing.T) {
 		s    prefetch.Summary
 		want string
 	}{
-		"gain": {base, "prefetchd: 5.20 tok/s, 0.70 before: 7.4 times as fast (120 tokens, 4.60 on average)\n" +
+		"gain": {base, "prefetchd: 5.20 tok/s, 0.70 before: 7.4 times as fast (120 tokens)\n" +
 			"prefetchd: kept 602 MiB of 764 MiB in memory, streamed 165 MiB per token\n"},
 		"much": {change(func(s *prefetch.Summary) {
-			s.Lately = 16.04
-		}), "16.0 tok/s, 0.70 before: 23 times as fast ("},
+			s.TokensPerSec, s.Lately = 16.04, 16.5
+		}), "16.0 tok/s, 0.70 before: 23 times as fast (120 tokens)\n"},
+		"faster in the end, when the machine was less busy": {change(func(s *prefetch.Summary) {
+			s.TokensPerSec, s.Lately, s.Before = 3.02, 14.3, 0.37
+		}), "3.02 tok/s, 0.37 before: 8.2 times as fast (120 tokens, 14.3 lately)\n"},
+		"of one slot in the end, and several before": {change(func(s *prefetch.Summary) {
+			s.TokensPerSec, s.Lately = 12, 3
+		}), "3.00 tok/s, 0.70 before: 4.3 times as fast (120 tokens, 12.0 on average)\n"},
 		"slower": {change(func(s *prefetch.Summary) {
 			s.Before = 10.4
 		}), "10.4 before: no gain, 0.50 times as fast ("},
@@ -47,15 +53,16 @@ func TestGainTold(t *testing.T) {
 			s.Before = 5.22
 		}), "5.20 tok/s, 5.22 before: no gain ("},
 		"not measured": {change(func(s *prefetch.Summary) { s.Before, s.Tokens, s.Decodes = 0, 1, 2 }),
-			"prefetchd: 4.60 tok/s with help (1 token); none was measured without, so the gain is not known\n"},
+			"prefetchd: 5.30 tok/s with help (1 token); none was measured without, so the gain is not known\n"},
 		"slots": {change(func(s *prefetch.Summary) { s.Decodes = 60 }), "streamed 330 MiB per decode\n"},
 		"embeddings": {embeddings,
-			"prefetchd: 85.0 prompt tok/s, 31.2 before: 2.7 times as fast (12 decodes of prompts, 0.49 per second)\n" +
+			"prefetchd: 80.5 prompt tok/s, 31.2 before: 2.6 times as fast " +
+				"(12 decodes, 0.49 per second, 85.0 lately)\n" +
 				"prefetchd: kept 602 MiB of 764 MiB in memory, streamed 164 MiB per decode\n"},
 		"no decode": {change(func(s *prefetch.Summary) { s.Tokens, s.Decodes = 0, 0 }),
 			"prefetchd: the target computed nothing with help, so nothing was gained\n"},
 		"idle in the end": {change(func(s *prefetch.Summary) { s.Idle = "everything fits" }),
-			"on average)\nprefetchd: in the end nothing is kept: everything fits\n"},
+			"(120 tokens)\nprefetchd: in the end nothing is kept: everything fits\n"},
 		"idle all the time": {change(func(s *prefetch.Summary) {
 			s.Tokens, s.Decodes, s.Idle = 0, 0, "everything fits"
 		}), ""},
