@@ -16,9 +16,11 @@ import (
 var ErrNoFiles = errors.New("the capture does not say of which files the model consists (it was made by an " +
 	"earlier version): capture again")
 
-// Cycle returns the reference sequence of the generation phase, with the shortest times over the
-// steps that follow it. A step that generates tokens of several sequences gathers slices for all of
-// them. The number of slices is the median over the steps.
+// Cycle returns what a step of the pattern's phase reads as it goes through the model once: its reference
+// sequence, with the shortest times over the steps that follow it. A step of several tokens gathers slices
+// for all of them. The number of slices is the median over the steps. Of a step that goes through the model
+// several times it is the longest pass, with the median and the shortest times over passes that read the
+// same.
 //
 // It fails with ErrNoFiles, and with ErrInvalid where the capture contradicts itself.
 func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
@@ -26,20 +28,26 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 	if err != nil {
 		return nil, err
 	}
-	ref := p.reference[tables.PhaseGeneration]
+	ref := p.reference[p.Phase]
 	index := map[string]int{} // of files
 	for i := range files {
 		if _, twice := index[files[i].Name]; !twice {
 			index[files[i].Name] = i
 		}
 	}
-	c := &Cycle{Files: files, Reads: make([]CycleRead, len(ref.reads))}
+	pass, begins := p.referencePass()
+	c := &Cycle{Files: files, Reads: make([]CycleRead, len(pass))}
 	nanos := p.leastTimes(ref)
-	bytes := make([]int64, len(ref.steps))
-	for i, read := range ref.reads {
+	bytes := make([]int64, 0, len(ref.steps)*len(begins))
+	for i, read := range pass {
 		row := &p.Structure[read.Tensor]
-		for j, step := range ref.steps {
-			bytes[j] = p.Steps[step].Reads[i].Bytes
+		bytes = bytes[:0]
+		least := []int64{tables.NotObserved}
+		for _, begin := range begins {
+			for _, step := range ref.steps {
+				bytes = append(bytes, p.Steps[step].Reads[begin+i].Bytes)
+			}
+			keepLeast(least, nanos[begin+i:begin+i+1])
 		}
 		n := int64(stats.Median(bytes))
 		file, ok := index[row.File]
@@ -49,7 +57,7 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 		r := &c.Reads[i]
 		*r = CycleRead{
 			File: file, Tensor: row.Name, Op: read.Op,
-			Offset: p.offsets[ref.sequence][i], Length: n, Nanos: nanos[i],
+			Offset: p.offsets[ref.sequence][begins[0]+i], Length: n, Nanos: least[0],
 		}
 		if gather, ok := gatherOf(read.Op); ok {
 			r.Offset, r.Length = row.Offset, row.Size

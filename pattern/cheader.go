@@ -19,9 +19,10 @@ import (
 // An entry is a read, in the order of use. Its offset is in the model's file. A comment names the
 // file if there are several. Its size is all that any token may read of the tensor. A comment says
 // how much a token gathers if that is less. Names are the bytes of the file's names, escaped.
-// WriteHeader refuses (ErrInvalid) a cycle that [Cycle.Write] refuses, and one without reads,
+// basis is that of the pattern (Pattern.Basis). If it is not "", comments are about a pass through the
+// model instead of a token. WriteHeader refuses (ErrInvalid) a cycle that [Cycle.Write] refuses, and one without reads,
 // because C has no empty arrays.
-func (c *Cycle) WriteHeader(w io.Writer) error {
+func (c *Cycle) WriteHeader(w io.Writer, basis string) error {
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -29,8 +30,14 @@ func (c *Cycle) WriteHeader(w io.Writer) error {
 		return fmt.Errorf("%w: it has no reads", ErrInvalid)
 	}
 	var b bytes.Buffer
-	b.WriteString("/* What one generated token reads of its model, in the order of use. Offsets and sizes are " +
-		"bytes of the file.\n")
+	what, reader := "one generated token reads of its model", "a token"
+	if basis != "" {
+		what, reader = "a decode reads of its model as it goes through it once", "a pass"
+	}
+	fmt.Fprintf(&b, "/* What %s, in the order of use. Offsets and sizes are bytes of the file.\n", what)
+	if basis != "" {
+		fmt.Fprintf(&b, " * %s.\n", commentText(basis))
+	}
 	for i := range c.Files {
 		f := &c.Files[i]
 		fmt.Fprintf(&b, " * File %d: %s, %d bytes, fingerprint %s\n", i, commentText(f.Name), f.Size, f.Fingerprint)
@@ -57,7 +64,7 @@ static const struct AccessEntry PER_TOKEN_PATTERN[] = {
 			notes = append(notes, fmt.Sprintf("file %d", r.File))
 		}
 		if r.Gathers() {
-			notes = append(notes, fmt.Sprintf("a token gathers %d x %d bytes of it", r.Slices, r.Slice))
+			notes = append(notes, fmt.Sprintf("%s gathers %d x %d bytes of it", reader, r.Slices, r.Slice))
 		}
 		if len(notes) > 0 {
 			fmt.Fprintf(&b, " /* %s */", strings.Join(notes, ", "))

@@ -36,7 +36,7 @@ func TestHeader(t *testing.T) {
 		}
 	}
 	var header, want strings.Builder
-	if err := c.WriteHeader(&header); err != nil {
+	if err := c.WriteHeader(&header, ""); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range c.Reads {
@@ -84,7 +84,7 @@ func TestHeaderRefuses(t *testing.T) {
 		"empty": {}, "no file": {Reads: []pattern.CycleRead{{Tensor: "a", Length: 1}}},
 	} {
 		var b strings.Builder
-		if err := c.WriteHeader(&b); !errors.Is(err, pattern.ErrInvalid) || b.Len() > 0 {
+		if err := c.WriteHeader(&b, ""); !errors.Is(err, pattern.ErrInvalid) || b.Len() > 0 {
 			t.Errorf("%s: %v, %d bytes; want %v, b.Len() at most 0", name, err, b.Len(), pattern.ErrInvalid)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/dustin/go-humanize"
@@ -16,14 +17,14 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Tally sums up what the generation steps of one pattern cost, tensor by tensor. Make it with
+// Tally sums up what the steps of one pattern's phase cost, tensor by tensor. Make it with
 // NewTally. Then add the rows of the capture's tables, each once, with those of the steps table
 // before the page-ins. It is not safe for concurrent use.
 type Tally struct {
 	pattern  *Pattern
 	meta     *tables.Meta
-	steps    map[int32]bool // the steps that generate and are whole
-	tokens   int            // that these steps generate
+	steps    map[int32]bool // the steps of the pattern's phase that are whole
+	tokens   int            // that these steps compute
 	tensors  []costs        // by structure row
 	other    costs          // metadata and padding
 	nanos    int64
@@ -35,10 +36,11 @@ type Tally struct {
 
 type costs struct{ disk, reread, stall int64 }
 
-// TokenTime is how long a step that generates took, per token of its batch.
+// TokenTime is how long a step took, per token of its batch.
 type TokenTime struct {
-	Token int32
-	Nanos int64
+	Token  int32 // -1 if the step generates nothing
+	Nanos  int64
+	Decode int64 // ns, of the whole step
 }
 
 // NewTally returns an empty Tally. pageIns tells whether page-ins were observed, even if none
@@ -48,7 +50,7 @@ func NewTally(p *Pattern, meta *tables.Meta, pageIns bool) *Tally {
 		pattern: p, meta: meta, steps: map[int32]bool{}, tensors: make([]costs, len(p.Structure)),
 		pageIns: pageIns,
 	}
-	for i := range p.tokens() {
+	for i := range p.comparedSteps() {
 		t.steps[p.Steps[i].Number] = true
 		t.tokens += int(p.Steps[i].Batch)
 	}
@@ -75,7 +77,8 @@ func (t *Tally) Step(s *tables.StepRow) error {
 		t.from, t.to = s.Begin, s.End
 	}
 	t.from, t.to = min(t.from, s.Begin), max(t.to, s.End)
-	t.times = append(t.times, TokenTime{s.Token, (s.End - s.Begin) / int64(max(s.Tokens, 1))})
+	nanos := s.End - s.Begin
+	t.times = append(t.times, TokenTime{Token: s.Token, Nanos: nanos / int64(max(s.Tokens, 1)), Decode: nanos})
 	return sumUp(&t.nanos, s.End-s.Begin)
 }
 
@@ -108,8 +111,8 @@ func (t *Tally) Access(a *tables.Access) error {
 	return sumUp(&t.tensors[a.Tensor].stall, a.Stall)
 }
 
-// Side describes one of two captures. Figures per token are per generated token of the whole steps.
-// What was not observed is null.
+// Side describes one of two captures. Figures per token are per token that the whole steps compute. These
+// generate, unless nothing was generated (Decodes). What was not observed is null.
 type Side struct {
 	Model     string   `json:"model"`
 	Command   []string `json:"command"`
@@ -121,12 +124,13 @@ type Side struct {
 	DiskBytes *int64   `json:"disk_bytes_per_token"`
 	Again     *int64   `json:"reread_bytes_per_token"` // the part of these that had been read before
 	StallNS   *int64   `json:"stall_ns_per_token"`     // of all threads together, in ops that read weights
-	Reads     int      `json:"reads_per_token"`        // of the canonical sequence
+	Reads     int      `json:"reads_per_token"`        // of the canonical sequence, for one pass through the model
+	Decodes   int      `json:"decodes,omitempty"`      // the steps, if these generate nothing; see Pattern.Basis
 
 	times []TokenTime
 }
 
-// TensorSides is a tensor in both captures. The figures are per generated token. They are null if
+// TensorSides is a tensor in both captures. The figures are per token, as those of Side. They are null if
 // they were not observed, or if the model lacks that tensor.
 type TensorSides struct {
 	Name                            string
@@ -155,9 +159,9 @@ func Compare(a, b *Tally) *Comparison {
 		return valueOrZero(t.Bytes[0])+valueOrZero(t.Bytes[1])+valueOrZero(t.Disk[0])+valueOrZero(t.Disk[1]) == 0
 	})
 	slices.SortStableFunc(c.Tensors, func(x, y TensorSides) int {
-		return cmp.Or(cmp.Compare(differenceOf(y.Disk), differenceOf(x.Disk)),
-			cmp.Compare(differenceOf(y.Bytes), differenceOf(x.Bytes)),
-			cmp.Compare(differenceOf(y.Stall), differenceOf(x.Stall)))
+		return cmp.Or(cmp.Compare(c.differenceOf(y.Disk), c.differenceOf(x.Disk)),
+			cmp.Compare(c.differenceOf(y.Bytes), c.differenceOf(x.Bytes)),
+			cmp.Compare(c.differenceOf(y.Stall), c.differenceOf(x.Stall)))
 	})
 	return c
 }
@@ -173,10 +177,15 @@ func (t *Tally) fingerprint() string {
 // compareSequences finds the edits between the canonical sequences of two patterns.
 func (c *Comparison) compareSequences(a, b *Pattern) {
 	var names []string
-	numbers := map[string]int32{} // index of names
-	var sequences [2][]Read       // with Tensor as an index of names
+	numbers := map[string]int32{}                       // index of names
+	var sequences [2][]Read                             // with Tensor as an index of names
+	sizesDiffer := a.Phase != b.Phase || !a.Generates() // what is gathered depends on the number of tokens
 	for side, p := range []*Pattern{a, b} {
-		for _, r := range p.reference[tables.PhaseGeneration].reads {
+		reads, _ := p.referencePass()
+		for _, r := range reads {
+			if _, gathers := gatherOf(r.Op); gathers && sizesDiffer {
+				r.Varies = true
+			}
 			name := p.Structure[r.Tensor].Name
 			number, known := numbers[name]
 			if !known {
@@ -232,12 +241,14 @@ func valueOrZero(n *int64) int64 {
 	return *n
 }
 
-// differenceOf returns by how much two figures differ, 0 if one is not known.
-func differenceOf(v [2]*int64) int64 {
+// differenceOf returns by how much two figures per token differ, in what texts are per. It is 0 if one is
+// not known.
+func (c *Comparison) differenceOf(v [2]*int64) int64 {
 	if v[0] == nil || v[1] == nil {
 		return 0
 	}
-	return max(*v[0]-*v[1], *v[1]-*v[0])
+	a, b := *scale(v[0], c.tokensPerUnit(0)), *scale(v[1], c.tokensPerUnit(1))
+	return max(a-b, b-a)
 }
 
 // perToken returns a sum per token.
@@ -250,10 +261,14 @@ func (t *Tally) buildSide() Side {
 	p := t.pattern
 	s := Side{
 		Model: ModelName(t.meta, p.Model), Command: t.meta.Command, Host: t.meta.Host.CPU, Tokens: t.tokens,
-		Reads: len(p.reference[tables.PhaseGeneration].reads), times: t.times,
+		times: t.times,
+	}
+	pass, _ := p.referencePass()
+	if s.Reads = len(pass); !p.Generates() {
+		s.Decodes = len(t.steps)
 	}
 	var bytes int64
-	for i := range p.tokens() {
+	for i := range p.comparedSteps() {
 		bytes += p.Steps[i].Bytes
 	}
 	s.Bytes = *t.perToken(bytes)
@@ -282,10 +297,34 @@ func (t *Tally) buildSide() Side {
 // Times are how long each step took, per token, of one side (0 or 1), in the order of the steps table.
 func (c *Comparison) Times(side int) []TokenTime { return c.Sides[side].times }
 
+// PerDecode reports whether neither capture generated anything. Its texts and figures are then per decode.
+func (c *Comparison) PerDecode() bool { return c.Sides[0].Decodes > 0 && c.Sides[1].Decodes > 0 }
+
+// unit is what the figures of texts are per.
+func (c *Comparison) unit() string {
+	if c.PerDecode() {
+		return "decode"
+	}
+	return "token"
+}
+
+// tokensPerUnit is how many tokens of a side a figure of a text is of, on average.
+func (c *Comparison) tokensPerUnit(side int) float64 {
+	if s := &c.Sides[side]; c.PerDecode() {
+		return float64(max(s.Tokens, 1)) / float64(s.Decodes)
+	}
+	return 1
+}
+
 // Document returns the comparison in words and tables, with at most top tensors. names are what the two
 // captures are called.
 func (c *Comparison) Document(names [2]string, top int) tabular.Document {
-	verdict := fmt.Sprintf("both read the same tensors in the same order for each token (%d reads)", c.Sides[0].Reads)
+	verdict := fmt.Sprintf("both read the same tensors in the same order for each %s (%d reads)", c.unit(),
+		c.Sides[0].Reads)
+	if c.PerDecode() {
+		verdict = fmt.Sprintf("both read the same tensors in the same order as they go through the model (%d reads)",
+			c.Sides[0].Reads)
+	}
 	if !c.Identical {
 		verdict = fmt.Sprintf("their canonical sequences differ by %s; the first, at %d: %v",
 			formatCount(len(c.Edits), "edit"), c.Edits[0].Position, c.Edits[0])
@@ -304,18 +343,64 @@ func (c *Comparison) Document(names [2]string, top int) tabular.Document {
 // sideFigure is a figure of both sides: as text, and as a number for the ratio (0 if it is not known).
 type sideFigure struct {
 	name   string
-	text   func(*Side) string
-	number func(*Side) float64
+	text   func(side int) string
+	number func(side int) float64
 }
 
-func sizeFigure(name string, of func(*Side) *int64) sideFigure {
-	return sideFigure{name, func(s *Side) string { return formatSize(of(s)) },
-		func(s *Side) float64 { return float64(valueOrZero(of(s))) }}
+// sideFigures are the figures of the two sides.
+func (c *Comparison) sideFigures() []sideFigure {
+	size := func(name string, of func(*Side) *int64) sideFigure {
+		scaled := func(side int) *int64 { return scale(of(&c.Sides[side]), c.tokensPerUnit(side)) }
+		return sideFigure{name, func(side int) string { return formatSize(scaled(side)) },
+			func(side int) float64 { return float64(valueOrZero(scaled(side))) }}
+	}
+	time := func(name string, of func(side int) *int64) sideFigure {
+		return sideFigure{name, func(side int) string { return formatMillis(of(side)) },
+			func(side int) float64 { return float64(valueOrZero(of(side))) }}
+	}
+	count := func(name string, of func(*Side) int) sideFigure {
+		return sideFigure{name, func(side int) string { return fmt.Sprint(of(&c.Sides[side])) },
+			func(side int) float64 { return float64(of(&c.Sides[side])) }}
+	}
+	unit := c.unit()
+	figures := []sideFigure{count("tokens", func(s *Side) int { return s.Tokens })}
+	if c.PerDecode() {
+		figures = append(figures, count("decodes", func(s *Side) int { return s.Decodes }))
+	}
+	return append(figures,
+		sideFigure{"tokens per second", func(side int) string { return rateText(&c.Sides[side]) },
+			func(side int) float64 { return rateNumber(&c.Sides[side]) }},
+		time("a "+unit+", median", c.medianTime),
+		size("read per "+unit, func(s *Side) *int64 { return &s.Bytes }),
+		size("of it from disk", func(s *Side) *int64 { return s.DiskBytes }),
+		size("of that again", func(s *Side) *int64 { return s.Again }),
+		time("stall per "+unit, func(side int) *int64 {
+			return scale(c.Sides[side].StallNS, c.tokensPerUnit(side))
+		}),
+	)
 }
 
-func timeFigure(name string, of func(*Side) *int64) sideFigure {
-	return sideFigure{name, func(s *Side) string { return formatMillis(of(s)) },
-		func(s *Side) float64 { return float64(valueOrZero(of(s))) }}
+// medianTime is the median time of a token, or of a decode.
+func (c *Comparison) medianTime(side int) *int64 {
+	s := &c.Sides[side]
+	if !c.PerDecode() || len(s.times) == 0 {
+		return s.MedianNS
+	}
+	var each []int64
+	for _, t := range s.times {
+		each = append(each, t.Decode)
+	}
+	median := int64(stats.Median(each))
+	return &median
+}
+
+// scale multiplies what is known.
+func scale(n *int64, by float64) *int64 {
+	if n == nil || by == 1 {
+		return n
+	}
+	scaled := int64(math.Round(min(float64(*n)*by, maxCaptureBytes)))
+	return &scaled
 }
 
 func rateText(s *Side) string {
@@ -332,27 +417,15 @@ func rateNumber(s *Side) float64 {
 	return *s.TokS
 }
 
-var sideFigures = []sideFigure{
-	{"tokens", func(s *Side) string { return fmt.Sprint(s.Tokens) },
-		func(s *Side) float64 { return float64(s.Tokens) }},
-	{"tokens per second", rateText, rateNumber},
-	timeFigure("a token, median", func(s *Side) *int64 { return s.MedianNS }),
-	sizeFigure("read per token", func(s *Side) *int64 { return &s.Bytes }),
-	sizeFigure("of it from disk", func(s *Side) *int64 { return s.DiskBytes }),
-	sizeFigure("of that again", func(s *Side) *int64 { return s.Again }),
-	timeFigure("stall per token", func(s *Side) *int64 { return s.StallNS }),
-}
-
 // sidesTable has a row for each figure of the two sides.
 func (c *Comparison) sidesTable(names [2]string) *tabular.Table {
 	t := &tabular.Table{Columns: slices.Concat(tabular.Left(""), tabular.Right(names[0], names[1], "ratio"))}
-	first, second := &c.Sides[0], &c.Sides[1]
-	for _, f := range sideFigures {
+	for _, f := range c.sideFigures() {
 		ratio := "-"
-		if x, y := f.number(first), f.number(second); x > 0 && y > 0 {
+		if x, y := f.number(0), f.number(1); x > 0 && y > 0 {
 			ratio = fmt.Sprintf("%.3g", y/x)
 		}
-		t.Rows = append(t.Rows, []string{f.name, f.text(first), f.text(second), ratio})
+		t.Rows = append(t.Rows, []string{f.name, f.text(0), f.text(1), ratio})
 	}
 	return t
 }
@@ -360,19 +433,25 @@ func (c *Comparison) sidesTable(names [2]string) *tabular.Table {
 // tensorsTable has the first tensors that differ, at most top.
 func (c *Comparison) tensorsTable(names [2]string, top int) *tabular.Table {
 	t := &tabular.Table{
-		Title: "tensors that differ most, per token",
+		Title: "tensors that differ most, per " + c.unit(),
 		Columns: slices.Concat(tabular.Right("read "+names[0], names[1], "disk "+names[0], names[1],
 			"stall "+names[0], names[1]), tabular.Left("tensor")),
 	}
 	for _, x := range c.Tensors[:min(top, len(c.Tensors))] {
-		if differenceOf(x.Disk)+differenceOf(x.Bytes)+differenceOf(x.Stall) == 0 &&
+		if c.differenceOf(x.Disk)+c.differenceOf(x.Bytes)+c.differenceOf(x.Stall) == 0 &&
 			(x.Bytes[0] == nil) == (x.Bytes[1] == nil) {
 			continue
 		}
-		t.Rows = append(t.Rows, []string{
-			formatSize(x.Bytes[0]), formatSize(x.Bytes[1]), formatSize(x.Disk[0]), formatSize(x.Disk[1]),
-			formatMillis(x.Stall[0]), formatMillis(x.Stall[1]), x.Name,
-		})
+		var row []string
+		for _, format := range []struct {
+			of   [2]*int64
+			text func(*int64) string
+		}{{x.Bytes, formatSize}, {x.Disk, formatSize}, {x.Stall, formatMillis}} {
+			for side := range format.of {
+				row = append(row, format.text(scale(format.of[side], c.tokensPerUnit(side))))
+			}
+		}
+		t.Rows = append(t.Rows, append(row, x.Name))
 	}
 	return t
 }

@@ -52,10 +52,10 @@ func TestContextsAreToldApart(t *testing.T) {
 
 	p, meta := mustBuild(t, c.build)
 	want := []ContextReads{
-		{Context: 0, Model: 0, Steps: 1, GenerationSteps: 1, GenerationBytes: 1064},
-		{Context: 0, Model: 1, Steps: 8, GenerationSteps: 8, GenerationBytes: 8 * 1064},
-		{Context: 1, Model: 0, Steps: 4, GenerationSteps: 4, GenerationBytes: 4 * 23064},
-		{Context: 2, Model: 0, Steps: 1, GenerationSteps: 1, GenerationBytes: 64 + 1000 + 1000 + 2000},
+		{Context: 0, Model: 0, Steps: 1, GenerationSteps: 1, GenerationBytes: 1064, Bytes: 1064},
+		{Context: 0, Model: 1, Steps: 8, GenerationSteps: 8, GenerationBytes: 8 * 1064, Bytes: 8 * 1064},
+		{Context: 1, Model: 0, Steps: 4, GenerationSteps: 4, GenerationBytes: 4 * 23064, Bytes: 4 * 23064},
+		{Context: 2, Model: 0, Steps: 1, GenerationSteps: 1, GenerationBytes: 4064, Bytes: 4064},
 	}
 	if p.Context != 1 || p.Model != 0 || !reflect.DeepEqual(p.Contexts, want) {
 		t.Errorf("context %d of model %d of %+v, want 1 of 0 of %+v", p.Context, p.Model, p.Contexts, want)

@@ -14,6 +14,7 @@ import (
 
 // Cycle is what one generated token reads, in order, in one llama_context with one model. Every
 // token reads the same, except for the rows and experts that it gathers: these depend on the token.
+// Where nothing is generated, it is what the tokens of a prompt read together in one pass through the model.
 // It holds no addresses, because they differ from run to run.
 //
 // A Cycle is not changed once it is made, so it may be read concurrently.

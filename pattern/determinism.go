@@ -35,7 +35,12 @@ type Determinism struct {
 	Groups     []Group     `json:"groups"`
 	Departures []Departure `json:"departures"` // most steps first
 	Steps      []StepMatch `json:"-"`          // all, in the order of Pattern.Steps
+
+	phase tables.Phase // the pattern's
 }
+
+// Phase is the phase that the verdict is of: generation, unless nothing was generated.
+func (d *Determinism) Phase() tables.Phase { return d.phase }
 
 // Group describes the steps of one phase and batch size. Sequences are compared by tensor and op,
 // and in generation also by bytes. The skeleton is the reads that are not of chosen experts. In a
@@ -86,7 +91,7 @@ func (p *Pattern) Determinism(sizes map[int32]int32, cancelled func() error) (*D
 	order := slices.SortedFunc(maps.Keys(groups), func(a, b groupKey) int {
 		return cmp.Or(cmp.Compare(a.phase, b.phase), cmp.Compare(a.batch, b.batch))
 	})
-	d := &Determinism{Departures: []Departure{}}
+	d := &Determinism{Departures: []Departure{}, phase: p.Phase}
 	matches := make([]StepMatch, len(p.Steps))
 	known := make([]bool, len(p.Steps))
 	work := 1 << 27
@@ -276,8 +281,8 @@ func (c *comparison) knownDeparture(d *Determinism, s *Step) int {
 // findCause returns the first cause that fits.
 func (c *comparison) findCause(d *Departure, reads []Read) Cause {
 	p := c.pattern
-	if c.phase == tables.PhaseGeneration {
-		for batch, ref := range p.batches {
+	if c.phase == tables.PhaseGeneration && p.Generates() {
+		for batch, ref := range p.groups {
 			if batch != c.batch && slices.EqualFunc(ref.reads, reads, sameTensor) &&
 				!slices.EqualFunc(ref.reads, c.ref.reads, sameTensor) {
 				return CauseBatch
@@ -347,7 +352,7 @@ func (d *Determinism) Document(top int) tabular.Document {
 			tabular.Right("batch", "steps", "follow", "share", "sequences", "reads", "skeleton reads", "follow it")),
 	}
 	for _, g := range d.Groups {
-		if g.Phase == tables.PhaseGeneration.String() {
+		if g.Phase == d.phase.String() {
 			steps, following, skeleton = steps+g.Steps, following+g.Following, skeleton+g.SkeletonFollowing
 		}
 		routed = routed || g.SkeletonReads < g.Reads
@@ -361,8 +366,8 @@ func (d *Determinism) Document(top int) tabular.Document {
 			fmt.Sprint(g.SkeletonFollowing),
 		})
 	}
-	verdict := fmt.Sprintf("generation: %d of %d steps (%s) read exactly the canonical sequence of their batch size",
-		following, steps, formatPercent(following, steps))
+	verdict := fmt.Sprintf("%v: %d of %d steps (%s) read exactly the canonical sequence of their batch size",
+		d.phase, following, steps, formatPercent(following, steps))
 	if routed {
 		verdict += fmt.Sprintf("; apart from chosen experts %d do (%s)", skeleton, formatPercent(skeleton, steps))
 	}

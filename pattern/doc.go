@@ -14,6 +14,10 @@
 // their bytes is part of the sequence, unless the step generates tokens of several sequences at
 // once, because these may share rows and experts.
 //
+// Where nothing is generated, as for embeddings or a perplexity, the steps of the prompts are compared
+// instead, and figures are per step. A step of a large batch goes through the model several times. Each
+// of these passes begins with the same read, and is compared with a token's step.
+//
 // # Two ways to the same result
 //
 // [Build] makes a [Pattern] from a capture: all steps of one llama_context with one model, the

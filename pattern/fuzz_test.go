@@ -74,9 +74,12 @@ func FuzzBuild(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, complete, headless bool, llama int8) {
 		batches := map[int32]int32{1: 1 + int32(len(data)%3), 2: 2}
 		p, err := Build(structure, rowsIn(data, structure),
-			Options{Context: int(llama), Complete: complete, Headless: headless, Batches: batches})
+			Options{
+				Context: int(llama), Complete: complete, Headless: headless, Batches: batches,
+				Phase: tables.Phase(len(data) % 6), HasPhase: len(data)%6 < phases,
+			})
 		if err != nil {
-			if !errors.Is(err, ErrNoAccesses) && !errors.Is(err, ErrNoTokens) && !errors.Is(err, ErrNoContext) &&
+			if !errors.Is(err, ErrNoAccesses) && !errors.Is(err, ErrNoPhase) && !errors.Is(err, ErrNoContext) &&
 				!errors.Is(err, ErrTooMuch) {
 				t.Error(err)
 			}
@@ -94,6 +97,9 @@ func FuzzBuild(f *testing.F) {
 		}
 		if err := s.WriteText(new(bytes.Buffer)); err != nil {
 			t.Error(err)
+		}
+		if (p.Basis() == "") != p.Generates() || p.Passes() < 1 {
+			t.Errorf("basis %q of %v, %d passes", p.Basis(), p.Phase, p.Passes())
 		}
 		for _, r := range p.Rows() {
 			if r.RelativeTime < 0 || r.RelativeTime > 1 || r.Bytes < 0 {

@@ -46,12 +46,15 @@ type Step struct {
 	Phase  tables.Phase
 	Reads  []Read // shared by the steps with an equal sequence, so never changed
 	Bytes  int64  // sum over Reads
-	Batch  int32  // tokens that the step generates, of as many sequences; 0 in other phases
+	// Batch is how many tokens the step computes, if it is of the pattern's phase. In generation it
+	// generates as many, of as many sequences. It is 0 in other phases, and where it is not known.
+	Batch int32
 	// CutShort means that the capture ended inside this step. Such a step counts only for total
 	// bytes.
 	CutShort bool
 
-	sequence int // index of Pattern.sequences, which holds Reads
+	sequence int   // index of Pattern.sequences, which holds Reads
+	passes   int32 // through the model, if it is of a phase that generates nothing, and that of the pattern
 	thread   int32
 	context  int32
 	model    int32     // the model of which the step read most bytes
@@ -69,14 +72,18 @@ type Pattern struct {
 	Context   int32                 // tables.Access.Context
 	Model     int32                 // tables.StructureRow.Model
 	Contexts  []ContextReads        // all that the capture holds, this one among them
+	// Phase is the phase whose steps are compared, and of which figures are. It is generation, if the
+	// context generated anything. A context of a benchmark of prompts, of a perplexity or of
+	// embeddings has only decodes of a prompt. These are then the steps that the figures are of.
+	Phase tables.Phase
 
 	sequences [][]Read
 	// offsets has, for each of sequences and each of its reads, where in the file the read began
 	// the first time.
 	offsets   [][]int64
 	compute   map[computeKey][]int64 // for each read, the shortest time that its op computed (ns), see CycleRead.Nanos
-	reference [phases]reference      // indexed by tables.Phase; for generation, that of the most frequent batch size
-	batches   map[int32]reference    // of the generation phase, by Step.Batch
+	reference [phases]reference      // indexed by tables.Phase; for Phase, that of the most frequent group
+	groups    map[int32]reference    // of the steps of Phase, see groupOf
 }
 
 // phases is the number of phases.
@@ -100,7 +107,7 @@ type reference struct {
 // Errors of Build, for callers that explain them.
 var (
 	ErrNoAccesses = errors.New("the capture holds no accesses")
-	ErrNoTokens   = errors.New("the capture holds no generated token")
+	ErrNoPhase    = errors.New("the capture holds no step of this phase")
 	ErrNoContext  = errors.New("the capture holds no such context")
 	// ErrTooMuch means that a capture holds more than any real one. The limits bound memory, and
 	// sums do not overflow.
@@ -123,9 +130,13 @@ type ContextReads struct {
 	Steps           int   `json:"steps"`
 	GenerationSteps int   `json:"generation_steps"`
 	GenerationBytes int64 `json:"generation_bytes"`
+	Bytes           int64 `json:"-"` // of all phases
+
+	phaseBytes int64 // of the phase that the options name
 }
 
-// MostRead chooses the context and model of which most bytes were read in generation.
+// MostRead chooses the context and model of which most bytes were read in generation. If nothing was
+// generated, it is that of which most bytes were read.
 const MostRead = -1
 
 // Options tell Build what to know about a capture.
@@ -136,8 +147,13 @@ type Options struct {
 	Context  int
 	Complete bool // the capture ended in order (tables.Meta.Complete): its last step is whole
 	Headless bool // the oldest rows of the capture were deleted, so its first step may lack its beginning
-	// Batches has, for each step that generates tokens of several sequences, how many it generates.
+	// Batches has how many tokens each step computes, or 0 where that is not known. A step that
+	// generates one may be left out.
 	Batches map[int32]int32
+	// Phase is the phase that is analysed, if HasPhase. Else it is generation, or, in a context that
+	// generated nothing, that of the prompts. If there were none, it is the warm-up.
+	Phase    tables.Phase
+	HasPhase bool
 }
 
 // OptionsOf returns the options for a capture from its description and its steps table. The context
@@ -151,8 +167,8 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 		if err != nil {
 			return o, err
 		}
-		if s.Phase == tables.PhaseGeneration && s.Tokens > 1 {
-			o.Batches[s.Step] = s.Tokens
+		if s.Tokens != 1 || s.Phase != tables.PhaseGeneration {
+			o.Batches[s.Step] = max(s.Tokens, 0)
 		}
 	}
 	return o, nil
@@ -161,20 +177,21 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 // Build reads an access table. Its rows name tensors of structure.
 //
 // Steps that generate are compared with those that generate as many tokens, because batches of
-// other sizes may be computed by other ops. The reference sequence of a batch size is the sequence
+// other sizes may be computed by other ops. If nothing was generated, steps of prompts are compared with
+// those that go through the model as often. The reference sequence of such a group is the sequence
 // that most of its steps share. Among equals it is the longest, then the first. The reference of
-// the generation phase is that of the most frequent batch size. The batches of the other phases
+// the pattern's phase is that of the most frequent group. The batches of the other phases
 // differ in size, so bytes are left out of the comparison there.
 //
-// The last step of each thread counts as cut short if it is a generated token with a shorter
+// The last step of each thread counts as cut short if it is of the pattern's phase with a shorter
 // sequence than the reference, and one of two things holds: it begins like the reference, or the
 // capture is not complete, so that the tracer was killed there. In a headless capture the first
-// step counts as cut short if it ends like the reference. The longest token is never cut short, so
-// a capture of one token keeps it.
+// step counts as cut short if it ends like the reference. The longest step is never cut short, so
+// a capture of one step keeps it.
 //
-// Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse,
-// with ErrTooMuch, or with the error that accesses yields. The rows must be as package trace reads
-// them. What that package checks is not checked again.
+// Build fails with ErrNoAccesses, ErrNoPhase or ErrNoContext when there is nothing to analyse, with
+// ErrTooMuch, or with the error that accesses yields. The rows must be as package trace reads them.
+// What that package checks is not checked again.
 func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error], o Options) (*Pattern, error) {
 	p := &Pattern{Structure: structure, compute: map[computeKey][]int64{}}
 	b := collector{
@@ -193,15 +210,18 @@ func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, e
 	if len(p.Steps) == 0 {
 		return nil, ErrNoAccesses
 	}
-	if err := p.chooseContext(o.Context); err != nil {
+	if err := p.chooseContext(&o); err != nil {
 		return nil, err
 	}
-	for _, phase := range []tables.Phase{tables.PhaseWarmup, tables.PhasePrompt} {
-		p.reference[phase] = p.findReference(phase, 0)
+	p.choosePhase(&o)
+	for phase := range tables.Phase(phases) {
+		if phase != p.Phase {
+			p.reference[phase] = p.findReference(phase, 0)
+		}
 	}
-	p.findBatches()
-	if p.reference[tables.PhaseGeneration].reads == nil {
-		return nil, ErrNoTokens
+	p.findGroups()
+	if p.reference[p.Phase].reads == nil {
+		return nil, fmt.Errorf("%w: %v", ErrNoPhase, p.Phase)
 	}
 	first, last := p.endSteps()
 	for _, i := range last {
@@ -217,17 +237,17 @@ func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, e
 	return p, nil
 }
 
-// shorterThanReference returns a step and its reference if the step generates and has fewer reads
-// than the reference, else nil. The reference is that of its batch size, or that of the phase if no
-// other step has this size.
+// shorterThanReference returns a step and its reference if the step is of the pattern's phase and has
+// fewer reads than the reference, else nil. The reference is that of its group, or that of the phase if no
+// other step is in its group.
 func (p *Pattern) shorterThanReference(step int) (*Step, []Read) {
 	s := &p.Steps[step]
-	if s.Phase != tables.PhaseGeneration {
+	if s.Phase != p.Phase {
 		return nil, nil
 	}
-	whole := p.batches[s.Batch]
+	whole := p.groups[p.groupOf(s)]
 	if len(whole.steps) == 1 {
-		whole = p.reference[tables.PhaseGeneration]
+		whole = p.reference[p.Phase]
 	}
 	if len(s.Reads) >= len(whole.reads) {
 		return nil, nil
@@ -235,29 +255,93 @@ func (p *Pattern) shorterThanReference(step int) (*Step, []Read) {
 	return s, whole.reads
 }
 
-// findBatches finds the reference of each batch size. The one of the most frequent size becomes the
-// reference of the generation phase. Among equals the smallest size wins.
-func (p *Pattern) findBatches() {
-	p.batches = map[int32]reference{}
+// groupOf returns the group of a step. Its sequence is compared with those of the same group: of as many
+// generated tokens, or, if the pattern's phase generates nothing, of as many passes through the model. It
+// is 0 in other phases.
+func (p *Pattern) groupOf(s *Step) int32 {
+	switch {
+	case s.Phase != p.Phase:
+		return 0
+	case p.Generates():
+		return s.Batch
+	}
+	return s.passes
+}
+
+// findGroups finds the reference of each group. The one of the most frequent group becomes the
+// reference of the pattern's phase. Among equals the smallest number wins.
+func (p *Pattern) findGroups() {
+	p.groups = map[int32]reference{}
 	count := map[int32]int{}
 	for i := range p.Steps {
-		if s := &p.Steps[i]; s.Phase == tables.PhaseGeneration {
-			count[s.Batch]++
+		if s := &p.Steps[i]; s.Phase == p.Phase {
+			count[p.groupOf(s)]++
 		}
 	}
 	most := int32(0)
-	for _, batch := range slices.Sorted(maps.Keys(count)) {
-		p.batches[batch] = p.findReference(tables.PhaseGeneration, batch)
-		if count[batch] > count[most] {
-			most = batch
+	for _, group := range slices.Sorted(maps.Keys(count)) {
+		p.groups[group] = p.findReference(p.Phase, group)
+		if count[group] > count[most] {
+			most = group
 		}
 	}
-	p.reference[tables.PhaseGeneration] = p.batches[most]
+	p.reference[p.Phase] = p.groups[most]
+}
+
+// Generates reports whether the steps of the pattern generate tokens. If not, figures are per decode.
+func (p *Pattern) Generates() bool { return p.Phase == tables.PhaseGeneration }
+
+// choosePhase chooses the phase that is analysed. In other phases than generation it notes how many
+// tokens each step computes, and how often it goes through the model. What a step gathers depends on the
+// tokens.
+func (p *Pattern) choosePhase(o *Options) {
+	p.Phase = o.Phase
+	if !o.HasPhase {
+		p.Phase = LatestPhase(func(yield func(tables.Phase) bool) {
+			for i := range p.Steps {
+				if !yield(p.Steps[i].Phase) {
+					return
+				}
+			}
+		})
+	}
+	if p.Generates() {
+		return
+	}
+	passesOfSequence := map[int]int32{}
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if s.Phase != p.Phase {
+			continue
+		}
+		s.Batch = o.Batches[s.Number]
+		passes, known := passesOfSequence[s.sequence]
+		if !known {
+			passes = int32(len(passesOf(s.Reads)))
+			passesOfSequence[s.sequence] = passes
+		}
+		s.passes = passes
+		for at := range s.Reads {
+			_, gathers := gatherOf(s.Reads[at].Op)
+			s.Reads[at].Varies = gathers || s.expertsAt(at) != nil
+		}
+	}
+}
+
+// LatestPhase returns generation, if it is one of the phases. Else it returns that of prompts, and if
+// that is none of them, the warm-up.
+func LatestPhase(phases iter.Seq[tables.Phase]) tables.Phase {
+	latest := tables.PhaseWarmup
+	for phase := range phases {
+		latest = max(latest, phase)
+	}
+	return latest
 }
 
 // chooseContext keeps the steps of one context and one model.
-func (p *Pattern) chooseContext(context int) error {
+func (p *Pattern) chooseContext(o *Options) error {
 	index := map[[2]int32]int{}
+	generated := false // by any context
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		key := [2]int32{s.context, s.model}
@@ -269,7 +353,12 @@ func (p *Pattern) chooseContext(context int) error {
 		}
 		c := &p.Contexts[at]
 		c.Steps++
+		c.Bytes += s.Bytes
+		if s.Phase == o.Phase {
+			c.phaseBytes += s.Bytes
+		}
 		if s.Phase == tables.PhaseGeneration {
+			generated = true
 			c.GenerationSteps++
 			c.GenerationBytes += s.Bytes
 		}
@@ -277,15 +366,24 @@ func (p *Pattern) chooseContext(context int) error {
 	slices.SortStableFunc(p.Contexts, func(a, b ContextReads) int {
 		return cmp.Or(cmp.Compare(a.Context, b.Context), cmp.Compare(a.Model, b.Model))
 	})
+	worth := func(c *ContextReads) int64 {
+		switch {
+		case o.HasPhase:
+			return c.phaseBytes
+		case generated:
+			return c.GenerationBytes
+		}
+		return c.Bytes
+	}
 	best := -1
-	for i, c := range p.Contexts {
-		if (context < 0 || int(c.Context) == context) &&
-			(best < 0 || c.GenerationBytes > p.Contexts[best].GenerationBytes) {
+	for i := range p.Contexts {
+		if c := &p.Contexts[i]; (o.Context < 0 || int(c.Context) == o.Context) &&
+			(best < 0 || worth(c) > worth(&p.Contexts[best])) {
 			best = i
 		}
 	}
 	if best < 0 {
-		return fmt.Errorf("%w: %d is not one of %s", ErrNoContext, context, p.contextList())
+		return fmt.Errorf("%w: %d is not one of %s", ErrNoContext, o.Context, p.contextList())
 	}
 	p.Context, p.Model = p.Contexts[best].Context, p.Contexts[best].Model
 	p.Steps = slices.DeleteFunc(p.Steps, func(s Step) bool { return s.context != p.Context || s.model != p.Model })
@@ -315,15 +413,15 @@ func (s *Step) AddBytes(sum []int64) {
 	}
 }
 
-// Deviates reports whether s is a whole step that generates and whose sequence is not the reference
-// of its batch size.
+// Deviates reports whether s is a whole step of the pattern's phase, and its sequence is not the
+// reference of its group.
 func (p *Pattern) Deviates(s *Step) bool {
-	return s.Phase == tables.PhaseGeneration && !s.CutShort &&
-		!slices.EqualFunc(s.Reads, p.batches[s.Batch].reads, sameRead)
+	return s.Phase == p.Phase && !s.CutShort &&
+		!slices.EqualFunc(s.Reads, p.groups[p.groupOf(s)].reads, sameRead)
 }
 
 // AccessOrder returns the rows of Structure that are of the model, each once. First come those of
-// the generation phase's reference sequence in the order of their first read, then those read
+// the reference sequence of the pattern's phase in the order of their first read, then those read
 // elsewhere in the same order, then those never read, as in Structure.
 func (p *Pattern) AccessOrder() []int {
 	order := make([]int, 0, len(p.Structure))
@@ -334,7 +432,7 @@ func (p *Pattern) AccessOrder() []int {
 			order = append(order, tensor)
 		}
 	}
-	for _, r := range p.reference[tables.PhaseGeneration].reads {
+	for _, r := range p.reference[p.Phase].reads {
 		add(int(r.Tensor))
 	}
 	for _, reads := range p.sequences {
@@ -348,11 +446,11 @@ func (p *Pattern) AccessOrder() []int {
 	return order
 }
 
-// tokens yields the whole steps that generate, as indices of Steps.
-func (p *Pattern) tokens() iter.Seq[int] {
+// comparedSteps yields the whole steps of the pattern's phase, as indices of Steps.
+func (p *Pattern) comparedSteps() iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := range p.Steps {
-			if s := &p.Steps[i]; s.Phase == tables.PhaseGeneration && !s.CutShort && !yield(i) {
+			if s := &p.Steps[i]; s.Phase == p.Phase && !s.CutShort && !yield(i) {
 				return
 			}
 		}
@@ -376,15 +474,15 @@ func (p *Pattern) endSteps() (first, last []int) {
 	return first, last
 }
 
-// findReference finds the sequence that most steps of a phase and batch size share.
-func (p *Pattern) findReference(phase tables.Phase, batch int32) reference {
+// findReference finds the sequence that most steps of a phase and group share.
+func (p *Pattern) findReference(phase tables.Phase, group int32) reference {
 	var steps []int
 	for i := range p.Steps {
-		if s := &p.Steps[i]; s.Phase == phase && s.Batch == batch {
+		if s := &p.Steps[i]; s.Phase == phase && p.groupOf(s) == group {
 			steps = append(steps, i)
 		}
 	}
-	return p.canonicalSequence(steps, phase == tables.PhaseGeneration)
+	return p.canonicalSequence(steps, phase == p.Phase)
 }
 
 // canonicalSequence returns the sequence that most of the steps share. withBytes means that the
@@ -460,7 +558,7 @@ func appendBytes(key []byte, reads []Read) []byte {
 // ends when its thread goes on to another, so no more than one step per thread is held in full.
 type collector struct {
 	pattern *Pattern
-	batches map[int32]int32     // by step; steps of one token are not in it
+	batches map[int32]int32     // Options.Batches
 	open    map[int32]*openStep // by thread
 	// one copy of each op's name, because the strings of a row are valid only until the next one
 	ops   map[string]string
@@ -525,7 +623,8 @@ func (b *collector) addRow(a *tables.Access) error {
 	_, gathers := gatherOf(op)
 	gathers = gathers || a.Experts != nil
 	o.noteTime(a, op)
-	o.reads = append(o.reads, Read{Tensor: a.Tensor, Op: op, Bytes: a.Bytes, Varies: gathers && b.batches[a.Step] > 1})
+	varies := gathers && b.batchSize(a) > 1
+	o.reads = append(o.reads, Read{Tensor: a.Tensor, Op: op, Bytes: a.Bytes, Varies: varies})
 	o.offsets = append(o.offsets, a.Offset)
 	o.begin = append(o.begin, a.Timestamp)
 	o.end = max(o.end, a.Timestamp+max(a.Duration, 0))

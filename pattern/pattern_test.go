@@ -78,6 +78,8 @@ type capture struct {
 	step  int32
 	token int32
 	clock int64
+
+	options Options // Phase and HasPhase
 }
 
 func newCapture(t *testing.T, model []tables.StructureRow) *capture {
@@ -149,6 +151,7 @@ func (c *capture) open() (*Pattern, *tables.Meta, error) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	o.Phase, o.HasPhase = c.options.Phase, c.options.HasPhase
 	p, err := Build(read.Structure, read.Accesses(), o)
 	return p, read.Meta, err
 }
@@ -329,9 +332,18 @@ func TestCutShort(t *testing.T) {
 		want   []Cut
 		clean  bool // the other tokens are identical
 	}{
-		{name: "tracer killed", tokens: 5, change: cutAt(4, 6), killed: true, want: []Cut{{4, 6, 10}}, clean: true},
-		{name: "target killed", tokens: 5, change: cutAt(4, 6), want: []Cut{{4, 6, 10}}, clean: true},
-		{name: "two tokens, the second cut", tokens: 2, change: cutAt(1, 1), want: []Cut{{1, 1, 10}}, clean: true},
+		{
+			name: "tracer killed", tokens: 5, change: cutAt(4, 6), killed: true,
+			want: []Cut{{Token: 4, Reads: 6, Expected: 10}}, clean: true,
+		},
+		{
+			name: "target killed", tokens: 5, change: cutAt(4, 6),
+			want: []Cut{{Token: 4, Reads: 6, Expected: 10}}, clean: true,
+		},
+		{
+			name: "two tokens, the second cut", tokens: 2, change: cutAt(1, 1),
+			want: []Cut{{Token: 1, Reads: 1, Expected: 10}}, clean: true,
+		},
 		{name: "whole in a killed capture", tokens: 5, killed: true, want: []Cut{}, clean: true},
 		{name: "the only token", tokens: 1, change: cutAt(0, 6), killed: true, want: []Cut{}, clean: true},
 		{
@@ -341,7 +353,8 @@ func TestCutShort(t *testing.T) {
 			change: at(4, func(s []planted) []planted { return slices.Delete(s, 2, 3) }),
 		},
 		{
-			name: "last token shorter, tracer killed", tokens: 5, killed: true, want: []Cut{{4, 9, 10}}, clean: true,
+			name: "last token shorter, tracer killed", tokens: 5, killed: true,
+			want: []Cut{{Token: 4, Reads: 9, Expected: 10}}, clean: true,
 			change: at(4, func(s []planted) []planted { return slices.Delete(s, 2, 3) }),
 		},
 		{name: "a short token before the last", tokens: 5, change: cutAt(3, 6), killed: true, want: []Cut{}},
@@ -402,7 +415,8 @@ func TestTruncatedFile(t *testing.T) {
 	}
 	p, meta := mustBuild(t, c.open)
 	s := p.Summarize(meta, 5)
-	if want := []Cut{{3, 4, 10}}; !reflect.DeepEqual(s.CutShort, want) || !s.Sequence.Identical ||
+	want := []Cut{{Token: 3, Reads: 4, Expected: 10}}
+	if !reflect.DeepEqual(s.CutShort, want) || !s.Sequence.Identical ||
 		s.Sequence.Tokens != 3 {
 		t.Errorf("cut short %v, %d tokens identical %v; want %v, 3, true", s.CutShort, s.Sequence.Tokens,
 			s.Sequence.Identical, want)
@@ -414,9 +428,11 @@ func TestNothingToAnalyse(t *testing.T) {
 	if !errors.Is(err, ErrNoAccesses) {
 		t.Errorf("empty capture: %v, want ErrNoAccesses", err)
 	}
-	_, _, err = run(t, 0, nil).build()
-	if !errors.Is(err, ErrNoTokens) {
-		t.Errorf("prompt only: %v, want ErrNoTokens", err)
+	c := run(t, 0, nil)
+	c.options = Options{Phase: tables.PhaseGeneration, HasPhase: true}
+	_, _, err = c.build()
+	if !errors.Is(err, ErrNoPhase) || !strings.HasSuffix(err.Error(), "generation") {
+		t.Errorf("generation of a prompt only: %v, want ErrNoPhase", err)
 	}
 }
 
@@ -670,15 +686,15 @@ func TestAccessOrder(t *testing.T) {
 	}
 }
 
-func TestTokenList(t *testing.T) {
+func TestNumberList(t *testing.T) {
 	for want, tokens := range map[string][]int32{
 		"token 7":                         {7},
 		"tokens 7 and 9":                  {7, 9},
 		"tokens 1, 2, 3, 4 and 5":         {1, 2, 3, 4, 5},
 		"tokens 1, 2, 3, 4, 5 and 2 more": {1, 2, 3, 4, 5, 6, 7},
 	} {
-		if got := tokenList(tokens); got != want {
-			t.Errorf("tokenList(%v) = %q, want %q", tokens, got, want)
+		if got := numberList("token", tokens); got != want {
+			t.Errorf("numberList(%v) = %q, want %q", tokens, got, want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"tensorcast/capture/preload"
@@ -383,5 +384,66 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 	}
 	if !reflect.DeepEqual(c.Reads, want) {
 		t.Errorf("reads\n%+v, want\n%+v", c.Reads, want)
+	}
+}
+
+// A real llama.cpp that only reads a prompt goes through the model once for each 512 tokens. Its capture has the
+// cycle of a token, though the prompt gathers more rows and experts, and ends early where no output is wanted.
+func TestPromptHasTheCycleOfAToken(t *testing.T) {
+	in := llamatest.ForTest(t)
+	for name, config := range map[string]synth.Config{
+		"dense":   {Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1},
+		"experts": {Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			build := func(o llama.Options) (*pattern.Pattern, *pattern.Cycle) {
+				t.Helper()
+				b := newBoth(t, "preload")
+				preloaded(t, in.Command(t.Context(), o), b.handle)
+				if _, err := b.session.Finish(nil); err != nil {
+					t.Fatal(err)
+				}
+				c, err := trace.Open(b.dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				options, err := pattern.OptionsOf(c.Meta, c.Steps())
+				if err != nil {
+					t.Fatal(err)
+				}
+				p, err := pattern.Build(c.Structure, c.Accesses(), options)
+				if err != nil {
+					t.Fatal(err)
+				}
+				cycle, err := p.Cycle(c.Meta)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return p, cycle
+			}
+			o := llama.Options{
+				Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 4, Threads: 2, NoRepack: true,
+				Warmup: "none",
+			}
+			_, want := build(o)
+			o.Tokens, o.Prompt, o.Context = 0, strings.Repeat("many words of a long text ", 50), 2048
+			p, got := build(o)
+			if p.Generates() || p.Passes() != 3 {
+				t.Errorf("%s: %d passes; want 3 of a prompt of 1300 tokens", p.Basis(), p.Passes())
+			}
+			if len(got.Reads) != len(want.Reads) {
+				t.Fatalf("%d reads in a pass, want the %d of a token", len(got.Reads), len(want.Reads))
+			}
+			for i := range got.Reads {
+				r := got.Reads[i]
+				if r.Gathers() && r.Slices < want.Reads[i].Slices {
+					t.Errorf("read %+v gathers less than that of a token, %+v", r, want.Reads[i])
+				}
+				r.Slices = want.Reads[i].Slices
+				if r != want.Reads[i] {
+					t.Errorf("read %d: %+v, want %+v", i, r, want.Reads[i])
+				}
+			}
+		})
 	}
 }

@@ -1,7 +1,7 @@
 package pattern
 
-// This file compares the generated tokens: their sequences with the reference, and the experts that
-// they chose with each other.
+// This file compares the steps that generate tokens: their sequences with the reference, and the experts
+// that they chose with each other. Where nothing was generated, it compares the steps of the prompts.
 
 import (
 	"encoding/binary"
@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"tensorcast/trace/tables"
+	"tensorcast/internal/stats"
 )
 
 // Kind is how a sequence departs from the reference.
@@ -34,79 +34,98 @@ type NamedRead struct {
 	Bytes  int64  `json:"bytes_accessed"`
 }
 
-// Difference describes one sequence that is not the reference, and the tokens that have it. The
+// Difference describes one sequence that is not the reference, and the tokens or steps that have it. The
 // reads that both have in common at the beginning and at the end are left out. Expected is the rest
 // of the reference, Got the rest of the other. At least one of them is not empty.
 type Difference struct {
-	Tokens   []int32     `json:"tokens"`   // generated tokens with this sequence
-	Position int         `json:"position"` // index in the reference of the first read that differs
+	Tokens   []int32     `json:"tokens"`          // generated tokens with this sequence
+	Steps    []int32     `json:"steps,omitempty"` // the steps, if these generate nothing
+	Position int         `json:"position"`        // index in the reference of the first read that differs
 	Kind     Kind        `json:"kind"`
 	Expected []NamedRead `json:"expected"`
 	Got      []NamedRead `json:"got"`
 }
 
-// Sequences is the verdict on the steps that generate and are not cut short. Each is compared with
-// those that generate as many tokens.
+// Sequences is the verdict on the steps of the pattern's phase that are not cut short. Each is compared
+// with those that generate as many tokens. Those that generate nothing are compared with those that go
+// through the model as often.
 type Sequences struct {
-	// Identical means that all steps have the reference sequence of their batch size. It is true
+	// Identical means that all steps have the reference sequence of their group. It is true
 	// for a single step.
 	Identical   bool         `json:"identical"`
-	Tokens      int          `json:"tokens"`    // that these steps generate
+	Tokens      int          `json:"tokens"`    // that these steps compute
 	Following   int          `json:"following"` // of these, by steps that have the reference sequence
 	Steps       int          `json:"steps"`     // that were compared
 	Distinct    int          `json:"distinct"`  // sequences, the references included
-	Batches     []Batch      `json:"batches"`   // by size
+	Batches     []Batch      `json:"batches"`   // by size, or by passes
 	Differences []Difference `json:"differences"`
+
+	perDecode bool // the steps generate nothing
+	following int  // steps that have the reference sequence of their group
 }
 
-// Batch sums up the steps that generate the same number of tokens.
+// Batch sums up the steps that generate the same number of tokens, or that generate nothing and go through
+// the model as often.
 type Batch struct {
-	Tokens    int `json:"tokens"` // of each step
+	Tokens    int `json:"tokens"`           // of each step; 0 if they generate nothing
+	Passes    int `json:"passes,omitempty"` // of each step, if they generate nothing
 	Steps     int `json:"steps"`
-	Following int `json:"following"` // steps that have this size's reference sequence
+	Following int `json:"following"` // steps that have this group's reference sequence
 	Reads     int `json:"reads"`     // of the reference sequence
 }
 
-// Sequences compares the generated tokens. It describes at most limit sequences besides the
+// Sequences compares the steps of the pattern's phase. It describes at most limit sequences besides the
 // references, in the order of the first step that has each.
 func (p *Pattern) Sequences(limit int) Sequences {
-	v := Sequences{Differences: []Difference{}}
+	v := Sequences{Differences: []Difference{}, perDecode: !p.Generates()}
 	type other struct {
-		batch    int32
+		group    int32
 		sequence int
 	}
-	var order []other // distinct sequences besides the references
-	tokens := map[other][]int32{}
+	var order []other             // distinct sequences besides the references
+	having := map[other][]int32{} // tokens, or steps if they generate nothing
 	batches := map[int32]*Batch{}
-	for i := range p.tokens() {
+	for i := range p.comparedSteps() {
 		s := &p.Steps[i]
-		b := batches[s.Batch]
+		group := p.groupOf(s)
+		b := batches[group]
 		if b == nil {
-			b = &Batch{Tokens: int(s.Batch), Reads: len(p.batches[s.Batch].reads)}
-			batches[s.Batch] = b
+			b = &Batch{Tokens: int(group), Reads: len(p.groups[group].reads)}
+			if v.perDecode {
+				b.Tokens, b.Passes = 0, int(group)
+			}
+			batches[group] = b
 		}
 		v.Steps++
 		b.Steps++
 		v.Tokens += int(s.Batch)
 		if !p.Deviates(s) {
 			b.Following++
+			v.following++
 			v.Following += int(s.Batch)
 			continue
 		}
-		key := other{s.Batch, s.sequence}
-		if tokens[key] == nil {
+		key := other{group, s.sequence}
+		if having[key] == nil {
 			order = append(order, key)
 		}
-		tokens[key] = append(tokens[key], s.Token)
+		number := s.Token
+		if v.perDecode {
+			number = s.Number
+		}
+		having[key] = append(having[key], number)
 	}
-	for _, size := range slices.Sorted(maps.Keys(batches)) {
-		v.Batches = append(v.Batches, *batches[size])
+	for _, group := range slices.Sorted(maps.Keys(batches)) {
+		v.Batches = append(v.Batches, *batches[group])
 	}
-	v.Identical = v.Following == v.Tokens
+	v.Identical = v.following == v.Steps
 	v.Distinct = len(v.Batches) + len(order)
 	for _, key := range order[:min(limit, len(order))] {
-		d := p.difference(p.batches[key.batch].reads, p.sequences[key.sequence])
-		d.Tokens = tokens[key]
+		d := p.difference(p.groups[key.group].reads, p.sequences[key.sequence])
+		d.Tokens = having[key]
+		if v.perDecode {
+			d.Tokens, d.Steps = []int32{}, having[key]
+		}
 		v.Differences = append(v.Differences, d)
 	}
 	return v
@@ -166,11 +185,14 @@ func (p *Pattern) nameReads(reads []Read) []NamedRead {
 
 // String returns one sentence: "token 7 differs at position 12: reads X instead of Y (…)".
 func (d Difference) String() string {
-	verb := "differs"
-	if len(d.Tokens) > 1 {
+	what, numbers, verb := "token", d.Tokens, "differs"
+	if d.Steps != nil {
+		what, numbers = "step", d.Steps
+	}
+	if len(numbers) > 1 {
 		verb = "differ"
 	}
-	return fmt.Sprintf("%s %s at position %d: %s", tokenList(d.Tokens), verb, d.Position, d.describe())
+	return fmt.Sprintf("%s %s at position %d: %s", numberList(what, numbers), verb, d.Position, d.describe())
 }
 
 func (d Difference) describe() string {
@@ -197,21 +219,21 @@ func (d Difference) describe() string {
 		formatCount(len(d.Got), "read"), len(d.Expected))
 }
 
-// tokenList formats tokens as "token 7", "tokens 7 and 9", or "tokens 7, 8, 9 and 40 more".
-func tokenList(tokens []int32) string {
+// numberList formats numbers of things as "token 7", "tokens 7 and 9", or "tokens 7, 8, 9 and 40 more".
+func numberList(what string, numbers []int32) string {
 	const shown = 5
 	var names []string
-	for _, t := range tokens[:min(shown, len(tokens))] {
-		names = append(names, strconv.Itoa(int(t)))
+	for _, n := range numbers[:min(shown, len(numbers))] {
+		names = append(names, strconv.Itoa(int(n)))
 	}
-	if rest := len(tokens) - len(names); rest > 0 {
+	if rest := len(numbers) - len(names); rest > 0 {
 		names = append(names, fmt.Sprintf("%d more", rest))
 	}
 	if len(names) == 1 {
-		return "token " + names[0]
+		return what + " " + names[0]
 	}
 	last := len(names) - 1
-	return "tokens " + strings.Join(names[:last], ", ") + " and " + names[last]
+	return what + "s " + strings.Join(names[:last], ", ") + " and " + names[last]
 }
 
 // formatCount formats a number of things as "1 read" or "2 reads".
@@ -222,14 +244,17 @@ func formatCount(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Experts is the verdict on the experts that the generated tokens with the reference sequence
-// chose. Two tokens choose the same if each op selects the same set, in any order.
+// Experts is the verdict on the experts that were chosen in the steps with the reference sequence: those
+// that generate tokens, or, where nothing was generated, those of the prompts. Two steps choose the same
+// if each op selects the same set, in any order.
 type Experts struct {
-	Tokens    int  `json:"tokens"`    // that were compared
-	Identical bool `json:"identical"` // all tokens chose the same
+	Tokens    int  `json:"tokens"`    // steps that were compared; each is a token if one sequence is generated
+	Identical bool `json:"identical"` // all steps chose the same
 	// FirstToken is the first token that chose differently from the first one. FirstTensor is the
-	// tensor of its first such read. They are -1 and "" if Identical.
+	// tensor of its first such read. They are -1 and "" if Identical. FirstStep is the step of that
+	// token, if the steps generate nothing. FirstToken is then -1, too.
 	FirstToken  int32  `json:"first_token"`
+	FirstStep   int32  `json:"first_step,omitempty"`
 	FirstTensor string `json:"first_tensor_name"`
 	// Distinct is the number of different choices (of all the step's ops together) among the tokens.
 	Distinct int `json:"distinct"`
@@ -237,17 +262,31 @@ type Experts struct {
 	// tokens and ops. The previous token is the last one of the same thread with the reference
 	// sequence. Kept is -1 if no token has a previous one.
 	Kept float64 `json:"kept_from_previous_token"`
+	// Touched is how many different experts a step of several tokens reads, over all layers together. It
+	// is null if a step computes one token. An expert of another layer is another expert.
+	Touched *Touched `json:"touched_per_step,omitempty"`
+
+	perDecode bool // the steps generate nothing
 }
 
-// Experts compares the tokens' experts. It returns nil if no op of the reference sequence selects
+// Touched describes how many different experts a step reads, and how many the model has.
+type Touched struct {
+	Spread
+	Of int64 `json:"of"`
+}
+
+// Experts compares the steps' experts. It returns nil if no op of the reference sequence selects
 // experts.
 func (p *Pattern) Experts() *Experts {
-	steps := p.reference[tables.PhaseGeneration].steps
+	steps := p.reference[p.Phase].steps
 	first := &p.Steps[steps[0]]
 	if first.experts == nil {
 		return nil
 	}
-	v := &Experts{Tokens: len(steps), Identical: true, FirstToken: -1}
+	v := &Experts{Tokens: len(steps), Identical: true, FirstToken: -1, perDecode: !p.Generates()}
+	if first.Batch != 1 {
+		v.Touched = p.touchedExperts(steps)
+	}
 	var kept, chosen int
 	distinct := map[string]struct{}{}
 	previous := map[int32]*Step{} // by thread
@@ -261,6 +300,9 @@ func (p *Pattern) Experts() *Experts {
 			}
 			if v.Identical && !slices.Equal(experts, first.expertsAt(at)) {
 				v.Identical, v.FirstToken, v.FirstTensor = false, s.Token, p.Structure[s.Reads[at].Tensor].Name
+				if v.perDecode {
+					v.FirstStep = s.Number
+				}
 			}
 			if before := previous[s.thread]; before != nil {
 				kept += countCommon(before.expertsAt(at), experts)
@@ -276,6 +318,36 @@ func (p *Pattern) Experts() *Experts {
 		v.Kept = float64(kept) / float64(chosen)
 	}
 	return v
+}
+
+// touchedExperts counts the different experts that each of the steps reads. The tensors of a layer share
+// its experts.
+func (p *Pattern) touchedExperts(steps []int) *Touched {
+	type expert struct{ layer, number int32 }
+	var counts []int64
+	for _, i := range steps {
+		s := &p.Steps[i]
+		read := map[expert]struct{}{}
+		for at, experts := range s.experts {
+			for _, e := range experts {
+				read[expert{p.Structure[s.Reads[at].Tensor].Layer, e}] = struct{}{}
+			}
+		}
+		counts = append(counts, int64(len(read)))
+	}
+	t := &Touched{Spread: Spread{
+		Median: int64(stats.Median(counts)), Min: slices.Min(counts), Max: slices.Max(counts),
+	}}
+	layers := map[int32]int32{} // how many experts each layer has
+	for i := range p.Structure {
+		if row := &p.Structure[i]; row.Model == p.Model {
+			layers[row.Layer] = max(layers[row.Layer], row.Experts)
+		}
+	}
+	for _, experts := range layers {
+		t.Of += int64(experts)
+	}
+	return t
 }
 
 // expertsAt returns the experts that a read selects, nil if it selects none.

@@ -283,6 +283,7 @@ func (f *followed) checkMapped() error {
 	for _, base := range f.bases {
 		if base != 0 && !m.Maps(base) {
 			f.contexts.Reset()
+			f.seekAgain()
 			return f.giveUp("the target maps the model no more")
 		}
 	}

@@ -234,6 +234,33 @@ func TestLoading(t *testing.T) {
 	}
 }
 
+// A server that sleeps unmaps its model. When it wakes it is helped to load it again, as often as that happens.
+func TestLoadedAgain(t *testing.T) {
+	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
+	for n := range 10 {
+		l.mapped, l.from, l.to = false, 0, 0
+		l.Take(1 << 40)
+		if err := l.Sleep(6 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if s := l.Status(); s.Held != 0 || s.LoopPhase != prefetch.Learn {
+			t.Fatalf("asleep: %d bytes are held in phase %s, want none in %s", s.Held, s.LoopPhase, prefetch.Learn)
+		}
+		load := l.load(true)
+		if load.TargetBytes > l.file.Size/4 {
+			t.Errorf("load %d: the target read %d bytes itself, want at most %d", n, load.TargetBytes, l.file.Size/4)
+		}
+		if err := l.Sleep(300 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		if first := l.compute(); first.TargetBytes > l.cycle.Bytes()/20 {
+			t.Errorf("load %d: the first token: %+v, want at most %d bytes read by the target",
+				n, first, l.cycle.Bytes()/20)
+		}
+		l.run(3)
+	}
+}
+
 // The target may be far into its load when the Controller first looks, and what it touched first may be gone again.
 func TestLoadingMet(t *testing.T) {
 	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)

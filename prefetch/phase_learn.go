@@ -69,9 +69,15 @@ func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 		s.addExperts(cycle)
 	}
 	outside := l.Outside()
+	copied, err := s.evictCopied(l.Copied, l.Cycle())
+	if err != nil {
+		return err
+	}
 	mostlyOutside := outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*plan.BytesOf(cycle))
 	if mostlyOutside && (s.f == nil || s.seek.guessed) {
-		return s.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes)})
+		return s.standBack(&StandBack{
+			Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes), Copied: copied,
+		})
 	}
 	if cycle == nil {
 		return nil

@@ -34,6 +34,7 @@ type StandBack struct {
 	Borrowed      int64         // bytes of the model's files in memory that another control group pays for
 	Room          room.Room     // that there was
 	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
+	Copied        int64         // Outside: bytes of them in their file that were paged out, because nobody reads them
 
 	mapped int64 // bytes of all model files that the target mapped, or is about to map if it is early
 	early  bool  // see Controller.Early
@@ -53,6 +54,10 @@ func (s *StandBack) Error() string {
 	case NoWin:
 		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back",
 			perSecond(s.Tokens, s.With), perSecond(s.Tokens, s.Without))
+	}
+	if s.Copied > 0 {
+		return fmt.Sprintf("%v; %s of them in memory that nobody read any more were freed",
+			s.Err, humanize.IBytes(uint64(s.Copied)))
 	}
 	return s.Err.Error()
 }

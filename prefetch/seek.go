@@ -17,6 +17,7 @@ type seek struct {
 	otherSince  time.Time // when it was first seen to map other models than the stored cycle's
 	mappedSince time.Time // when it was first seen to map a model, if that is to be guessed
 	unmapped    bool      // it was seen before it had mapped one
+	heard       time.Time // session.heard when the search began
 	files       []loadFile
 	over        bool // there is nothing to guess
 	guessed     bool // what is followed was guessed, and the target has not read it yet
@@ -42,6 +43,9 @@ func (s *session) seeksModel() bool {
 	mayGuess := s.opts.Target.Touched != nil && !s.opts.Lock && !s.opts.Strategy.Traits().OnlyStored
 	return mayGuess && s.f == nil && !s.seek.over
 }
+
+// seekAgain begins the search anew, because the target has unmapped its model. A server that sleeps maps it again.
+func (s *session) seekAgain() { s.seek = seek{heard: s.heard} }
 
 // seekInterval is how often the target is asked.
 func (s *session) seekInterval() time.Duration {
@@ -90,7 +94,7 @@ func (s *session) seekModel() error {
 // it loads it. A target that computes, or had loaded its model before, is learned from.
 func (s *session) guessModel() error {
 	k := &s.seek
-	if !s.heard.IsZero() {
+	if s.heard != k.heard {
 		k.over = true
 		return nil
 	}

@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/gguf"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/room"
 	"tensorcast/sim"
 )
@@ -237,11 +239,73 @@ func TestOutside(t *testing.T) {
 	if !errors.As(err, &stood) || stood.Reason != prefetch.Outside || !errors.Is(err, event.ErrOutside) {
 		t.Fatalf("copied weights: %v, want a stand back (%v)", err, prefetch.Outside)
 	}
+	if stood.Copied != 0 {
+		t.Errorf("%d bytes of copied weights were freed where the file has none, want 0", stood.Copied)
+	}
 	if again, err := r.Look(); again || err != nil {
 		t.Errorf("Look without a change = %v, %v, want false", again, err)
 	}
 	mapped = 300 * mib
 	if again, err := r.Look(); !again || err != nil {
 		t.Errorf("Look with another model = %v, %v, want true", again, err)
+	}
+}
+
+// What is in memory of weights that the target has copied is paged out, save for those that it reads in the file, too.
+func TestCopiedWeightsAreFreed(t *testing.T) {
+	part := &gguf.File{Tensors: []gguf.Tensor{
+		{Name: "copied", Offset: 0, Size: 100 * mib}, {Name: "both", Offset: 100 * mib, Size: 20 * mib},
+		{Name: "other", Offset: 120 * mib, Size: 20 * mib},
+	}}
+	var r *rig
+	var opts prefetch.Options
+	opts.Target.Models = func() (models.Model, error) {
+		return models.Model{
+			Files:  []pattern.CycleFile{{Size: r.cycle.Bytes()}},
+			Mapped: []models.Mapped{{Path: r.Path(0), ID: sim.FileID(0), Base: r.Base(0)}},
+			Parts:  []*gguf.File{part},
+		}, nil
+	}
+	r = newRig(t, 2, opts, nil)
+	file, size, err := r.pages.Open(r.Path(0), sim.FileID(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.pages.Keep(pages.Range{File: file, Length: size}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Sleep(time.Second); err != nil { // until all of that was read
+		t.Fatal(err)
+	}
+	row := event.Source{
+		Name: "both", InFile: true, File: sim.FileID(0), Offset: 100 * mib, Data: r.Base(0) + 100*mib,
+		NE: [4]int64{1024, 5120, 1, 1}, NB: [4]int64{4, 4096, 20 * mib, 20 * mib},
+	}
+	op := &event.Op{
+		TID: 1, Decode: 1, Name: "GET_ROWS", GatherDim: 1, IDs: []int32{7}, IDRows: 1, Sources: []event.Source{row},
+	}
+	weight := func(name string) event.Source {
+		const all = 100 * mib
+		return event.Source{Name: name, NE: [4]int64{all / 4, 1, 1, 1}, NB: [4]int64{4, all, all, all}}
+	}
+	copied := &event.Op{TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{weight("copied"), weight("both")}}
+	for _, e := range []event.Event{
+		event.FileSeen{PID: 1, File: sim.FileID(0), ID: sim.FileID(0), Path: r.Path(0)},
+		event.DecodeBegin{TID: 1, Context: 1, Decode: 1, Tokens: 1}, op, copied, event.DecodeEnd{TID: 1, Decode: 1},
+	} {
+		err = r.Handle(e)
+	}
+	var stood *prefetch.StandBack
+	if !errors.As(err, &stood) || stood.Copied != 100*mib || !strings.Contains(err.Error(), "100 MiB") {
+		t.Errorf("%v, want a stand back that tells of 100 MiB", err)
+	}
+	if got := r.Summary().Copied; got != 100*mib {
+		t.Errorf("the summary tells of %d bytes, want %d", got, 100*mib)
+	}
+	for at, want := range map[int64]int64{0: 0, 100 * mib: 20 * mib, 120 * mib: 20 * mib} {
+		got, err := r.pages.ResidentBytes(pages.Range{File: file, Offset: at, Length: 20 * mib})
+		if got != want || err != nil {
+			t.Errorf("%d bytes at %d are in memory, %v; want %d", got, at, err, want)
+		}
 	}
 }

@@ -34,6 +34,7 @@ type Summary struct {
 	Shrunk   int     `json:"shrunk"`       // times that memory was given back
 	Taken    int64   `json:"taken_bytes"`  // that were kept, and that the kernel took for others
 	Warmed   int64   `json:"warmed_bytes"` // that fit, were taken by others, and were read back (Options.KeepWarm)
+	Copied   int64   `json:"copied_bytes"` // of weights that the target has copied, paged out of their file
 	Beyond   Beyond  `json:"beyond"`       // why more was streamed than has no room
 
 	Experts *mixture.Summary `json:"experts,omitempty"` // nil unless the model has some that are helped
@@ -59,7 +60,7 @@ func (s *session) summary(in phase) Summary {
 		Strategy: s.opts.Strategy.Name(), Queue: s.levers.Name(),
 		Tokens: w.tokens, Decodes: w.decodes, PromptTokens: w.promptTokens, Streamed: w.streamed,
 		PerToken: w.perToken, Late: w.late, Shrunk: w.shrunk, Taken: w.taken,
-		Warmed: w.warmed, Experts: w.experts, Learned: w.learned,
+		Warmed: w.warmed, Copied: w.copied, Experts: w.experts, Learned: w.learned,
 		Stored: w.stored, Guessed: w.guessed, StageSec: w.staging.Seconds(), EvictSec: w.evicting.Seconds(),
 	}
 	free := s.memory.room

@@ -20,6 +20,7 @@ type work struct {
 	shrunk    int   // times that memory was given back
 	taken     int64 // bytes that were kept, and that the kernel took
 	swept     int64 // bytes that were paged out unused
+	copied    int64 // bytes that were paged out because the target has copied them
 	warmed    int64 // bytes that were read back (Options.KeepWarm)
 	perToken  int64 // bytes that a token of the last cycle reads
 	experts   *mixture.Summary

@@ -214,10 +214,14 @@ func (r *Recorder) setPhase(s *step, c *contextState, warmup bool) {
 	r.phase = s.Phase
 }
 
+// removalProbe are the token ids that llama.cpp's server decodes once in each context before the first prompt,
+// to learn whether the end of a sequence can be removed from its memory. It discards their output.
+var removalProbe = []int32{0, 0}
+
 // decideWarmup decides whether a context's first decode was a warm-up. ids are the rows that its first
 // gathering op reads, of the token embeddings.
 func (r *Recorder) decideWarmup(s *step, m *model, ids []int32) {
-	if slices.Equal(ids, m.warmupIDs) {
+	if slices.Equal(ids, m.warmupIDs) || slices.Equal(ids, removalProbe) {
 		s.Phase, s.mayBeWarmup.prompted = tables.PhaseWarmup, false
 		r.phase = s.Phase
 	}

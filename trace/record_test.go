@@ -125,6 +125,29 @@ func TestSourceBytesEqualTensorSize(t *testing.T) {
 	}
 }
 
+// A server decodes two tokens of id 0 before the first prompt of a context, to try something. That is no prompt,
+// so what follows is not a generated token yet. Later on the same ids are a prompt.
+func TestServersProbeIsWarmup(t *testing.T) {
+	s := newScript(t, tiny)
+	s.sendFileSeen()
+	for _, ids := range [][]int32{s.r.models[0].warmupIDs, {0, 0}, {9}, {5}, {0, 0}} {
+		s.begin(1, int32(len(ids)))
+		s.embed(ids...)
+		s.end()
+	}
+	meta, c := s.finish()
+	var phases []tables.Phase
+	for _, step := range stepsOf(t, c) {
+		phases = append(phases, step.Phase)
+	}
+	want := []tables.Phase{
+		tables.PhaseWarmup, tables.PhaseWarmup, tables.PhasePrompt, tables.PhaseGeneration, tables.PhasePrompt,
+	}
+	if !slices.Equal(phases, want) || meta.Tokens != 1 {
+		t.Errorf("phases %v and %d tokens, want %v and 1", phases, meta.Tokens, want)
+	}
+}
+
 func TestRecorderPhasesAndBytes(t *testing.T) {
 	s := newScript(t, tiny)
 	bos, _ := s.model.Uint("tokenizer.ggml.bos_token_id")

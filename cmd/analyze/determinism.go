@@ -79,9 +79,13 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 	}
 	doc := d.Document(o.top)
 	if experts != nil && experts.Kept >= 0 {
-		doc = append(doc, tabular.Lines{fmt.Sprintf("the routed part: %d different choices of experts in %d tokens; "+
-			"%.0f %% of a token's experts are those of the token before", experts.Distinct, experts.Tokens,
-			100*experts.Kept)})
+		per := "token"
+		if !p.Generates() {
+			per = "decode"
+		}
+		doc = append(doc, tabular.Lines{fmt.Sprintf("the routed part: %d different choices of experts in %d %ss; "+
+			"%.0f %% of a %s's experts are those of the %s before", experts.Distinct, experts.Tokens, per,
+			100*experts.Kept, per, per)})
 	}
 	return append(doc, writtenLines(written)).WriteText(stdout)
 }

@@ -51,6 +51,12 @@ func load(ctx context.Context, o *options, stderr io.Writer) (*loaded, error) {
 		return nil, in.reading(err)
 	}
 	in.build.Context = o.context
+	if o.phase != "" {
+		if in.build.Phase, err = tables.ParsePhase(o.phase); err != nil {
+			return nil, err
+		}
+		in.build.HasPhase = true
+	}
 	for _, w := range in.warnings {
 		in.warn("%s", w)
 	}
@@ -94,9 +100,12 @@ func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error
 	p, err := pattern.Build(in.capture.Structure, accesses, in.build)
 	done()
 	switch {
-	case errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens):
-		return nil, fmt.Errorf("%s: %w: trace a run that generates text, such as "+
+	case errors.Is(err, pattern.ErrNoAccesses):
+		return nil, fmt.Errorf("%s: %w: trace a run that computes with the model, such as "+
 			"`tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", in.options.capture, err)
+	case errors.Is(err, pattern.ErrNoPhase):
+		return nil, fmt.Errorf("%s: %w: leave out --phase, or choose another context with --context",
+			in.options.capture, err)
 	case errors.Is(err, pattern.ErrNoContext):
 		return nil, fmt.Errorf("%s: %w: choose with --context", in.options.capture, err)
 	case err != nil:
@@ -104,6 +113,12 @@ func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error
 	}
 	if len(p.Contexts) > 1 {
 		fmt.Fprintf(in.stderr, "analyze: %s\n", visible.Line(contextText(p, in.capture.Meta)))
+	}
+	if text := draftText(p, in.capture.Meta); text != "" {
+		fmt.Fprintf(in.stderr, "analyze: %s\n", visible.Line(text))
+	}
+	if basis := p.Basis(); basis != "" {
+		fmt.Fprintf(in.stderr, "analyze: %s\n", basis)
 	}
 	return p, nil
 }
@@ -165,6 +180,27 @@ func (in *loaded) steps() (steps []tables.StepRow, err error) {
 	return steps, nil
 }
 
+// draftText is a hint if the analysed context may be that of a draft model. The draft generates most tokens one by one.
+// The model that it drafts for reads more, but checks several of these tokens in a decode, which looks like a prompt.
+// It is "" if that does not seem to be so.
+func draftText(p *pattern.Pattern, meta *tables.Meta) string {
+	isTaken := func(c pattern.ContextReads) bool { return c.Context == p.Context && c.Model == p.Model }
+	at := slices.IndexFunc(p.Contexts, isTaken)
+	if at < 0 || !p.Generates() {
+		return ""
+	}
+	taken := &p.Contexts[at]
+	for i := range p.Contexts {
+		c := &p.Contexts[i]
+		if c.Model != taken.Model && c.Bytes > taken.Bytes && c.GenerationSteps < taken.GenerationSteps {
+			return fmt.Sprintf("%s read more in other decodes than those that generate a token: if %s drafts for it, "+
+				"--context %d --phase prompt tells of the decodes that check the draft's tokens",
+				pattern.ModelName(meta, c.Model), pattern.ModelName(meta, taken.Model), c.Context)
+		}
+	}
+	return ""
+}
+
 // contextText says which of several contexts is analysed, and how to choose another.
 func contextText(p *pattern.Pattern, meta *tables.Meta) string {
 	var others []string
@@ -172,6 +208,10 @@ func contextText(p *pattern.Pattern, meta *tables.Meta) string {
 	for _, c := range p.Contexts {
 		text := fmt.Sprintf("%d (%s, %d generation steps, %s)",
 			c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.Bytes(uint64(c.GenerationBytes)))
+		if c.GenerationSteps == 0 {
+			text = fmt.Sprintf("%d (%s, %d decodes that generate nothing, %s)",
+				c.Context, pattern.ModelName(meta, c.Model), c.Steps, humanize.Bytes(uint64(c.Bytes)))
+		}
 		if c.Context == p.Context && c.Model == p.Model {
 			taken = text
 		} else {

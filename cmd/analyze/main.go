@@ -16,6 +16,7 @@ import (
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
 	"tensorcast/report/gather"
+	"tensorcast/trace/tables"
 )
 
 func main() { cli.Main(command()) }
@@ -27,6 +28,7 @@ type options struct {
 	output  string
 	top     int
 	context int
+	phase   string // "": chosen by itself
 	json    bool
 
 	heatmap bool
@@ -43,6 +45,9 @@ type options struct {
 func (o *options) check(cmd *cobra.Command) error {
 	if o.context < 0 && cmd.Flags().Changed("context") {
 		return cli.Usagef("--context is %d, want 0 or more", o.context)
+	}
+	if cmd.Flags().Changed("phase") && o.phase != phaseGeneration && o.phase != phasePrompt {
+		return cli.Usagef("--phase is %q, want %s or %s", o.phase, phaseGeneration, phasePrompt)
 	}
 	if o.top < 0 {
 		return cli.Usagef("--top is %d, want 0 or more", o.top)
@@ -67,6 +72,12 @@ var subcommands = append([]func(*options) *cobra.Command{
 	whatifCommand,
 	reportCommand,
 }, answerCommands()...)
+
+// Values of --phase.
+var (
+	phaseGeneration = tables.PhaseGeneration.String()
+	phasePrompt     = tables.PhasePrompt.String()
+)
 
 // Formats of an exported table.
 const (
@@ -99,6 +110,11 @@ experts that a mixture-of-experts model chooses are compared apart from the sequ
 A capture may hold several contexts (llama_context), as of a draft model. analyze takes the one that read most in
 generation, and says so; --context takes another.
 
+A step that computes several tokens reads the same weights once for all of them. If no step generated a token, as in a
+perplexity, embeddings or a benchmark of prompts, all figures are per decode (llama_decode), and analyze says so. A decode
+that is larger than the target's -ub goes through the model several times; pattern.json has one of these passes. The check of
+a draft's tokens looks like a prompt: --phase prompt takes such decodes, though others generated tokens.
+
 With --all it does what the subcommands rereads, pattern, heatmap, offsets, layers, components, phases, experts, determinism and
 report do.
 
@@ -124,6 +140,8 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	all.StringVarP(&o.output, "output", "o", "analysis", "`directory` to write to; made if need be")
 	all.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
 	all.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")
+	all.StringVar(&o.phase, "phase", "", "analyse the steps of this `phase`, generation or prompt "+
+		"(default: generation, if there is any)")
 	all.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f := cmd.Flags()
 	f.SortFlags = false

@@ -288,14 +288,15 @@ func TestFailures(t *testing.T) {
 		{"no capture", []string{"-c", empty}, cli.Failure, "tracer"},
 		{"no directory", []string{"-c", filepath.Join(empty, "none")}, cli.Failure, "tracer"},
 		{
-			"no tokens", []string{"-c", plant(t, tables.Meta{}, true)}, cli.Failure,
-			"no generated token: trace a run that generates text, such as `tracer",
+			"no tokens", []string{"-c", plant(t, tables.Meta{}, true), "--phase", "generation"}, cli.Failure,
+			"no step of this phase: generation: leave out --phase",
 		},
 		{"unknown flag", []string{"--nonsense"}, cli.BadUsage, "unknown flag: --nonsense"},
 		{"argument", []string{"run2"}, cli.BadUsage, "--capture"},
 		{"order", []string{"--order", "size"}, cli.BadUsage, `--order "size": want access or file`},
 		{"context", []string{"--context", "-2"}, cli.BadUsage, "--context is -2, want 0 or more"},
 		{"top", []string{"--top", "-1"}, cli.BadUsage, "want 0 or more"},
+		{"phase", []string{"--phase", "warm"}, cli.BadUsage, `--phase is "warm", want generation or prompt`},
 		{
 			"output is a file",
 			[]string{

@@ -153,6 +153,9 @@ func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
 	if cmd.Flags().Changed("top") {
 		return nil, cli.Usagef("--top: nothing that moe prints is a list of tensors")
 	}
+	if cmd.Flags().Changed("phase") {
+		return nil, cli.Usagef("--phase: moe replays all tokens, and tells prompts and generated ones apart")
+	}
 	return study, nil
 }
 

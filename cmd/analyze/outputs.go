@@ -76,7 +76,7 @@ var outputs = append([]outputSpec{
 		if err != nil {
 			return nil, err
 		}
-		return cycle.WriteHeader, nil
+		return func(w io.Writer) error { return cycle.WriteHeader(w, a.pattern.Basis()) }, nil
 	}},
 	{hiddenParquet, func(a *analysis) (func(io.Writer) error, error) {
 		if a.options.hidden != formatParquet {

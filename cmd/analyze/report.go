@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -89,6 +90,9 @@ func (s *study) page() (*report.Report, error) {
 	made := s.sums.Report(s.modelName(), meta, s.sums.Compute())
 	made.Context = gather.Provenance(meta, s.pattern.Model)
 	made.Notes = append(made.Notes, s.in.warnings...)
+	if basis := s.pattern.Basis(); basis != "" {
+		made.Verdict = append([]string{strings.ToUpper(basis[:1]) + basis[1:] + "."}, made.Verdict...)
+	}
 	experts, err := s.expertsHeatmap()
 	if err != nil {
 		return nil, s.in.reading(err)

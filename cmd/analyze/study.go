@@ -37,6 +37,9 @@ func (s *study) collect(ctx context.Context) error {
 	collector := func(context, model int32) *gather.Collector {
 		c := gather.New(s.in.capture.Structure, context, model, steps)
 		c.CPUs = s.in.capture.Meta.Host.CPUs
+		if s.in.build.HasPhase {
+			c.ChoosePhase(s.in.build.Phase)
+		}
 		return c
 	}
 	if context, model, one := s.in.single(steps); one {
@@ -53,6 +56,7 @@ func (s *study) collect(ctx context.Context) error {
 			return err
 		}
 	}
+	s.sums.Passes = s.pattern.Passes()
 	if cycle := s.in.cycle(s.pattern); cycle != nil {
 		s.sums.Helped = func(memory int64, compute time.Duration, disk float64) time.Duration {
 			return plan.Foresee(cycle, plan.Auto{}, memory, compute, disk).Token
@@ -71,7 +75,8 @@ func (s *study) collect(ctx context.Context) error {
 	return nil
 }
 
-// cycle is what every token reads, for prefetchd's plans. It is nil if the capture does not tell.
+// cycle is what every token, or every pass of a prompt, reads, for prefetchd's plans. It is nil if the capture does not
+// tell.
 func (in *loaded) cycle(p *pattern.Pattern) *pattern.Cycle {
 	isPlanned := func(r pattern.CycleRead) bool { return !r.Gathers() && r.Length > 0 && r.File >= 0 }
 	cycle, err := p.Cycle(in.capture.Meta)

@@ -248,10 +248,13 @@ func (o *whatifOptions) configure(
 	ctx context.Context, st *study, outlook *gather.Outlook,
 ) (r *gather.Replay, c *whatif.Config, from sources, err error) {
 	in := st.in
-	batch := max(int(outlook.TokensPerStep), 1) // tokens that each step of the capture generates
+	// A step of the replay is one of the capture, or, where nothing was generated, a pass through the model.
+	passes := st.pattern.Passes()
+	batch := max(int(math.Round(outlook.TokensPerStep/float64(passes))), 1) // tokens of each step
 	rows, done := in.accesses(ctx)
 	r, err = gather.NewReplay(in.capture.Meta, in.capture.Structure, rows, in.capture.Steps(), gather.ReplayOptions{
 		Context: st.pattern.Context, Model: st.pattern.Model,
+		Phase: st.pattern.Phase, Passes: !st.pattern.Generates(),
 		Group: o.group, Batch: int32(batch), Extents: o.blocks == blocksExtents,
 	})
 	done()
@@ -261,10 +264,11 @@ func (o *whatifOptions) configure(
 	c = &whatif.Config{
 		Sequence: r.Sequence, From: r.Fill, Compute: o.compute * time.Duration(batch),
 		Bandwidth: o.bandwidth, Touched: o.touchedRate, TokensPerStep: o.group * batch,
+		PerPass: !st.pattern.Generates(),
 	}
 	from.compute = "as --compute says"
 	if least := st.sums.Compute(); c.Compute == 0 && outlook.Short() && least > 0 {
-		c.Compute, from.compute = least, "the sum over the ops, each at its fastest, or at its kind's"
+		c.Compute, from.compute = least/time.Duration(passes), "the sum over the ops, each at its fastest, or at its kind's"
 	}
 	if c.Compute == 0 {
 		if c.Compute, from.compute, err = r.Compute(); err != nil {
@@ -292,7 +296,7 @@ func (o *whatifOptions) configure(
 	from.touched = "as --touched says"
 	if c.Touched == 0 {
 		c.Touched, from.touched = c.Bandwidth, "as the disk reads: this capture's tokens did not wait for it"
-		if rate, source := o.calibrate(c, r, in.capture.Meta.Memory, outlook); rate > 0 && rate < c.Bandwidth {
+		if rate, source := o.calibrate(c, r, in.capture.Meta.Memory, outlook, passes); rate > 0 && rate < c.Bandwidth {
 			c.Touched, from.touched = rate, source
 		}
 	}
@@ -318,11 +322,11 @@ func (o *whatifOptions) readahead(d *tables.Disk) int64 {
 // of that cancels out. Where the limit of memory is not known, the bytes are those that were observed. The rate is 0 if
 // it is not known.
 func (o *whatifOptions) calibrate(
-	c *whatif.Config, r *gather.Replay, m *tables.Memory, outlook *gather.Outlook,
+	c *whatif.Config, r *gather.Replay, m *tables.Memory, outlook *gather.Outlook, passes int,
 ) (perSecond float64, source string) {
 	waited, known := r.Waited(c.Compute)
 	if m == nil || m.LimitBytes <= 0 || !known || o.group > 1 {
-		return outlook.TouchedRate(c.Compute), "as this capture's tokens had it"
+		return outlook.TouchedRate(c.Compute * time.Duration(passes)), "as this capture's tokens had it"
 	}
 	strategy := map[string]string{ranPlain: whatif.Plain, ranPin: whatif.Pin, ranAuto: whatif.Auto}[o.ran]
 	memory := m.LimitBytes - m.OtherBytes

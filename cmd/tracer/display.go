@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"golang.org/x/term"
 
 	"tensorcast/internal/cli"
@@ -54,6 +55,9 @@ func (d *display) Show(s trace.Status) {
 		phase = "waiting"
 	}
 	d.steps = s.Steps
+	if s.Tokens == 0 && s.Steps > 1 { // prompts only, embeddings, a perplexity: tokens do not tell how far it is
+		phase = fmt.Sprintf("%s  %s decodes", phase, humanize.Comma(int64(s.Steps)))
+	}
 	if s.Processes > 1 {
 		phase = fmt.Sprintf("%d processes  %s", s.Processes, phase)
 	}

@@ -602,6 +602,19 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// Where decodes generated nothing, the summary does not sound as if nothing was seen.
+func TestSummaryOfDecodes(t *testing.T) {
+	var b strings.Builder
+	m := &tables.Meta{Dir: "capture", Detail: tables.DetailOp, Steps: 12, Contexts: 2}
+	if err := summarise(&b, options{out: "capture"}, []*tables.Meta{m}); err != nil {
+		t.Fatal(err)
+	}
+	want := "  decodes   12  none generated a token, 2 contexts; analyze has figures per decode\n"
+	if !strings.Contains(b.String(), want) {
+		t.Errorf("%q is not in\n%s", want, b.String())
+	}
+}
+
 // A directory with other files is refused before the command runs.
 func TestOccupiedDirectory(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -87,8 +87,14 @@ func summaryRows(m *tables.Meta) [][]string {
 	c := m.Counters
 	count := func(n uint64) string { return humanize.Comma(int64(n)) }
 	tokens := fmt.Sprintf("%s generated tokens", humanize.Comma(int64(m.Tokens)))
+	if m.Tokens == 0 && m.Steps > 0 { // prompts only, embeddings, a perplexity
+		tokens = "none generated a token"
+	}
 	if m.Contexts > 1 {
 		tokens += fmt.Sprintf(", %d contexts", m.Contexts)
+	}
+	if m.Tokens == 0 && m.Steps > 0 {
+		tokens += "; analyze has figures per decode"
 	}
 	table := [][]string{
 		{"decodes", humanize.Comma(int64(m.Steps)), tokens},

@@ -114,7 +114,7 @@ func countWeights(c *trace.Capture) (w Weights, err error) {
 		return w, err
 	}
 	p, err := pattern.Build(c.Structure, c.Accesses(), options)
-	if errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens) {
+	if errors.Is(err, pattern.ErrNoAccesses) || err == nil && !p.Generates() {
 		return w, errors.New("the target generated no token")
 	}
 	if err != nil {

@@ -273,7 +273,7 @@ enum { MAX_GUESSES = 63 };
 
 static struct {
 	const char *model, *model2, *load_mode, *warmup, *lib, *ops, *logits, *text_file, **prompts;
-	int n, threads, repeat, n_ctx, mark, contexts, parallel, n_prompts, chunks, guess;
+	int n, threads, repeat, n_ctx, mark, contexts, parallel, n_prompts, chunks, guess, idle;
 	bool no_repack, stream, count, concurrent;
 } opt = {.n = 32, .repeat = 1, .warmup = "cli", .mark = -1, .contexts = 1, .parallel = 1};
 
@@ -896,6 +896,7 @@ static const char help[] =
     "  --model2 FILE    another model, in contexts of its own, numbered after those of the first\n"
     "  --contexts N     contexts of each model, decoded in turn, token by token (default 1)\n"
     "  --concurrent     decode each context from a thread of its own\n"
+    "  --idle S         wait S seconds when the model is loaded and warmed up, as a server does (default 0)\n"
     "  --parallel N     sequences in each context, decoded in one batch (default 1)\n"
     "  --guess K        guess up to K tokens (those that followed the last two tokens before) and decode them\n"
     "                   together with the next one; the model chooses the same tokens as without, up to how a batch\n"
@@ -938,6 +939,7 @@ static void parse_options(int argc, char **argv) {
 		MODEL2,
 		CONTEXTS,
 		CONCURRENT,
+		IDLE,
 		PARALLEL,
 		STREAM,
 		COUNT_OPS,
@@ -951,7 +953,7 @@ static void parse_options(int argc, char **argv) {
 	    {"warmup", 1, 0, WARMUP}, {"no-warmup", 0, 0, NO_WARMUP}, {"ignore-eos", 0, 0, IGNORE_EOS},
 	    {"ops", 1, 0, OPS_FILE}, {"mark", 1, 0, MARK}, {"lib", 1, 0, LIB}, {"model2", 1, 0, MODEL2},
 	    {"contexts", 1, 0, CONTEXTS}, {"concurrent", 0, 0, CONCURRENT}, {"parallel", 1, 0, PARALLEL},
-	    {"stream", 0, 0, STREAM}, {"count-ops", 0, 0, COUNT_OPS}, {"logits", 1, 0, LOGITS},
+	    {"idle", 1, 0, IDLE}, {"stream", 0, 0, STREAM}, {"count-ops", 0, 0, COUNT_OPS}, {"logits", 1, 0, LOGITS},
 	    {"text-file", 1, 0, TEXT_FILE}, {"chunks", 1, 0, CHUNKS}, {"guess", 1, 0, GUESS}, {"help", 0, 0, 'h'}, {0}};
 	int c;
 	opt.prompts = xalloc(argc, sizeof *opt.prompts);
@@ -976,6 +978,7 @@ static void parse_options(int argc, char **argv) {
 		case MODEL2: opt.model2 = optarg; break;
 		case CONTEXTS: opt.contexts = parse_number("--contexts", optarg, 1); break;
 		case CONCURRENT: opt.concurrent = true; break;
+		case IDLE: opt.idle = parse_number("--idle", optarg, 0); break;
 		case PARALLEL: opt.parallel = parse_number("--parallel", optarg, 1); break;
 		case STREAM: opt.stream = true; break;
 		case COUNT_OPS: opt.count = true; break;
@@ -1036,6 +1039,7 @@ int main(int argc, char **argv) {
 	start = now_ms();
 	for (int k = 0; k < n_contexts && strcmp(opt.warmup, "none"); k++) warm_up(&contexts[k]);
 	double warmup_ms = now_ms() - start;
+	for (unsigned left = opt.idle; left > 0;) left = sleep(left);
 
 	if (opt.stream) {
 		struct sigaction end = {.sa_handler = on_sigterm, .sa_flags = SA_RESTART};

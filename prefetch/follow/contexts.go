@@ -77,6 +77,8 @@ type Lesson struct {
 	*pattern.Builder
 	Bases map[int]uint64 // by file: where the target maps its first byte
 	Rough bool           // of more than LessonTokens
+	// Copied has the names of weights that the decode has read outside of files: they were copied from there.
+	Copied map[string]bool
 
 	first start // the weight that the decode has read first, if begun
 	begun bool
@@ -100,8 +102,16 @@ func (l *Lesson) NoteOp(o *event.Op, number FileNumber) {
 			return false
 		})
 	}
+	for i := range o.Sources {
+		if from := &o.Sources[i]; !from.InFile && from.Name != "" && len(l.Copied) < maxCopied {
+			l.Copied[from.Name] = true
+		}
+	}
 	l.Op(o)
 }
+
+// maxCopied bounds Lesson.Copied, whatever a target says.
+const maxCopied = 1 << 16
 
 // NewContexts begins with none.
 func NewContexts(file FileNumber) Contexts {
@@ -136,7 +146,8 @@ func (cs *Contexts) BeginDecode(e event.DecodeBegin) *Decode {
 	d := &Decode{Context: x, Number: e.Decode, Tokens: e.Tokens, Began: e.Time, Warmup: e.Warmup}
 	rough := e.Tokens > LessonTokens
 	if e.Tokens > 0 && (x.Cycle == nil || x.Rough && !rough) {
-		d.Lesson = &Lesson{Builder: pattern.NewBuilder(cs.File), Bases: map[int]uint64{}, Rough: rough}
+		d.Lesson = &Lesson{Builder: pattern.NewBuilder(cs.File), Bases: map[int]uint64{}, Rough: rough,
+			Copied: map[string]bool{}}
 		d.Lesson.Begin()
 	}
 	if len(cs.open) >= maxOpen { // most of these threads have ended in a decode

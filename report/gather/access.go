@@ -96,19 +96,22 @@ func readShare(read, size int64, cutShort bool) float32 {
 	return float32(float64(read) / float64(size))
 }
 
-// AccessText is what is written around the matrix of an AccessFigure. Where all tokens read the same, the figure shows
+// AccessText is what is written around the matrix of an AccessFigure. Where all steps read the same, the figure shows
 // nothing else: the subtitle says so, and names the command that shows more.
 func AccessText(s *pattern.Summary, m *heatmap.Matrix, fileOrder bool, caption string) heatmap.Text {
-	rows := orderText(fileOrder)
+	rows, per := orderText(fileOrder), "token"
+	if s.Decodes != nil {
+		per = "decode"
+	}
 	median := humanize.Bytes(uint64(s.BytesPerToken.Median))
-	subtitle := fmt.Sprintf("%d tensors, %s, all rows as high; %d of them and %s read for each token; %s",
-		s.Tensors, rows, s.TensorsRead, median, s.Sequence)
-	if tokensAlike(m) {
-		subtitle = fmt.Sprintf("all tokens read as much of each tensor: `analyze heatmap` draws what differs; "+
-			"%d tensors, %s, all rows as high; %s for each token", s.Tensors, rows, median)
+	subtitle := fmt.Sprintf("%d tensors, %s, all rows as high; %d of them and %s read for each %s; %s",
+		s.Tensors, rows, s.TensorsRead, median, per, s.Sequence)
+	if stepsAlike(m, phasePanels[s.Phase()]) {
+		subtitle = fmt.Sprintf("all %ss read as much of each tensor: `analyze heatmap` draws what differs; "+
+			"%d tensors, %s, all rows as high; %s for each %s", per, s.Tensors, rows, median, per)
 	}
 	return heatmap.Text{
-		Title:    s.Model + ": weights read per token",
+		Title:    s.Model + ": weights read per " + per,
 		Subtitle: subtitle,
 		Scale:    "Share of a tensor's bytes that a step reads (square-root scale; more than 100 % is drawn as 100 %)",
 		Mark:     "sequence differs",
@@ -124,13 +127,13 @@ func orderText(fileOrder bool) string {
 	return "first read first"
 }
 
-// tokensAlike says whether all steps that generate have the same values, as far as these were observed.
-func tokensAlike(m *heatmap.Matrix) bool {
+// stepsAlike says whether all steps of a panel have the same values, as far as these were observed.
+func stepsAlike(m *heatmap.Matrix, panel string) bool {
 	n := len(m.Columns)
 	for row := range m.Rows {
 		first := float32(math.NaN())
 		for i, v := range m.Values[row*n : (row+1)*n] {
-			if m.Columns[i].Panel != phasePanels[tables.PhaseGeneration] || v != v {
+			if m.Columns[i].Panel != panel || v != v {
 				continue
 			}
 			if first != first {

@@ -69,6 +69,10 @@ type Collector struct {
 	// is not known. If Helped is nil, nothing is said of prefetchd.
 	Helped func(memory int64, compute time.Duration, disk float64) time.Duration
 
+	// Passes is how often a step goes through the model, if that is more than once. Only steps that generate nothing
+	// do. See pattern.Pattern.Passes.
+	Passes int
+
 	structure      []tables.StructureRow
 	context        int32
 	model          int32
@@ -93,8 +97,9 @@ type Collector struct {
 
 	touchedExperts [3]map[int32]*bitset // by phase and tensor: the experts that were read
 
+	phase tables.Phase // whose steps the figures are of
 	// What Compute needs.
-	usualBatch int32  // tokens of most steps that generate
+	usualBatch int32  // tokens of most steps of the phase
 	ops        [][]op // by the first tensor that an op reads
 	current    opRun
 }
@@ -134,14 +139,14 @@ func (m *matrix) add(tensor int32, column int, v float64) {
 }
 
 // New returns a collector for one context and its model. Steps are those of the capture in the order of
-// time. Those of other contexts are ignored.
+// time. Those of other contexts are ignored. Figures are of the steps that generate. If there are none,
+// they are of those of the prompts, and per decode.
 func New(structure []tables.StructureRow, context, model int32, steps []tables.StepRow) *Collector {
 	c := &Collector{
 		structure: structure, context: context, model: model, stepIndex: map[int32]int{},
 		perTensor: make([]total, len(structure)), pointEvery: 1, lastEnd: map[string]int64{},
 		ops: make([][]op, len(structure)), current: opRun{step: -1},
 	}
-	batches := map[int32]int{}
 	for _, s := range steps {
 		if s.Context != context {
 			continue
@@ -149,14 +154,9 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 		s.TokenIDs, s.Sequences = nil, nil
 		c.stepIndex[s.Step] = len(c.steps)
 		c.steps = append(c.steps, stepSums{row: s})
-		if s.Phase == tables.PhaseGeneration {
-			batches[s.Tokens]++
-			if n := batches[s.Tokens]; n > batches[c.usualBatch] || n == batches[c.usualBatch] &&
-				s.Tokens < c.usualBatch {
-				c.usualBatch = s.Tokens
-			}
-		}
+		c.phase = max(c.phase, s.Phase)
 	}
+	c.ChoosePhase(c.phase)
 	tensors := 0
 	for i := range structure {
 		if structure[i].Model == model {
@@ -169,6 +169,29 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 	}
 	return c
 }
+
+// ChoosePhase makes figures of the steps of another phase. Call it before the first Access.
+func (c *Collector) ChoosePhase(phase tables.Phase) {
+	c.phase, c.usualBatch = phase, 0
+	batches := map[int32]int{}
+	for i := range c.steps {
+		s := &c.steps[i].row
+		if s.Phase != phase {
+			continue
+		}
+		batches[s.Tokens]++
+		isPreferred := s.Tokens < c.usualBatch // among equals: see pattern.Build
+		if !c.Generates() {
+			isPreferred = s.Tokens > c.usualBatch
+		}
+		if n := batches[s.Tokens]; n > batches[c.usualBatch] || n == batches[c.usualBatch] && isPreferred {
+			c.usualBatch = s.Tokens
+		}
+	}
+}
+
+// Generates reports whether the figures are of generated tokens. Else they are per decode.
+func (c *Collector) Generates() bool { return c.phase == tables.PhaseGeneration }
 
 // Access adds a row of the access table. It fails if the row contradicts the structure table.
 func (c *Collector) Access(a *tables.Access) error {

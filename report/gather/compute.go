@@ -9,8 +9,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// op is what the runs of an op on the same weights have in common. Runs count only in steps that generate
-// as many tokens as most do.
+// op is what the runs of an op on the same weights have in common. Runs count only in steps
+// of the collector's phase that compute as many tokens as most do.
 type op struct {
 	name     string
 	bytes    int64 // of all weights that the op reads: the most of any run
@@ -28,7 +28,7 @@ type opRun struct {
 	begin, took int64
 	bytes       int64
 	stall       int64 // of all threads together, as far as it was observed
-	counts      bool  // its step generates as many tokens as most do
+	counts      bool  // its step is of the collector's phase, and computes as many tokens as most do
 	untimed     bool  // its time was not observed
 }
 
@@ -45,7 +45,7 @@ func (c *Collector) addToOp(a *tables.Access, step int) {
 	*r = opRun{
 		step: step, tensor: a.Tensor, name: a.Op, thread: a.Thread, begin: a.Timestamp, took: a.Duration,
 		bytes: a.Bytes, stall: max(a.Stall, 0),
-		counts: s.Phase == tables.PhaseGeneration && s.Tokens == c.usualBatch, untimed: a.Duration < 0,
+		counts: s.Phase == c.phase && s.Tokens == c.usualBatch, untimed: a.Duration < 0,
 	}
 }
 
@@ -81,7 +81,7 @@ func (c *Collector) endOp() {
 	o.bytes, o.shortest = max(o.bytes, r.bytes), min(o.shortest, took)
 }
 
-// Compute estimates how long a step that generates takes if it waits for nothing. It is the sum over the
+// Compute estimates how long a step of the collector's phase takes if it waits for nothing. It is the sum over the
 // step's ops, and the least time that any step spent outside of ops. It is 0 if times were not observed.
 //
 // An op takes as long as its fastest run, or as the fastest fiftieth of the ops of its kind, if that is

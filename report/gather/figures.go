@@ -162,11 +162,11 @@ func (c *Collector) OffsetsFigure(title string) *chart.Figure {
 	return f
 }
 
-// DefaultGrid is the name of the grid that shows best how tokens differ: bytes from disk where memory is
+// DefaultGrid is the name of the grid that shows best how steps differ: bytes from disk where memory is
 // short, else the time for each byte, else what was read.
 func (c *Collector) DefaultGrid() string {
 	var disk, read []float64
-	for _, s := range c.generatedSteps() {
+	for _, s := range c.countedSteps() {
 		disk, read = append(disk, float64(s.disk)), append(read, float64(s.bytes))
 	}
 	switch {

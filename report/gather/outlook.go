@@ -1,6 +1,7 @@
 package gather
 
-// This file says in a sentence or two what holds tokens up, and what would help.
+// This file says in a sentence or two what holds tokens up, and what would help. Where nothing was generated,
+// it says that of decodes.
 
 import (
 	"fmt"
@@ -14,15 +15,19 @@ import (
 )
 
 // Outlook says what the tokens of a capture waited for, and what could be expected of more memory, and of
-// reading ahead. Figures are medians over the generated tokens but the first. What is not known is 0.
+// reading ahead. Figures are medians over the generated tokens but the first. If nothing was generated, they
+// are medians over the decodes, divided by the tokens of a decode. What is not known is 0.
 type Outlook struct {
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// TokensPerStep counts the tokens of a step that generates. Several sequences, or guessed tokens,
-	// share what it reads.
+	// TokensPerStep counts the tokens of a step. Several sequences, or the tokens of a prompt, share what it
+	// reads.
 	TokensPerStep float64 `json:"tokens_per_step"`
-	Read          float64 `json:"read_bytes_per_token"`
-	Disk          float64 `json:"disk_bytes_per_token"`
-	Again         float64 `json:"reread_bytes_per_token"`
+	// Passes is how often a step goes through the model, if that may be more than once: where nothing was
+	// generated.
+	Passes int     `json:"passes_per_step,omitempty"`
+	Read   float64 `json:"read_bytes_per_token"`
+	Disk   float64 `json:"disk_bytes_per_token"`
+	Again  float64 `json:"reread_bytes_per_token"`
 	// Stalled is the share of a token's time, summed over the threads: it may be more than 1.
 	Stalled  float64 `json:"stalled_share"`
 	DiskRate float64 `json:"disk_bytes_per_second"` // while tokens were generated
@@ -39,8 +44,11 @@ type Outlook struct {
 	Ahead        float64 `json:"tokens_per_second_ahead"`
 	Helped       float64 `json:"tokens_per_second_prefetchd"` // expected with prefetchd
 	tokens       int
-	disk, stalls bool // observed
-	routed       bool // tokens read different experts
+	per          string  // what sentences are about: a token, or a decode
+	scale        float64 // tokens in that
+	computed     float64 // tokens of the steps of which Compute is
+	disk, stalls bool    // observed
+	routed       bool    // tokens read different experts
 }
 
 // Outlook computes the outlook. Compute is how long a step takes if it waits for nothing; 0 if that is
@@ -48,19 +56,25 @@ type Outlook struct {
 // limit of memory is not known. What reading ahead would gain is left out if the disk's bandwidth is not
 // known.
 func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
-	times, bytes, disk, again, stalled, tokens := c.perToken()
-	o := &Outlook{tokens: tokens, disk: c.hasDisk, stalls: c.hasStall && len(stalled) > 0}
+	times, bytes, disk, again, stalled, tokens := c.perUnit()
+	o := &Outlook{tokens: tokens, disk: c.hasDisk, stalls: c.hasStall && len(stalled) > 0, per: c.per(), scale: 1}
 	if tokens == 0 {
 		return o
 	}
 	o.TokensPerStep = float64(max(c.usualBatch, 1))
-	o.Read = stats.Median(bytes)
+	passes := float64(max(c.Passes, 1))
+	o.computed = o.TokensPerStep
+	if !c.Generates() {
+		o.TokensPerStep, o.Passes = c.tokensPerStep(), int(passes)
+		o.scale = o.TokensPerStep
+	}
+	o.Read = stats.Median(bytes) / o.scale
 	o.Compute = compute.Seconds()
 	if c.hasDisk {
-		o.Disk, o.Again = stats.Median(disk), stats.Median(again)
+		o.Disk, o.Again = stats.Median(disk)/o.scale, stats.Median(again)/o.scale
 	}
 	if len(times) > 0 {
-		o.TokensPerSecond = 1 / stats.Median(times)
+		o.TokensPerSecond = o.scale / stats.Median(times)
 		o.DiskRate = o.Disk * o.TokensPerSecond
 	}
 	if o.stalls {
@@ -81,21 +95,36 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 		return o
 	}
 	room := max(float64(o.Limit-other), 0)
-	o.Missing = int64(math.Max(o.Read*o.TokensPerStep-room, 0))
+	o.Missing = int64(math.Max(o.Read*o.TokensPerStep/passes-room, 0)) // every pass reads the same
 	if o.Missing == 0 || o.Compute <= 0 {
 		return o
 	}
-	o.Fits = o.TokensPerStep / o.Compute
+	o.Fits = o.computed / o.Compute
 	if o.Bandwidth > 0 {
-		o.Ahead = o.TokensPerStep / math.Max(o.Compute, float64(o.Missing)/o.Bandwidth)
+		o.Ahead = o.computed / math.Max(o.Compute, passes*float64(o.Missing)/o.Bandwidth)
 		if c.Helped != nil {
-			if took := c.Helped(int64(room), compute, o.Bandwidth); took > 0 {
-				o.Helped = o.TokensPerStep / took.Seconds()
+			if took := c.Helped(int64(room), compute/time.Duration(passes), o.Bandwidth); took > 0 {
+				o.Helped = o.computed / (passes * took.Seconds())
 			}
 		}
 	}
 	return o
 }
+
+// tokensPerStep is the median of the tokens of the counted steps.
+func (c *Collector) tokensPerStep() float64 {
+	var all []int32
+	for _, s := range c.countedSteps() {
+		all = append(all, max(s.row.Tokens, 1))
+	}
+	if len(all) == 0 {
+		return 1
+	}
+	return max(stats.Median(all), 1)
+}
+
+// nothingToSay is the verdict where only one step was generated.
+const nothingToSay = "No token was generated but the first: nothing can be said of their speed."
 
 // Short says whether tokens need what memory does not hold.
 func (o *Outlook) Short() bool { return o.Disk > littleFromDisk*o.Read }
@@ -109,20 +138,20 @@ func (o *Outlook) TouchedRate(compute time.Duration) float64 {
 	if !o.Short() || o.TokensPerSecond <= 0 {
 		return 0
 	}
-	return math.Max(o.Disk/(1/o.TokensPerSecond-compute.Seconds()/o.TokensPerStep), 0)
+	return math.Max(o.Disk/(1/o.TokensPerSecond-compute.Seconds()/o.computed), 0)
 }
 
 // Sentences are the outlook in words, the most important first.
 func (o *Outlook) Sentences() (all []string) {
 	if o.tokens == 0 {
-		return []string{"No token was generated but the first: nothing can be said of their speed."}
+		return []string{nothingToSay}
 	}
 	if !o.disk {
 		return nil
 	}
 	if !o.Short() {
-		all = append(all, fmt.Sprintf("Memory suffices: of the %.3g MiB that a token reads, %.2g come from disk.",
-			o.Read/mib, o.Disk/mib))
+		all = append(all, fmt.Sprintf("Memory suffices: of the %.3g MiB that a %s reads, %.2g come from disk.",
+			o.scale*o.Read/mib, o.per, o.scale*o.Disk/mib))
 	} else {
 		at := ""
 		perSecond := func(rate float64) string { return humanize.Bytes(uint64(rate)) + "/s" }
@@ -136,8 +165,9 @@ func (o *Outlook) Sentences() (all []string) {
 			at = fmt.Sprintf(", at %.0f %% of what this disk can read (%s)", 100*o.DiskRate/o.Probed,
 				perSecond(o.Probed))
 		}
-		all = append(all, fmt.Sprintf("Memory is short: for the %.3g MiB that a token reads, %.3g MiB come from "+
-			"disk, %.3g of them not for the first time%s.", o.Read/mib, o.Disk/mib, o.Again/mib, at))
+		all = append(all, fmt.Sprintf("Memory is short: for the %.3g MiB that a %s reads, %.3g MiB come from "+
+			"disk, %.3g of them not for the first time%s.", o.scale*o.Read/mib, o.per, o.scale*o.Disk/mib,
+			o.scale*o.Again/mib, at))
 	}
 	const more = 1.05 // a smaller gain is nothing to promise
 	if o.Fits > more*o.TokensPerSecond && o.TokensPerSecond > 0 {
@@ -156,8 +186,8 @@ func (o *Outlook) Sentences() (all []string) {
 			"whatif` and `analyze moe` replay their choices.")
 	}
 	if o.stalls {
-		all = append(all, fmt.Sprintf("Waiting for the disk takes %.0f %% of a token's time, summed over its "+
-			"threads; what the kernel does to read and to map pages is not in that.", 100*o.Stalled))
+		all = append(all, fmt.Sprintf("Waiting for the disk takes %.0f %% of a %s's time, summed over its "+
+			"threads; what the kernel does to read and to map pages is not in that.", 100*o.Stalled, o.per))
 	}
 	return all
 }

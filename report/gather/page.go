@@ -47,14 +47,27 @@ func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duratio
 	return r
 }
 
-// generatedSteps are the steps that generate a token, without the first.
-func (c *Collector) generatedSteps() (all []*stepSums) {
+// countedSteps are the steps that generate a token, without the first. If nothing was generated, they are those of the
+// prompts. The first of these is left out, too, if there are others: it finds the memory as the program left it when it
+// loaded the model.
+func (c *Collector) countedSteps() (all []*stepSums) {
 	for i := range c.steps {
-		if s := &c.steps[i]; s.row.Phase == tables.PhaseGeneration {
+		if s := &c.steps[i]; s.row.Phase == c.phase {
 			all = append(all, s)
 		}
 	}
+	if !c.Generates() && len(all) == 1 {
+		return all
+	}
 	return all[min(len(all), 1):]
+}
+
+// per is what the figures of texts are per.
+func (c *Collector) per() string {
+	if c.Generates() {
+		return "token"
+	}
+	return "decode"
 }
 
 const mib = 1 << 20
@@ -62,13 +75,16 @@ const mib = 1 << 20
 // littleFromDisk is the share of what a token reads that may come from disk where memory suffices.
 const littleFromDisk = 0.01
 
-// perToken has figures of each step that generates, without the first. They are divided by the step's
-// tokens, but for stalled, which is the share of the step's time. tokens is the sum of these steps'
-// tokens.
-func (c *Collector) perToken() (times, bytes, disk, again, stalled []float64, tokens int) {
-	for _, s := range c.generatedSteps() {
+// perUnit has figures of each of the counted steps. They are divided by the tokens that the step generates, but for
+// stalled, which is the share of the step's time. If it generates none, they are of the whole step. tokens is the sum
+// of these steps' tokens.
+func (c *Collector) perUnit() (times, bytes, disk, again, stalled []float64, tokens int) {
+	for _, s := range c.countedSteps() {
 		n := float64(max(s.row.Tokens, 1))
 		tokens += int(n)
+		if !c.Generates() {
+			n = 1
+		}
 		if t := s.seconds(); t > 0 {
 			times = append(times, t/n)
 			stalled = append(stalled, float64(s.stall)/1e9/t)
@@ -81,36 +97,49 @@ func (c *Collector) perToken() (times, bytes, disk, again, stalled []float64, to
 
 // facts are the most important figures, and the verdict on them.
 func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []report.Fact, verdict []string) {
-	times, bytes, disk, again, stalled, tokens := c.perToken()
+	times, bytes, disk, again, stalled, tokens := c.perUnit()
 	if tokens == 0 {
-		return nil, []string{"No token was generated but the first: nothing can be said of their speed."}
+		return nil, []string{nothingToSay}
 	}
-	const about = "median over the generated tokens but the first"
+	about, perUnit := "median over the generated tokens but the first", 1.0
+	if !c.Generates() {
+		about, perUnit = "median over the decodes, without the first of several", c.tokensPerStep()
+	}
 	if len(times) > 0 {
 		facts = append(facts, report.Fact{
-			Name: "speed", Value: fmt.Sprintf("%.3g tok/s", 1/stats.Median(times)), About: about,
+			Name: "speed", Value: fmt.Sprintf("%.3g tok/s", perUnit/stats.Median(times)), About: about,
 		})
 	}
 	read := stats.Median(bytes)
-	facts = append(facts, report.Fact{Name: "read per token", Value: fmt.Sprintf("%.0f MiB", read/mib), About: about})
+	facts = append(facts,
+		report.Fact{Name: "read per " + c.per(), Value: fmt.Sprintf("%.0f MiB", read/mib), About: about})
 	if c.hasDisk {
 		facts = append(facts,
 			report.Fact{
-				Name: "from disk per token", Value: fmt.Sprintf("%.0f MiB", stats.Median(disk)/mib), About: about,
+				Name: "from disk per " + c.per(), Value: fmt.Sprintf("%.0f MiB", stats.Median(disk)/mib), About: about,
 			},
 			report.Fact{
-				Name: "again from disk per token", Value: fmt.Sprintf("%.0f MiB", stats.Median(again)/mib),
+				Name: "again from disk per " + c.per(), Value: fmt.Sprintf("%.0f MiB", stats.Median(again)/mib),
 				About: about + "; what had been read from disk before in this capture",
 			})
 	}
 	if c.hasStall && len(stalled) > 0 {
 		facts = append(facts,
 			report.Fact{
-				Name: "waiting for the disk", Value: fmt.Sprintf("%.0f %% of a token", 100*stats.Median(stalled)),
+				Name: "waiting for the disk", Value: fmt.Sprintf("%.0f %% of a %s", 100*stats.Median(stalled), c.per()),
 				About: about + "; summed over its threads",
 			})
 	}
-	facts = append(facts, report.Fact{Name: "generated tokens", Value: strconv.Itoa(tokens + 1)})
+	if c.Generates() {
+		facts = append(facts, report.Fact{Name: "generated tokens", Value: strconv.Itoa(tokens + 1)})
+	} else {
+		facts = append(facts,
+			report.Fact{Name: "decodes", Value: strconv.Itoa(len(bytes)), About: "that these figures are of"},
+			report.Fact{Name: "tokens of a decode", Value: fmt.Sprintf("%.0f", c.tokensPerStep()), About: about},
+			report.Fact{
+				Name: "passes through the model", Value: strconv.Itoa(max(c.Passes, 1)), About: about + "; in one",
+			})
+	}
 	return facts, c.Outlook(meta, compute).Sentences()
 }
 

@@ -383,3 +383,66 @@ func TestOutlook(t *testing.T) {
 		t.Errorf("no disk: sentences %q, want three without prefetchd", got)
 	}
 }
+
+// Where nothing is generated, the outlook is of decodes. Each goes through the model twice here, so what memory lacks
+// is of what one pass reads, and it comes from disk twice.
+func TestOutlookOfDecodes(t *testing.T) {
+	const steps, tokens = 5, 8
+	var rows []tables.StepRow
+	for i := range int64(steps) {
+		rows = append(rows, tables.StepRow{
+			Step: int32(i), Phase: tables.PhasePrompt, Tokens: tokens, Token: -1, Begin: i * 1e9, End: i*1e9 + 400e6,
+		})
+	}
+	c := New(structure, 0, 0, rows)
+	c.Passes = 2
+	c.ObservePageIns()
+	var asked time.Duration
+	c.Helped = func(memory int64, compute time.Duration, disk float64) time.Duration {
+		asked = compute
+		return 100 * time.Millisecond
+	}
+	for step := range int32(steps) {
+		for n, tensor := range []int32{0, 1, 2, 0, 1, 2} {
+			if err := c.Access(&tables.Access{
+				Step: step, Phase: tables.PhasePrompt, Tensor: tensor, Offset: structure[tensor].Offset,
+				Bytes: structure[tensor].Size, Duration: 10e6, Timestamp: int64(step)*1e9 + int64(n)*25e6,
+				Stall: tables.NotObserved,
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.PageIn(&tables.PageInRow{Step: step, Tensor: 0, Bytes: 2 << 20, Rereads: step})
+	}
+	meta := &tables.Meta{
+		Memory: &tables.Memory{LimitBytes: 1<<20 + 1<<19, Of: "limit"}, Disk: &tables.Disk{BytesPerSecond: 10 << 20},
+	}
+	o := c.Outlook(meta, 80*time.Millisecond)
+	const read = 5 << 20 // of a decode: twice 2.5 MiB
+	if o.TokensPerStep != tokens || o.Passes != 2 || o.Read != read/tokens || o.TokensPerSecond != tokens/0.4 ||
+		o.Missing != 1<<20 || o.Fits != tokens/0.08 || math.Abs(o.Ahead-tokens/0.2) > 1e-9 ||
+		asked != 40*time.Millisecond || math.Abs(o.Helped-tokens/0.2) > 1e-9 {
+		t.Errorf("outlook %+v, Helped was asked for %v", o, asked)
+	}
+	said := strings.Join(o.Sentences(), " ")
+	for _, want := range []string{
+		"for the 5 MiB that a decode reads, 2 MiB come from disk, 2 of them",
+		"With 1 MiB more than the limit of 1.5 MiB", "(100 tok/s instead of 20)",
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%q is not in %q", want, said)
+		}
+	}
+	facts := map[string]string{}
+	for _, f := range c.Report("m", meta, 80*time.Millisecond).Facts {
+		facts[f.Name] = f.Value
+	}
+	want := map[string]string{
+		"speed": "20 tok/s", "read per decode": "5 MiB", "from disk per decode": "2 MiB",
+		"again from disk per decode": "2 MiB", "decodes": "4", "tokens of a decode": "8",
+		"passes through the model": "2",
+	}
+	if !reflect.DeepEqual(facts, want) {
+		t.Errorf("facts %v, want %v", facts, want)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"strings"
 	"time"
 
 	"tensorcast/internal/stats"
@@ -25,8 +26,8 @@ type Replay struct {
 	Sequence *reuse.Sequence
 	Fill     int // steps of Sequence that fill the memory before the first that counts
 
-	whole  []float64 // seconds of each generated step but the first, with its waiting for the disk
-	times  []float64 // seconds of each generated step, without its waiting as far as that was observed
+	whole  []float64 // seconds of each counted step but the first, with its waiting for the disk
+	times  []float64 // seconds of each counted step, without its waiting as far as that was observed
 	stalls bool      // waiting was observed
 }
 
@@ -34,13 +35,16 @@ type Replay struct {
 type ReplayOptions struct {
 	Context int32
 	Model   int32
-	Group   int   // steps that are replayed together, and read what they share once
-	Batch   int32 // tokens that a step generates: the times are of steps with so many
-	Extents bool  // count memory in extents as they lie in the file, not in folios
+	Phase   tables.Phase // whose steps count
+	Passes  bool         // a step may go through the model several times: each pass is replayed as a step
+	Group   int          // steps that are replayed together, and read what they share once
+	Batch   int32        // tokens that a step generates: the times are of steps with so many
+	Extents bool         // count memory in extents as they lie in the file, not in folios
 }
 
 // NewReplay reads what the steps of a context have read. One at a time, prompt and warm-up fill the memory, and so does
-// the first generated token. In groups, only generated steps are replayed, and the first group fills the memory.
+// the first generated token. In groups, only generated steps are replayed, and the first group fills the memory. Of a
+// context that generated nothing the steps of the prompts count. The first pass through the model fills the memory.
 func NewReplay(
 	meta *tables.Meta, structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error],
 	steps iter.Seq2[*tables.StepRow, error], o ReplayOptions,
@@ -52,16 +56,26 @@ func NewReplay(
 	}
 	r := &Replay{Sequence: reuse.New(block, files.sizes, o.Group)}
 	current, stall := int32(-1), map[int32]int64{}
+	passes := map[int32]int{} // of the steps that count
+	var tensor int32          // of the first read of the current step
+	var op string
 	for a, err := range accesses {
 		if err != nil {
 			return nil, err
 		}
-		isGenerated := a.Phase == tables.PhaseGeneration
-		if a.Context != o.Context || o.Group > 1 && !isGenerated {
+		isCounted := a.Phase == o.Phase
+		if a.Context != o.Context || o.Group > 1 && !isCounted {
 			continue
 		}
-		if a.Step != current {
-			if current = a.Step; !isGenerated {
+		isNew := a.Step != current
+		if isNew {
+			current, tensor, op = a.Step, a.Tensor, strings.Clone(a.Op) // the row is reused
+		}
+		// Each pass begins with the same read.
+		if isNew || o.Passes && a.Tensor == tensor && a.Op == op {
+			if isCounted {
+				passes[a.Step]++
+			} else {
 				r.Fill++
 			}
 			r.Sequence.Step()
@@ -83,11 +97,13 @@ func NewReplay(
 			return nil, err
 		}
 		isTimed := s.End != tables.NotObserved && s.End > s.Begin
-		if s.Context == o.Context && s.Phase == tables.PhaseGeneration && isTimed && max(s.Tokens, 1) == o.Batch {
+		isCounted := s.Phase == o.Phase && (max(s.Tokens, 1) == o.Batch || o.Phase != tables.PhaseGeneration)
+		if s.Context == o.Context && isCounted && isTimed {
+			perSecond := 1e9 * float64(max(passes[s.Step], 1)) // ns
 			if len(r.times) > 0 {
-				r.whole = append(r.whole, float64(s.End-s.Begin)/1e9)
+				r.whole = append(r.whole, float64(s.End-s.Begin)/perSecond)
 			}
-			r.times = append(r.times, max(float64(s.End-s.Begin-stall[s.Step]), 0)/1e9)
+			r.times = append(r.times, max(float64(s.End-s.Begin-stall[s.Step]), 0)/perSecond)
 		}
 	}
 	return r, nil

@@ -39,16 +39,20 @@ func PatternFigure(p *pattern.Pattern, title, caption string) (f *chart.Figure, 
 	return f, reads
 }
 
-// ComparisonFigure has the time of each token in two captures with these names and captions. Of many tokens, the mean
-// of each bin is drawn. It is nil if neither capture has times.
+// ComparisonFigure has the time of each token, or of each decode where none was generated, in two captures with these
+// names and captions. Of many, the mean of each bin is drawn. It is nil if neither capture has times.
 func ComparisonFigure(c *pattern.Comparison, names, captions [2]string) *chart.Figure {
 	caption := captions[0]
 	if captions[1] != captions[0] {
 		caption = names[0] + ": " + captions[0] + "; " + names[1] + ": " + captions[1]
 	}
+	x, per := "generated token", "token"
+	if c.PerDecode() {
+		x, per = "decode", "decode"
+	}
 	f := &chart.Figure{
-		Caption: visible.Line(caption), XLabel: "generated token", YLabel: "ms per token",
-		Panels: []chart.Panel{{Title: visible.Line(c.Sides[0].Model + ": time of each token")}},
+		Caption: visible.Line(caption), XLabel: x, YLabel: "ms per " + per,
+		Panels: []chart.Panel{{Title: visible.Line(c.Sides[0].Model + ": time of each " + per)}},
 	}
 	for side, name := range names {
 		times := c.Times(side)
@@ -58,7 +62,11 @@ func ComparisonFigure(c *pattern.Comparison, names, captions [2]string) *chart.F
 			part := times[from:min(from+bin, len(times))]
 			mean := 0.0
 			for _, t := range part {
-				mean += float64(t.Nanos) / 1e6 / float64(len(part))
+				nanos := t.Nanos
+				if c.PerDecode() {
+					nanos = t.Decode
+				}
+				mean += float64(nanos) / 1e6 / float64(len(part))
 			}
 			curve.Points = append(curve.Points, chart.Point{X: float64(from), Y: mean})
 			f.To, f.High = max(f.To, float64(from)+1), max(f.High, 1.1*mean)
@@ -71,19 +79,30 @@ func ComparisonFigure(c *pattern.Comparison, names, captions [2]string) *chart.F
 	return f
 }
 
-// DeterminismFigure has a curve for each size of batch: the edits of each generated token's sequence. Of many tokens,
-// the worst of each bin is drawn. It is nil if every step that generates follows the canonical sequence.
+// DeterminismFigure has a curve for each size of batch: the edits of the sequence of each generated token, or of each
+// decode where none was generated. Of many, the worst of each bin is drawn. It is nil if every such step follows the
+// canonical sequence.
 func DeterminismFigure(d *pattern.Determinism, model, caption string) *chart.Figure {
+	isGenerated, x := d.Phase() == tables.PhaseGeneration, "generated token"
+	if !isGenerated {
+		x = "decode"
+	}
 	f := &chart.Figure{
-		Caption: caption, XLabel: "generated token", YLabel: "edits from the canonical sequence",
+		Caption: caption, XLabel: x, YLabel: "edits from the canonical sequence",
 		Panels: []chart.Panel{{Title: model + ": reads that differ"}},
 	}
 	curves := map[int32]*chart.Curve{}
 	var batches []int32
 	bin := len(d.Steps)/maxCurvePoints + 1
+	decodes := 0
 	for _, s := range d.Steps {
-		if s.Phase != tables.PhaseGeneration {
+		if s.Phase != d.Phase() {
 			continue
+		}
+		number := int(s.Token)
+		if !isGenerated {
+			number = decodes
+			decodes++
 		}
 		c := curves[s.Batch]
 		if c == nil {
@@ -94,13 +113,13 @@ func DeterminismFigure(d *pattern.Determinism, model, caption string) *chart.Fig
 		if s.Departure >= 0 {
 			edits = float64(len(d.Departures[s.Departure].Edits))
 		}
-		x := float64(int(s.Token) / bin * bin)
+		x := float64(number / bin * bin)
 		if n := len(c.Points); n > 0 && c.Points[n-1].X == x {
 			c.Points[n-1].Y = max(c.Points[n-1].Y, edits)
 		} else {
 			c.Points = append(c.Points, chart.Point{X: x, Y: edits})
 		}
-		f.To, f.High = max(f.To, float64(s.Token)+1), max(f.High, 1.1*edits)
+		f.To, f.High = max(f.To, float64(number)+1), max(f.High, 1.1*edits)
 	}
 	if f.High == 0 {
 		return nil

@@ -90,8 +90,11 @@ func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Time
 			continue
 		}
 		if rows++; rows > maxTimeline {
-			t.Cut(fmt.Sprintf("ends after %d reads, at token %d: more would be too much for a browser", maxTimeline,
-				a.Token))
+			where := fmt.Sprint("token ", a.Token)
+			if a.Token < 0 {
+				where = fmt.Sprint("step ", a.Step)
+			}
+			t.Cut(fmt.Sprintf("ends after %d reads, at %s: more would be too much for a browser", maxTimeline, where))
 			break
 		}
 		at := max(a.Timestamp, last) // an op of another thread may come late in the table

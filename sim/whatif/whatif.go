@@ -29,6 +29,9 @@ type Config struct {
 	// [reuse.Sequence.LRUWithReadahead]).
 	Readahead     int64
 	TokensPerStep int // at least 1
+	// PerPass means that a step is a pass of a prompt through the model. Texts are then of passes, as
+	// a token's share is little.
+	PerPass bool
 	// Pinned returns what prefetchd keeps with its strategy "pin", if the model and prefetchd have
 	// so many bytes of memory. If it is nil, that strategy is left out.
 	Pinned func(memory int64) Pinned
@@ -187,6 +190,7 @@ type Answer struct {
 	Rows          []Row      `json:"rows"`
 	curve         []Row
 	lru           *reuse.Curve
+	perPass       bool
 }
 
 // curvePoints is for how many amounts of memory a figure has points.
@@ -205,7 +209,8 @@ func (c *Config) Estimate(memory []int64, cancelled func() error) (*Answer, erro
 	}
 	tokens := max(c.TokensPerStep, 1)
 	a := &Answer{
-		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens),
+		perPass: c.PerPass,
+		Steps:   s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens),
 		Bandwidth: c.Bandwidth, Touched: cmp.Or(c.Touched, c.Bandwidth), Compute: c.Compute.Seconds(),
 		Readahead: c.Readahead, TokensPerStep: tokens,
 		Strategies: c.knownStrategies(), lru: s.LRU(c.From),
@@ -271,8 +276,12 @@ const mib = 1 << 20
 
 // Document returns the answer in words and as a table.
 func (a *Answer) Document() tabular.Document {
+	per, scale := "token", 1.0
+	if a.perPass {
+		per, scale = "pass through the model", float64(a.TokensPerStep)
+	}
 	t := &tabular.Table{
-		Title:   "tokens per second, and MiB that a token reads again",
+		Title:   fmt.Sprintf("tokens per second, and MiB that a %s reads again", per),
 		Columns: tabular.Right("memory", "share"),
 	}
 	for _, s := range a.Strategies {
@@ -281,13 +290,13 @@ func (a *Answer) Document() tabular.Document {
 	for _, r := range a.Rows {
 		row := []string{fmt.Sprintf("%.0f MiB", float64(r.Memory)/mib), fmt.Sprintf("%.0f %%", 100*r.Share)}
 		for _, result := range r.Results {
-			row = append(row, fmt.Sprintf("%.3g", result.TokS), fmt.Sprintf("%.0f", result.Missed/mib))
+			row = append(row, fmt.Sprintf("%.3g", result.TokS), fmt.Sprintf("%.0f", scale*result.Missed/mib))
 		}
 		t.Rows = append(t.Rows, row)
 	}
 	lines := tabular.Lines{
-		fmt.Sprintf("%d steps read %.0f MiB per token of a working set of %.0f MiB, in %s", a.Steps, a.PerToken/mib,
-			float64(a.WorkingSet)/mib, a.Blocks),
+		fmt.Sprintf("%d steps read %.0f MiB per %s of a working set of %.0f MiB, in %s", a.Steps,
+			scale*a.PerToken/mib, per, float64(a.WorkingSet)/mib, a.Blocks),
 		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GB/s", 1000*a.Compute,
 			a.ComputeFrom, a.TokensPerStep, a.Bandwidth/1e9),
 		fmt.Sprintf("what is read as it is touched comes at %.2f GB/s (%s); the kernel reads %.4g KiB around a miss",

@@ -19,7 +19,7 @@ import (
 type Phase uint8
 
 const (
-	PhaseWarmup     Phase = iota // llama.cpp's warm-up decode: it uses all experts, its output is discarded
+	PhaseWarmup     Phase = iota // its output is discarded: llama.cpp's warm-up (with all experts), or a server's probe
 	PhasePrompt                  // prompt processing
 	PhaseGeneration              // one new token, or one for each of several sequences
 )
