@@ -28,6 +28,7 @@ type Report struct {
 	// Why the kernel refuses what root may do, and what to do about it. Both are empty if it is not
 	// known to refuse anything.
 	refused, remedy string
+	confined        bool // this process is in a user namespace
 }
 
 // State is the result of a test.

@@ -29,23 +29,35 @@ func (r *Report) examineMachine() error {
 		return fmt.Errorf("ask for the kernel's release: %w", err)
 	}
 	r.Kernel = unix.ByteSliceToString(uts.Release[:]) + " " + unix.ByteSliceToString(uts.Machine[:])
-	have, err := readCapabilities()
+	if err := r.examinePrivileges(); err != nil {
+		return err
+	}
+	return r.reportFeatures()
+}
+
+// examinePrivileges reports on what this process may do, as far as that is known without a try.
+func (r *Report) examinePrivileges() (err error) {
+	if r.confined, err = proc.InUserNamespace(); err != nil {
+		return err
+	}
+	have, err := proc.OwnCapabilities()
 	if err != nil {
 		return err
 	}
-	if err := r.reportCapabilities(have); err != nil {
-		return err
-	}
+	r.reportCapabilities(have)
 	r.reportSettings(have)
-	return r.reportFeatures(have)
+	switch {
+	case r.confined:
+		r.refused, r.remedy = "refused in a user namespace", event.ErrUserNamespace.Error()
+	case len(missingCapabilities(have)) == 0 && hasSeccompFilter():
+		r.refused, r.remedy = "refused by a seccomp filter", "the seccomp filter of this process (of its "+
+			"container) must allow bpf and perf_event_open"
+	}
+	return nil
 }
 
 // reportCapabilities reports on the capabilities that matter. have is the set that this process has.
-func (r *Report) reportCapabilities(have uint64) error {
-	confined, err := proc.InUserNamespace()
-	if err != nil {
-		return err
-	}
+func (r *Report) reportCapabilities(have proc.Capabilities) {
 	for _, c := range []struct {
 		name   string
 		number int
@@ -59,19 +71,18 @@ func (r *Report) reportCapabilities(have uint64) error {
 		f := Finding{Name: c.name, State: No, Use: c.use}
 		admin := c.number == unix.CAP_BPF || c.number == unix.CAP_PERFMON
 		switch {
-		case !hasCapability(have, c.number) && !(admin && hasCapability(have, unix.CAP_SYS_ADMIN)):
-		case confined:
+		case !have.Has(c.number) && !(admin && have.Has(unix.CAP_SYS_ADMIN)):
+		case r.confined:
 			f.Detail = "held in this user namespace only"
 		default:
 			f.State = Yes
 		}
 		r.Capabilities = append(r.Capabilities, f)
 	}
-	return nil
 }
 
 // reportSettings reports on the kernel settings that matter.
-func (r *Report) reportSettings(have uint64) {
+func (r *Report) reportSettings(have proc.Capabilities) {
 	read := func(path string) (string, bool) {
 		data, err := os.ReadFile(path)
 		return strings.TrimSpace(string(data)), err == nil
@@ -83,7 +94,7 @@ func (r *Report) reportSettings(have uint64) {
 	}
 	if v, ok := read("/proc/sys/kernel/perf_event_paranoid"); ok {
 		level, err := strconv.Atoi(v)
-		lacks := !hasCapability(have, unix.CAP_PERFMON) && !hasCapability(have, unix.CAP_SYS_ADMIN)
+		lacks := !have.Has(unix.CAP_PERFMON) && !have.Has(unix.CAP_SYS_ADMIN)
 		r.Settings = append(r.Settings, Setting{
 			"kernel.perf_event_paranoid", v, err == nil && level > -1 && lacks,
 			"above -1, perf events on other processes need CAP_PERFMON",
@@ -95,25 +106,13 @@ func (r *Report) reportSettings(have uint64) {
 			"lockdown", v, confidential, "confidentiality forbids programs to read kernel memory",
 		})
 		if confidential {
-			r.advise("the kernel is locked down (confidentiality): boot with lockdown=integrity, or without " +
-				"Secure Boot")
+			r.advise("the kernel is locked down (confidentiality): %s", doLockdown)
 		}
 	}
 }
 
 // reportFeatures tries the features of the kernel and reports on each. The order is that of the report.
-func (r *Report) reportFeatures(have uint64) error {
-	confined, err := proc.InUserNamespace()
-	if err != nil {
-		return err
-	}
-	switch {
-	case confined:
-		r.refused, r.remedy = "refused in a user namespace", event.ErrUserNamespace.Error()
-	case len(missingCapabilities(have)) == 0 && hasSeccompFilter():
-		r.refused, r.remedy = "refused by a seccomp filter", "the seccomp filter of this process (of its "+
-			"container) must allow bpf and perf_event_open"
-	}
+func (r *Report) reportFeatures() error {
 	r.reportHelpers()
 	r.reportProbes()
 	return r.reportPrograms()
@@ -138,8 +137,7 @@ func (r *Report) addFeature(name, use string, err error) State {
 func (r *Report) reportHelpers() {
 	_, err := btf.LoadKernelSpec()
 	if r.addFeature("BTF", "find which file an address belongs to", err) == No {
-		r.advise("the kernel shows no type information: mount sysfs if /sys/kernel/btf is missing here, else use " +
-			"a kernel built with CONFIG_DEBUG_INFO_BTF=y (all large distributions have it)")
+		r.advise("the kernel shows no type information: %s", doBTF)
 	}
 	old := false
 	for _, f := range []struct {
@@ -156,7 +154,7 @@ func (r *Report) reportHelpers() {
 		old = r.addFeature(f.name, f.use, f.err) == No || old
 	}
 	if old {
-		r.advise("the kernel is too old: use Linux 5.17 or newer")
+		r.advise("the kernel is too old: %s", doOld)
 	}
 }
 
@@ -174,7 +172,7 @@ func (r *Report) reportProbes() {
 	}
 	perf := r.addFeature("perf uprobes", "attach where there is no uprobe_multi", tryUprobe(false))
 	if perf == No && multi == No {
-		r.advise("the kernel attaches no uprobes: use one built with CONFIG_UPROBE_EVENTS=y")
+		r.advise("the kernel attaches no uprobes: %s", doUprobes)
 	}
 	r.addFeature("filemap:mm_filemap_add_to_page_cache", "op+io: pages that come from disk",
 		tryTracepoint("filemap", "mm_filemap_add_to_page_cache"))

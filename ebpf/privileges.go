@@ -62,7 +62,7 @@ func explainRefusal(err error) error {
 	if in, nsErr := proc.InUserNamespace(); nsErr == nil && in {
 		return event.ErrUserNamespace
 	}
-	have, capErr := readCapabilities()
+	have, capErr := proc.OwnCapabilities()
 	if capErr != nil {
 		return fmt.Errorf("%w (%v)", event.ErrPermission, err)
 	}
@@ -77,25 +77,13 @@ func explainRefusal(err error) error {
 	return fmt.Errorf("%w (%v)", event.ErrPermission, err)
 }
 
-// readCapabilities returns the effective capability set of this process, as a bit set.
-func readCapabilities() (uint64, error) {
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
-		return 0, fmt.Errorf("read this process's capabilities: %w", err)
-	}
-	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective), nil
-}
-
-// hasCapability reports whether a capability is in a set.
-func hasCapability(set uint64, capability int) bool { return set>>capability&1 == 1 }
-
 // missingCapabilities names the capabilities that are needed and not in a set.
-func missingCapabilities(set uint64) (names []string) {
+func missingCapabilities(set proc.Capabilities) (names []string) {
 	for _, c := range []struct {
 		name   string
 		number int
 	}{{"CAP_BPF", unix.CAP_BPF}, {"CAP_PERFMON", unix.CAP_PERFMON}} {
-		if !hasCapability(set, c.number) && !hasCapability(set, unix.CAP_SYS_ADMIN) {
+		if !set.Has(c.number) && !set.Has(unix.CAP_SYS_ADMIN) {
 			names = append(names, c.name)
 		}
 	}

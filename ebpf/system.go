@@ -162,7 +162,7 @@ func attachTracepoint(group, name string) attachFunc {
 func checkPageAdded() (order bool, err error) {
 	const name = "events/filemap/mm_filemap_add_to_page_cache/format"
 	var format []byte
-	for _, dir := range []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"} {
+	for _, dir := range traceFS {
 		if format, err = os.ReadFile(filepath.Join(dir, name)); err == nil {
 			break
 		}

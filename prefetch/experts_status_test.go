@@ -56,7 +56,7 @@ func TestPredictionsInStatus(t *testing.T) {
 		t.Errorf("status %q, want no guesses in it", text)
 	}
 	s.Early = 3 * mib
-	want := "streaming 2.0 MiB/token, guessing 3.0 MiB/token, 5.00 tok/s"
+	want := "5.00 tok/s; keeping 0 B of 0 B and 1.0 MiB of experts, streaming 2.0 MiB/token, guessing 3.0 MiB/token"
 	if text := s.String(); !strings.Contains(text, want) {
 		t.Errorf("status %q, want %q in it", text, want)
 	}

@@ -4,6 +4,7 @@ package prefetch
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -23,11 +24,14 @@ const (
 )
 
 // Status is what a controller is doing now. Sizes are bytes.
+//
+// Why says what there is no win for (Idle), what bounds the room (Giving), and what is waited for (Waiting). Who
+// observes the target knows the last one, and fills it in.
 type Status struct {
 	Activity  Activity  `json:"phase"`
 	LoopPhase Phase     `json:"loop_phase"`
 	Since     time.Time `json:"loop_phase_since"` // when that began
-	Why       string    `json:"why,omitempty"`    // Idle: what there is no win for; Giving: what bounds the room
+	Why       string    `json:"why,omitempty"`    // for Idle, Giving and Waiting, see below
 	Held      int64     `json:"held_bytes"`
 	Wanted    int64     `json:"wanted_bytes"`          // of what a token reads, that is to be held
 	PerToken  int64     `json:"token_bytes"`           // that a token reads
@@ -82,36 +86,78 @@ func (f *followed) expectedSpeed(window int64) float64 {
 	return perSecond(1, f.schedule.ExpectToken(f.held, window, plan.Lead(f.block, f.unit), times, f.meter.best))
 }
 
-// String is one line for people.
+// String is one line for people. It begins with the speed, because a narrow terminal cuts the end.
 func (s Status) String() string {
-	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	switch s.Activity {
 	case Waiting:
+		if s.Why != "" {
+			return "waiting: " + s.Why
+		}
 		return "learning: waiting for the target to decode"
 	case Idle:
 		if s.Warmed > 0 {
-			return fmt.Sprintf("idle: %s; %s that others took were read back", s.Why, bytes(s.Warmed))
+			return fmt.Sprintf("idle: %s; %s that others took were read back", s.Why, readable(s.Warmed))
 		}
 		return "idle: " + s.Why
 	case Comparing:
 		return "comparing: tokens without help are measured"
 	}
-	line := fmt.Sprintf("keeping %s of %s", bytes(s.Held), bytes(s.PerToken))
-	if s.Experts > 0 {
-		line += fmt.Sprintf(" and %s of experts", bytes(s.Experts))
-	}
+	line := s.Work()
 	if s.Activity == Giving {
-		line = fmt.Sprintf("giving back: memory is short (%s); %s", s.Why, line)
+		line = fmt.Sprintf("giving back, because memory is short (%s); %s", s.Why, line)
 	}
-	if s.Now == 0 {
-		return line
+	if speed := s.Speed(); speed != "" {
+		line = speed + "; " + line
 	}
-	line += fmt.Sprintf(", streaming %s/token, ", bytes(s.Streamed))
-	if s.Early > 0 {
-		line += fmt.Sprintf("guessing %s/token, ", bytes(s.Early))
-	}
-	if s.Before > 0 {
-		return line + fmt.Sprintf("%.2f tok/s, %.2f before", s.Now, s.Before)
-	}
-	return line + fmt.Sprintf("%.2f tok/s", s.Now)
+	return line
 }
+
+// Speed says how fast the target is with help, and was without. It is empty if that is not known. A target that only
+// reads prompts, as for embeddings, generates no tokens: then the tokens of prompts count.
+func (s Status) Speed() string {
+	if s.Now <= 0 {
+		return ""
+	}
+	text := FormatSpeed(s.Now)
+	if ReadsPrompts(s.Tokens, s.Decodes) {
+		text += " prompt"
+	}
+	text += " tok/s"
+	if s.Before > 0 {
+		text += fmt.Sprintf(", %s before", FormatSpeed(s.Before))
+	}
+	return text
+}
+
+// ReadsPrompts says whether most of so many decodes, which generated so many tokens, were prompts. A prompt of a single
+// token counts as generated.
+func ReadsPrompts(tokens, decodes int) bool { return 2*tokens < decodes }
+
+// Work says what is kept in memory, and what is read for each token.
+func (s Status) Work() string {
+	line := fmt.Sprintf("keeping %s of %s", readable(s.Held), readable(s.PerToken))
+	if s.Experts > 0 {
+		line += fmt.Sprintf(" and %s of experts", readable(s.Experts))
+	}
+	if s.Now > 0 {
+		line += fmt.Sprintf(", streaming %s/token", readable(s.Streamed))
+	}
+	if s.Early > 0 {
+		line += fmt.Sprintf(", guessing %s/token", readable(s.Early))
+	}
+	return line
+}
+
+// FormatSpeed formats a rate with three digits, or with the two behind the point where it is small.
+func FormatSpeed(perSecond float64) string {
+	switch {
+	case perSecond < 9.995: // what is less is rounded to less than 10
+		return strconv.FormatFloat(perSecond, 'f', 2, 64)
+	case perSecond < 99.95:
+		return strconv.FormatFloat(perSecond, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(perSecond, 'f', 0, 64)
+}
+
+// readable formats a number of bytes. Negative numbers are 0.
+func readable(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }

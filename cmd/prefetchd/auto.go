@@ -4,8 +4,8 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 
@@ -14,6 +14,7 @@ import (
 
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/visible"
 	"tensorcast/prefetch/auto"
 	"tensorcast/prefetch/monitor"
 )
@@ -21,12 +22,18 @@ import (
 // defaultMost is the default of --most. Each helped process takes a process of prefetchd.
 const defaultMost = 8
 
+// helperFlag is for the prefetchds that --auto starts: what it cannot help is no failure to whoever
+// started --auto.
+const helperFlag = "for-auto"
+
 // addAutoFlags adds the flags of --auto.
 func addAutoFlags(f *pflag.FlagSet, o *options) {
 	f.BoolVar(&o.auto, "auto", false, "help every process that computes with ggml, as they come and go, "+
 		"each by a prefetchd of its own; --budget is divided evenly among them")
 	f.StringArrayVar(&o.names, "name", nil,
 		"with --auto, only processes with this `NAME` (llama-server); may be repeated")
+	f.BoolVar(&o.helper, helperFlag, false, "")
+	_ = f.MarkHidden(helperFlag) // it fails only if there is no such flag
 	f.IntVar(&o.most, "most", defaultMost, "with --auto, help `N` processes at once: others wait until one has ended")
 }
 
@@ -52,7 +59,7 @@ func (o *options) checkAuto(args []string) error {
 }
 
 // helpAll helps all processes that it finds, until the command's context ends.
-func helpAll(cmd *cobra.Command, o options) error {
+func helpAll(cmd *cobra.Command, o options) (err error) {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("needs root: sudo prefetchd --auto")
 	}
@@ -63,11 +70,9 @@ func helpAll(cmd *cobra.Command, o options) error {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	level := slog.LevelInfo
-	if o.verbose {
-		level = slog.LevelDebug
-	}
-	log := o.logger(cmd.ErrOrStderr(), level)
+	live := newLive(cmd.ErrOrStderr(), o.statusLogger(cmd.ErrOrStderr()))
+	defer live.close()
+	log := o.logger(live, o.logLevel())
 	finder, err := auto.NewFinder(o.names...)
 	if err != nil {
 		return err
@@ -77,12 +82,14 @@ func helpAll(cmd *cobra.Command, o options) error {
 			log.Debug("sockets of killed prefetchds are left", "why", err)
 		}
 	}
+	search := beginSearch(cmd.Context(), monitor.Search{Names: o.names, All: true}, live, o.runDir, log)
+	defer func() { err = errors.Join(err, search.close()) }()
 	passed := helperFlags(cmd.Flags(), &o)
 	return auto.Run(cmd.Context(), finder, auto.Options{
 		MaxHelpers: o.most, Budget: o.Budget,
-		Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), NoPrefix: o.log == logJSON, Log: log,
+		Out: cmd.OutOrStdout(), Err: live, NoPrefix: o.log == logJSON, OnChange: search.set, Log: log,
 		Helper: func(c auto.Candidate, budget int64) []string {
-			args := append([]string{self, fmt.Sprint("--pid=", c.PID)}, passed...)
+			args := append([]string{self, "--" + helperFlag, fmt.Sprint("--pid=", c.PID)}, passed...)
 			if c.Loaded { // it has ggml, but the library that computes may be loaded a moment later
 				args = append(args, "--wait")
 			}
@@ -115,14 +122,23 @@ func helperFlags(f *pflag.FlagSet, o *options) (args []string) {
 }
 
 // waitForName waits for a process with a name.
-func waitForName(cmd *cobra.Command, name string) (pid int, err error) {
+func waitForName(cmd *cobra.Command, o *options, name string) (pid int, err error) {
+	live := newLive(cmd.ErrOrStderr(), o.statusLogger(cmd.ErrOrStderr()))
+	defer live.close()
+	log := o.logger(live, o.logLevel())
 	finder, err := auto.NewFinder(name)
 	if err != nil {
 		return 0, err
 	}
+	search := beginSearch(cmd.Context(), monitor.Search{Names: []string{name}}, live, o.runDir, log)
+	defer func() { err = errors.Join(err, search.close()) }()
 	c, err := finder.Wait(cmd.Context())
-	if err != nil {
+	if errors.Is(err, auto.ErrNone) {
+		return 0, fmt.Errorf("%v before a process named %s came", context.Cause(cmd.Context()), name)
+	} else if err != nil {
 		return 0, fmt.Errorf("wait for %s: %w", name, err)
 	}
+	log.Info("found", "target", c.PID, "name", c.Name)
+	live.note("helping process %d %s", c.PID, visible.Line(c.Name))
 	return c.PID, nil
 }

@@ -200,7 +200,11 @@ func tryRequirements(target *proc.Process) ([]requirement, error) {
 	} else if err := r.Close(); err != nil {
 		return nil, err
 	}
-	return []requirement{events, pageOut, ring}, nil
+	own, err := capabilityRequirements()
+	if err != nil {
+		return nil, err
+	}
+	return append([]requirement{events, pageOut, ring}, own...), nil
 }
 
 // print writes the report for people, the verdict first.

@@ -15,7 +15,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/serve"
 )
 
@@ -75,10 +75,10 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 			defer func() { err = errors.Join(err, d.close()) }()
 			so.Elsewhere, so.Prefetch.Experts.Routes = d.changes, d.experts
 			tell := so.OnStatus
-			so.OnStatus = func(s prefetch.Status) {
-				d.noteStatus(s)
+			so.OnStatus = func(r monitor.Report) {
+				d.noteStatus(r.Status)
 				if tell != nil {
-					tell(s)
+					tell(r)
 				}
 			}
 		}

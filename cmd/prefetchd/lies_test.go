@@ -96,7 +96,7 @@ func TestLies(t *testing.T) {
 				t.Log(o.String())
 				o.Check(t)
 				if scenario == "control" &&
-					(o.Status != 0 || !strings.Contains(o.Stderr, "of 1.3 MiB that each token reads")) {
+					(o.Status != 0 || !strings.Contains(o.Stderr, "of 1.3 MiB in memory")) {
 					t.Errorf("status %d:\n%s", o.Status, o.Stderr)
 				}
 			})

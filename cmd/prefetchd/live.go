@@ -8,6 +8,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync"
+	"time"
 
 	"golang.org/x/term"
 
@@ -15,18 +17,29 @@ import (
 	"tensorcast/internal/cli/status"
 	"tensorcast/internal/visible"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/monitor"
 )
 
-// live shows the current status, and passes messages on.
+// redrawInterval is how often the line is written anew even if nothing happens: it says how long
+// something has been so.
+const redrawInterval = time.Second
+
+// live shows the current status, and passes messages on. Its methods may be called concurrently.
 type live struct {
-	to       io.Writer
-	line     *status.Line // nil if to is no terminal
-	log      *slog.Logger // nil: statuses are printed as text
+	to   io.Writer
+	line *status.Line // nil if to is no terminal
+	log  *slog.Logger // nil: statuses are printed as text
+	stop func()       // ends the goroutine that redraws the line
+
+	mu       sync.Mutex // guards what follows, and calls of line.Show
 	activity prefetch.Activity
+	text     func(now time.Time) string // what the line says; nil: nothing
+	closed   bool
 }
 
+// newLive shows statuses on to. The caller must call close.
 func newLive(to io.Writer, log *slog.Logger) *live {
-	l := &live{to: to, log: log, activity: prefetch.Waiting}
+	l := &live{to: to, log: log, activity: prefetch.Waiting, stop: func() {}}
 	if log != nil {
 		return l
 	}
@@ -39,34 +52,102 @@ func newLive(to io.Writer, log *slog.Logger) *live {
 			return width
 		})
 		l.to = l.line
+		l.stop = l.startRedrawing()
 	}
 	return l
 }
 
-// show shows a status.
-func (l *live) show(s prefetch.Status) {
-	text := visible.Line(s.String())
-	switch {
-	case s.Activity == prefetch.Helping && s.Now == 0: // it is not decided yet what is kept
-		if l.line != nil {
-			l.line.Show(text)
+// startRedrawing starts the goroutine that redraws the line, and returns what ends it.
+func (l *live) startRedrawing() (stop func()) {
+	stopping := make(chan struct{})
+	var redrawing sync.WaitGroup
+	redrawing.Go(func() {
+		tick := time.NewTicker(redrawInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stopping:
+				return
+			case <-tick.C:
+				l.redraw()
+			}
 		}
+	})
+	return sync.OnceFunc(func() {
+		close(stopping)
+		redrawing.Wait()
+	})
+}
+
+// redraw writes the line, if there is one and it has something to say.
+func (l *live) redraw() {
+	if l.line == nil {
 		return
-	case l.line != nil && s.Activity != prefetch.Idle: // being idle lasts, so it gets a line of its own
-		l.line.Show(text)
-	case s.Activity != l.activity && l.log != nil:
-		l.log.Info(text, "status", s)
-	case s.Activity != l.activity:
-		fmt.Fprintf(l.to, "prefetchd: %s\n", text)
+	}
+	l.mu.Lock()
+	text := l.text
+	l.mu.Unlock()
+	if text == nil {
+		return
+	}
+	now := visible.Line(text(time.Now())) // it may have to ask another process
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.text != nil && !l.closed {
+		l.line.Show(now)
+	}
+}
+
+// say has the line say something else from now on, or with nil nothing. Where there is no line, it is not said.
+func (l *live) say(text func(now time.Time) string) {
+	l.mu.Lock()
+	l.text = text
+	l.mu.Unlock()
+	l.redraw()
+}
+
+// show shows what is being done for a target.
+func (l *live) show(r monitor.Report) {
+	s := r.Status
+	if s.Activity == prefetch.Idle {
+		l.say(func(now time.Time) string {
+			return "idle since " + monitor.Since(now, s.Since) + "; whether that changes is looked at every second"
+		})
+	} else {
+		l.say(r.Line)
+	}
+	undecided := s.Activity == prefetch.Helping && s.Now == 0 // what is kept
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if undecided || s.Activity == l.activity {
+		return
 	}
 	l.activity = s.Activity
+	switch text := visible.Line(s.String()); {
+	case l.log != nil:
+		l.log.Info(text, "status", s)
+	case l.line == nil || s.Activity == prefetch.Idle: // why it is idle stays on a terminal
+		fmt.Fprintf(l.to, "prefetchd: %s\n", text)
+	}
+}
+
+// note writes a line that stays, if this is a terminal. Elsewhere whoever reads has the log.
+func (l *live) note(format string, args ...any) {
+	if l.line != nil {
+		fmt.Fprintf(l.to, "prefetchd: "+format+"\n", args...)
+	}
 }
 
 func (l *live) Write(p []byte) (int, error) { return l.to.Write(p) }
 
-// close removes the line.
+// close removes the line, and what it says is not said any more.
 func (l *live) close() {
-	if l.line != nil {
-		l.line.Close()
+	l.stop()
+	if l.line == nil {
+		return
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.line.Close()
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 
@@ -30,6 +31,17 @@ func (o *options) logger(to io.Writer, level slog.Level) *slog.Logger {
 	return log
 }
 
+// logLevel is the least level of messages that are logged.
+func (o *options) logLevel() slog.Level {
+	switch {
+	case o.verbose:
+		return slog.LevelDebug
+	case o.auto:
+		return slog.LevelInfo
+	}
+	return slog.LevelWarn
+}
+
 // statusLogger returns the logger for statuses and summaries, which does not depend on --verbose;
 // nil if they are printed as text.
 func (o *options) statusLogger(to io.Writer) *slog.Logger {
@@ -40,10 +52,17 @@ func (o *options) statusLogger(to io.Writer) *slog.Logger {
 }
 
 // logResult logs the result with --log json: a summary, or an error other than of the command line.
-// The returned error then has only the exit status. Without --log json it returns err.
+// The returned error then has only the exit status. Without --log json it returns err. For a
+// prefetchd that --auto started, an error is why its target is passed over.
 func (o *options) logResult(to io.Writer, s *prefetch.Summary, err error) error {
 	log := o.statusLogger(to)
-	if log == nil {
+	switch {
+	case o.helper && err != nil && log != nil:
+		log.Info("not helped", "why", cli.Message(err))
+		return &cli.Exit{Code: cli.Failure}
+	case o.helper && err != nil:
+		return &cli.Exit{Code: cli.Failure, Err: fmt.Errorf("not helped: %w", err)}
+	case log == nil:
 		return err
 	}
 	if err == nil {

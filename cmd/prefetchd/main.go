@@ -7,12 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"os"
+	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"tensorcast/ebpf"
@@ -23,11 +22,9 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
-	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/readahead"
-	"tensorcast/prefetch/room"
 	"tensorcast/prefetch/serve"
 )
 
@@ -41,6 +38,7 @@ type options struct {
 	auto   bool
 	names  []string
 	most   int
+	helper bool // it was started by --auto
 
 	// How it is helped.
 	strategy    string
@@ -149,7 +147,7 @@ PID namespace, and the target's memory cgroup, or --budget. From the host it can
 container.
 
 Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd was interrupted, 1
-on failure, 2 for wrong usage. With --exec the status of the command (128+n if signal n ended it),
+on failure (also if it was interrupted before a process of that NAME came), 2 for wrong usage. With --exec the status of the command (128+n if signal n ended it),
 also if helping it failed; 127 if there is no such program, 126 if it cannot be run, 1 if it was not
 started for another reason, 2 for wrong usage.`,
 		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
@@ -162,12 +160,18 @@ started for another reason, 2 for wrong usage.`,
   sudo prefetchd status`,
 		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if (o.auto || o.wait) && !o.helper {
+				quick := o.pid != 0
+				if err := checkMachine(quick, o.logger(cmd.ErrOrStderr(), slog.LevelWarn)); err != nil {
+					return o.logResult(cmd.ErrOrStderr(), nil, err)
+				}
+			}
 			if o.auto {
 				return o.logResult(cmd.ErrOrStderr(), nil, helpAll(cmd, o))
 			}
 			if o.pid == 0 && !o.exec {
 				var err error
-				if o.pid, err = waitForName(cmd, args[0]); err != nil {
+				if o.pid, err = waitForName(cmd, &o, args[0]); err != nil {
 					return o.logResult(cmd.ErrOrStderr(), nil, err)
 				}
 			}
@@ -235,7 +239,7 @@ started for another reason, 2 for wrong usage.`,
 // advise adds advice to an error: which flag of prefetchd helps.
 func (o *options) advise(err error) error {
 	switch {
-	case errors.Is(err, event.ErrNoGGML) && !o.wait && !o.exec:
+	case errors.Is(err, event.ErrNoGGML) && !o.wait && !o.exec && !o.helper:
 		return fmt.Errorf("%w If it loads it later, add --wait", err)
 	case errors.Is(err, cgroup.ErrHidden):
 		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, "+
@@ -299,11 +303,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	if err := proc.CheckMount(); err != nil {
 		return serve.Options{}, err
 	}
-	level := slog.LevelWarn
-	if o.verbose {
-		level = slog.LevelDebug
-	}
-	log := o.logger(live, level)
+	log := o.logger(live, o.logLevel())
 	if o.Lock {
 		log.Warn("the kernel cannot take locked pages: if another program in the target's cgroup needs more memory " +
 			"at once than is left, it may kill the target")
@@ -330,6 +330,7 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 	if plan != nil {
 		so.OnPlanned = plan.setParts
 	}
+	live.say(func(time.Time) string { return fmt.Sprintf("looking at process %d", o.pid) })
 	s, err := serve.Run(cmd.Context(), so)
 	live.close()
 	if err == nil && o.dry && s.PerToken == 0 && s.Idle == "" {
@@ -362,73 +363,4 @@ func readPattern(path string) (*pattern.Cycle, error) {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	return c, nil
-}
-
-// report prints the summary: as JSON to one writer, as text to the other.
-func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
-	if s.Level == room.LevelBudget {
-		s.Level = "--budget"
-	}
-	if o.json {
-		return cli.WriteJSON(asJSON, s)
-	}
-	if s.Idle != "" && s.Tokens == 0 {
-		return nil // that was reported before
-	}
-	if s.PerToken == 0 {
-		_, err := fmt.Fprintln(asText, "prefetchd: the target generated no token: nothing was learned")
-		return err
-	}
-	streamed := s.Streamed
-	if s.Experts != nil {
-		streamed -= s.Experts.Read // experts have a line of their own
-	}
-	perToken := int64(0)
-	if s.Tokens > 0 {
-		perToken = streamed / int64(s.Tokens)
-	}
-	expected := ""
-	if s.Expected > 0 {
-		expected = fmt.Sprintf(" (%.2f expected)", s.Expected)
-	}
-	bytes := size // of a room that is less than nothing, too
-	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, "+
-		"%s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
-		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned),
-		bytes(perToken), bytes(streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
-	if err == nil && s.Experts != nil {
-		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", aboutExperts(s.Experts, s.Tokens))
-	}
-	if line := aboutReadahead(s.Readahead); err == nil && line != "" {
-		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", line)
-	}
-	if err != nil || s.Streamed == 0 {
-		return err
-	}
-	b := s.Beyond
-	_, err = fmt.Fprintf(asText, "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, "+
-		"prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
-		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Own), bytes(b.Unused),
-		bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
-	return err
-}
-
-// aboutExperts describes what was done for a mixture's experts while a number of tokens was
-// generated.
-func aboutExperts(x *mixture.Summary, tokens int) string {
-	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
-	about := fmt.Sprintf("of %s of experts %s kept, room for %s", bytes(x.All), bytes(x.Kept), bytes(x.Room))
-	if x.Chosen == 0 || tokens == 0 {
-		return about
-	}
-	about += fmt.Sprintf("; of %d that were chosen %.1f %% were in memory, "+
-		"for the others %s read per token (%s in all); %s of others, which misses had brought, paged out",
-		x.Chosen, 100*float64(x.Chosen-x.Missed)/float64(x.Chosen),
-		bytes(x.Read/int64(tokens)), bytes(x.Read), bytes(x.Strays))
-	if s := x.Speculation; s != nil {
-		about += fmt.Sprintf("; read before they were chosen (%s): "+
-			"%s per token (%s in all, %s of it for experts that then were)",
-			s.State, bytes(s.Read/int64(tokens)), bytes(s.Read), bytes(s.Used))
-	}
-	return about
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -170,6 +171,9 @@ func (r *rig) locked() int64 {
 	return s.Unevictable
 }
 
+// keeps matches the line that says what is kept.
+var keeps = regexp.MustCompile(`(?m)^prefetchd: .*keeping `)
+
 // waitHelping waits until prefetchd reports that it keeps a part of the model.
 func (r *rig) waitHelping(h *helper) {
 	r.t.Helper()
@@ -177,7 +181,7 @@ func (r *rig) waitHelping(h *helper) {
 		if err := h.Process.Signal(syscall.Signal(0)); err != nil {
 			r.t.Fatalf("prefetchd ended: %s", h.stderr.String())
 		}
-		return strings.Contains(h.stderr.String(), "prefetchd: keeping ")
+		return keeps.MatchString(h.stderr.String())
 	})
 }
 

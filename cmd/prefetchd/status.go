@@ -21,10 +21,13 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what running prefetchds do",
-		Long: `Show what running prefetchds do: one line for each, with the phase of its control loop and since
-when; or with --json everything that is known, as an array. With --metrics it prints the text format
-of Prometheus, to be scraped as a file. Each prefetchd also serves its metrics on its socket:
-curl --unix-socket /run/prefetchd/TARGET.sock http://prefetchd/metrics (and /status for JSON).
+		Long: `Show what running prefetchds do. For each there is a line that says whom it helps, for how long, how
+fast that process is, and what is kept in memory; and one with the model's file and the phase of the
+control loop. A prefetchd that still looks for processes (--wait NAME, --auto) says which, whom it
+helps, and who waits for its turn. With --json everything that is known is printed, as an array.
+With --metrics it prints the text format of Prometheus, to be scraped as a file. Each prefetchd also
+serves its metrics on its socket: curl --unix-socket /run/prefetchd/TARGET.sock
+http://prefetchd/metrics (and /status for JSON).
 
 Exit status: 0, also if none runs; 1 if one cannot be asked, or with --pid if none helps that
 process; 2 for wrong usage.`,
@@ -82,14 +85,12 @@ func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error 
 		_, err := fmt.Fprintln(w, "no prefetchd helps a process here")
 		return err
 	}
-	for _, r := range all {
-		since := func(at time.Time) time.Duration { return time.Since(at).Round(time.Second) }
-		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, since(r.Began), r.Status)
-		if phase := r.Status.LoopPhase; phase != "" { // an older prefetchd does not report it
-			line += fmt.Sprintf(" (phase %s since %v)", phase, since(r.Status.Since))
-		}
-		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
-			return err
+	now := time.Now()
+	for i := range all {
+		for _, line := range all[i].Describe(now) {
+			if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

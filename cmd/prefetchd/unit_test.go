@@ -85,7 +85,7 @@ func TestUnitCapabilities(t *testing.T) {
 			return ended != nil && strings.Contains(h.stderr.String(), "lacks CAP_PERFMON")
 		},
 		"sys_nice": func(h *helper, ended error) bool {
-			return ended != nil && strings.Contains(h.stderr.String(), "it takes CAP_SYS_NICE")
+			return ended != nil && strings.Contains(h.stderr.String(), "lacks CAP_SYS_NICE")
 		},
 		"sys_ptrace": func(h *helper, _ error) bool { return !strings.Contains(h.stderr.String(), smallReadaheadText) },
 		"dac_read_search": func(h *helper, ended error) bool {

@@ -152,7 +152,8 @@ func TestStatus(t *testing.T) {
 	h.waitSettled(t)
 	pid := fmt.Sprint(target.Process.Pid)
 	if out, err := status(); err != nil || !strings.HasPrefix(out, pid+" sleep, for ") ||
-		!strings.Contains(out, ": learning: waiting for the target to decode (phase learn since ") {
+		!strings.Contains(out, ": waiting: the target has not loaded ggml, for ") ||
+		!strings.Contains(out, "\n    no model is mapped; phase learn since ") {
 		t.Errorf("%v: %s", err, out)
 	}
 	out, err := status("--json", "--pid", pid)

@@ -211,7 +211,7 @@ func TestRun(t *testing.T) {
 	told := shares{now: map[int]int64{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	ran := make(chan error)
-	log := slog.New(slog.NewTextHandler(&said, nil))
+	log := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	go func() {
 		ran <- Run(ctx, f, Options{
 			MaxHelpers: 2, Budget: 1000, Out: &out, Err: &said, Log: log,
@@ -220,7 +220,7 @@ func TestRun(t *testing.T) {
 				told.now[c.PID] = budget
 				told.mu.Unlock()
 				const script = `trap 'echo summary %d; exit 0' TERM; echo begun >&2; ` +
-					`while kill -0 %d 2>/dev/null; do sleep 0.05; done; echo "no end" >&2; exit 3`
+					`while kill -0 %d 2>/dev/null; do sleep 0.05; done; echo "sh: no end" >&2; exit 3`
 				return []string{"sh", "-c", fmt.Sprintf(script, c.PID, c.PID)}
 			},
 			SetShare: func(_ context.Context, target int, bytes int64) error {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -29,11 +30,14 @@ type Options struct {
 	// SetShare tells the helper of a target that its share is another one now.
 	SetShare func(ctx context.Context, target int, bytes int64) error
 	// Out gets what a helper has written to standard output, as a whole, when the helper has ended. Err gets what
-	// helpers write to standard error, line by line. Each line begins with the helper's target. Writes to Err do
-	// not overlap.
+	// helpers write to standard error, line by line. Each line begins with the helper's target, instead of the
+	// helper's name. Writes to Err do not overlap. A helper that fails says there why.
 	Out, Err io.Writer
 	// NoPrefix leaves out the target: the lines say themselves which target they are about.
 	NoPrefix bool
+	// OnChange is called when other candidates are helped than before, or others wait; nil: nobody asks. It must not
+	// change the slices, and may keep them.
+	OnChange func(helped, waiting []Candidate)
 	Log      *slog.Logger
 }
 
@@ -58,6 +62,7 @@ func Run(ctx context.Context, f *Finder, o Options) error {
 		k.waiting = append(k.waiting, found...)
 		k.startHelpers()
 		k.divideBudget(ctx)
+		k.tell()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -76,6 +81,10 @@ type keeper struct {
 	ended   chan *helper
 	waits   sync.WaitGroup
 	mu      sync.Mutex // guards Options.Err
+
+	// What OnChange was told last, if it was told anything.
+	told                    bool
+	toldHelped, toldWaiting []Candidate
 }
 
 // helper is a command that helps.
@@ -104,6 +113,7 @@ func (k *keeper) startHelpers() {
 			h.share = k.o.Budget / int64(len(k.helpers)+1)
 		}
 		args := k.o.Helper(c, h.share)
+		h.stderr.usual = filepath.Base(args[0]) + ": "
 		h.cmd = exec.Command(args[0], args[1:]...)
 		h.cmd.Stdout, h.cmd.Stderr = &h.out, h.stderr
 		// The helper has a process group of its own: a terminal's signals reach only this process, which passes them on
@@ -152,6 +162,10 @@ func (k *keeper) noteEnd(h *helper) {
 	if _, err := k.o.Out.Write(h.out.Bytes()); err != nil {
 		k.o.Log.Warn("cannot write what a helper found", "target", h.PID, "why", err)
 	}
+	if failed := (*exec.ExitError)(nil); errors.As(h.result, &failed) && failed.Exited() {
+		k.o.Log.Debug("not helped any more", "target", h.PID, "name", h.Name, "why", h.result) // it has said why
+		return
+	}
 	if h.result != nil {
 		k.o.Log.Warn("not helped any more", "target", h.PID, "name", h.Name, "why", h.result)
 		return
@@ -186,6 +200,7 @@ type lineWriter struct {
 	to     io.Writer
 	mu     *sync.Mutex
 	prefix string
+	usual  string // with which lines may begin, and which prefix replaces; only with a prefix
 	rest   string // of a line that has no end so far
 }
 
@@ -212,7 +227,10 @@ func (l *lineWriter) Write(p []byte) (int, error) {
 func (l *lineWriter) writeLine(line string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, err := io.WriteString(l.to, l.prefix+line+"\n")
+	if l.prefix != "" {
+		line = l.prefix + strings.TrimPrefix(line, l.usual)
+	}
+	_, err := io.WriteString(l.to, line+"\n")
 	return err
 }
 

@@ -34,6 +34,15 @@ func askOne(ctx context.Context, path string) (r Report, err error) {
 	return r, err
 }
 
+// Ask asks the prefetchd of a target for its report.
+func Ask(ctx context.Context, dir string, target int) (Report, error) {
+	r, err := askOne(ctx, filepath.Join(dir, socketName(target)))
+	if err != nil {
+		return r, fmt.Errorf("ask the prefetchd of process %d: %w", target, err)
+	}
+	return r, nil
+}
+
 // SetBudget caps how many bytes of the model the prefetchd of a target keeps in memory from now on.
 func SetBudget(ctx context.Context, dir string, target int, bytes int64) error {
 	path, text := filepath.Join(dir, socketName(target)), strconv.FormatInt(bytes, 10)

@@ -42,9 +42,9 @@ func TestList(t *testing.T) {
 	first, second := listen(t, dir, os.Getpid()), listen(t, dir, 1)
 	defer first.Close()
 	status := prefetch.Status{Activity: prefetch.Helping, Held: 5 << 20, PerToken: 7 << 20, Now: 12.5, Before: 1.5}
-	first.SetStatus(status)
+	first.SetReport(Report{Status: status})
 	status.Activity, status.Held, status.Now = prefetch.Giving, 4<<20, 11.5
-	first.SetStatus(status)
+	first.SetReport(Report{Status: status})
 	all, err := List(t.Context(), dir)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("List = %+v, %v; want 2 reports", all, err)
@@ -83,6 +83,46 @@ func TestList(t *testing.T) {
 	}
 	if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 1 {
 		t.Errorf("%v are left, want 1, %v", names, err)
+	}
+}
+
+// One without a target is listed with what it looks for. It has no metrics, and takes no budget.
+func TestSearch(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	s, err := ListenSearch(dir, Search{Names: []string{"llama-server"}, All: true}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	target := listen(t, dir, os.Getpid())
+	defer target.Close()
+	s.SetReport(Report{Search: &Search{
+		Names: []string{"llama-server"}, All: true,
+		Helped: []Process{{os.Getpid(), "llama-server"}}, Waiting: []Process{{1, "llama-server"}},
+	}})
+	all, err := List(t.Context(), dir)
+	if err != nil || len(all) != 2 {
+		t.Fatalf("List = %+v, %v; want 2 reports", all, err)
+	}
+	r := all[1]
+	if r.Search == nil || r.PID != os.Getpid() || r.Target != 0 || len(r.Search.Helped) != 1 ||
+		r.Search.Waiting[0].PID != 1 || !r.Search.All || all[0].Search != nil {
+		t.Errorf("%+v with search %+v; want one that looks for processes, behind one with a target", r, r.Search)
+	}
+	var metrics strings.Builder
+	if err := WriteMetrics(&metrics, all...); err != nil || strings.Contains(metrics.String(), `target_pid="0"`) ||
+		!strings.Contains(metrics.String(), fmt.Sprintf("target_pid=%q", fmt.Sprint(os.Getpid()))) {
+		t.Errorf("%v, metrics:\n%s\nwant those of the target only", err, metrics.String())
+	}
+	if r, err := Ask(t.Context(), dir, os.Getpid()); err != nil || r.Target != os.Getpid() {
+		t.Errorf("Ask = %+v, %v", r, err)
+	}
+	if r, err := Ask(t.Context(), dir, 1); err == nil {
+		t.Errorf("Ask for one that nobody helps = %+v, want an error", r)
+	}
+	socket := filepath.Join(dir, fmt.Sprintf("search-%d.sock", os.Getpid()))
+	if err := request(t.Context(), socket, http.MethodPut, "/budget", strings.NewReader("1GB"), nil); err == nil {
+		t.Error("one without a target takes a budget")
 	}
 }
 
@@ -128,7 +168,7 @@ func TestSweep(t *testing.T) {
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
 		alive := listen(t, dir, 5)
-		for _, name := range []string{"7.sock", "8.sock", "07.sock", "x.sock", "7.sock.old"} {
+		for _, name := range []string{"7.sock", "8.sock", "search-7.sock", "07.sock", "x.sock", "7.sock.old"} {
 			leaveSocket(t, filepath.Join(dir, name))
 		}
 		if err := os.WriteFile(filepath.Join(dir, "9.sock"), nil, 0o600); err != nil {

@@ -17,14 +17,36 @@ import (
 // Report is what a prefetchd does. Sizes are bytes.
 type Report struct {
 	PID    int `json:"pid"`        // of prefetchd
-	Target int `json:"target_pid"` // whom it helps
+	Target int `json:"target_pid"` // whom it helps; 0: it looks for a target, see Search
 	// Command is the name of the target's program, as the kernel has it (15 bytes). The target can choose it.
-	Command  string          `json:"target_command"`
-	Began    time.Time       `json:"began"` // when prefetchd began
-	Status   prefetch.Status `json:"status"`
-	Faults   int64           `json:"target_major_faults"` // since the target was started; -1: it has ended
-	OwnBytes int64           `json:"own_bytes"`           // prefetchd's anonymous memory
-	Waits    MemoryPressure  `json:"host_memory_pressure"`
+	Command string `json:"target_command"`
+	// Models are the paths of the model files that the target maps. The target can choose these, too.
+	Models []string        `json:"target_models"`
+	Began  time.Time       `json:"began"` // when prefetchd began
+	Status prefetch.Status `json:"status"`
+	// IdleSince is when the target stopped computing, if that is some seconds ago. It is zero while it computes,
+	// and where that is not known.
+	IdleSince time.Time `json:"target_idle_since,omitzero"`
+	// Search is what a prefetchd without a target looks for. It is nil for one with a target.
+	Search   *Search        `json:"search,omitempty"`
+	Faults   int64          `json:"target_major_faults"` // since the target was started; -1: it has ended
+	OwnBytes int64          `json:"own_bytes"`           // prefetchd's anonymous memory
+	Waits    MemoryPressure `json:"host_memory_pressure"`
+}
+
+// Search says what a prefetchd looks for that has no target itself.
+type Search struct {
+	Names []string `json:"names"` // of the processes that it looks for; empty: all that compute with ggml
+	All   bool     `json:"all"`   // it helps all of them (--auto), and not only the first
+	// Helped are those that a prefetchd of their own helps, and Waiting those that wait until one of them has ended.
+	Helped  []Process `json:"helped"`
+	Waiting []Process `json:"waiting"`
+}
+
+// Process is a process that was found. It chooses its name itself.
+type Process struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"`
 }
 
 // MemoryPressure is the share of the last ten seconds in which processes of the machine waited for memory, in percent
@@ -70,6 +92,9 @@ func WriteMetrics(w io.Writer, reports ...Report) error {
 	described := ""
 	for i := range metricsOf(&Report{}) {
 		for j := range reports {
+			if reports[j].Target == 0 { // all samples are of targets
+				continue
+			}
 			m := metricsOf(&reports[j])[i]
 			if !m.known {
 				continue

@@ -34,10 +34,13 @@ const suffix = ".sock"
 // socketName is the name of a target's socket.
 func socketName(target int) string { return strconv.Itoa(target) + suffix }
 
+// searchPrefix begins the name of the socket of a prefetchd that has no target. Its own process id follows.
+const searchPrefix = "search-"
+
 // timeout is how long a client may take to ask, and a server to answer.
 const timeout = 5 * time.Second
 
-// Server answers for one target. Its methods may be called concurrently.
+// Server answers for one prefetchd. Its methods may be called concurrently.
 type Server struct {
 	path   string
 	http   http.Server
@@ -52,6 +55,20 @@ type Server struct {
 // that was killed. budget is called when somebody sets the cap of what is kept ([SetBudget]), and must be safe for
 // concurrent use. The caller must call Close.
 func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) (*Server, error) {
+	return listenAt(dir, socketName(target), Report{
+		Target: target, Status: prefetch.Status{Activity: prefetch.Waiting},
+	}, budget, log)
+}
+
+// ListenSearch begins to answer for this process, which has no target itself, as Listen does for a target.
+func ListenSearch(dir string, search Search, log *slog.Logger) (*Server, error) {
+	return listenAt(dir, searchPrefix+socketName(os.Getpid()), Report{
+		Search: &search, Status: prefetch.Status{Activity: prefetch.Waiting},
+	}, nil, log)
+}
+
+// listenAt begins to answer at a socket of this name. Without budget no budget can be set.
+func listenAt(dir, name string, report Report, budget func(bytes int64), log *slog.Logger) (*Server, error) {
 	d, err := outfile.OpenDir(dir, 0o700)
 	if err != nil {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
@@ -62,13 +79,12 @@ func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) 
 	} else if err := sweepLocked(d); err != nil {
 		log.Debug("sockets of killed prefetchds are left", "why", err)
 	}
-	if err := d.Remove(socketName(target)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := d.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
 	}
-	s := &Server{path: filepath.Join(dir, socketName(target)), report: Report{
-		PID: os.Getpid(), Target: target, Began: time.Now().Round(0),
-		Status: prefetch.Status{Activity: prefetch.Waiting},
-	}}
+	report.PID, report.Began, report.Models = os.Getpid(), time.Now().Round(0), []string{}
+	report.Status.Since = report.Began
+	s := &Server{path: filepath.Join(dir, name), report: report}
 	l, err := net.Listen("unix", s.path)
 	if err != nil {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
@@ -100,6 +116,9 @@ func (s *Server) handler(budget func(bytes int64)) http.Handler {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
 		_ = WriteMetrics(w, s.currentReport())
 	})
+	if budget == nil {
+		return mux
+	}
 	mux.HandleFunc("PUT /budget", func(w http.ResponseWriter, r *http.Request) {
 		text, err := io.ReadAll(io.LimitReader(r.Body, 64))
 		bytes, wrong := humanize.ParseBytes(strings.TrimSpace(string(text)))
@@ -113,11 +132,15 @@ func (s *Server) handler(budget func(bytes int64)) http.Handler {
 	return mux
 }
 
-// SetStatus sets what the server reports from now on.
-func (s *Server) SetStatus(status prefetch.Status) {
+// SetReport sets what the server reports from now on: Status, Models, IdleSince and Search. The rest is as it was in
+// the beginning, or is found out when somebody asks.
+func (s *Server) SetReport(r Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.report.Status = status
+	s.report.Status, s.report.IdleSince, s.report.Search = r.Status, r.IdleSince, r.Search
+	if r.Models != nil { // in JSON [] instead of null
+		s.report.Models = r.Models
+	}
 }
 
 // currentReport is the report as of now.

@@ -14,8 +14,8 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// socketNames are the names that [Listen] gives.
-var socketNames = regexp.MustCompile(`^[1-9][0-9]*\` + suffix + `$`)
+// socketNames are the names that [Listen] and [ListenSearch] give.
+var socketNames = regexp.MustCompile(`^(` + searchPrefix + `)?[1-9][0-9]*\` + suffix + `$`)
 
 // maxLockWait is how long [Listen] waits for another process that makes, or removes, sockets in the same directory.
 // That takes almost no time, unless the process was stopped meanwhile. Then waiting does not help.
@@ -35,8 +35,8 @@ func lockDir(d *outfile.Dir, wait time.Duration) error {
 	}
 }
 
-// Sweep removes from a directory the sockets of prefetchds that were killed: those that are named after a target,
-// belong to this user, and at which nobody listens. Nothing else is touched. A directory that is missing, or that
+// Sweep removes from a directory the sockets of prefetchds that were killed: those that have a name as [Listen] gives
+// it, belong to this user, and at which nobody listens. Nothing else is touched. A directory that is missing, or that
 // others can write to, is left alone. [Listen] and [List] sweep, too.
 func Sweep(dir string) error {
 	if _, err := os.Lstat(dir); err != nil {

@@ -68,6 +68,8 @@ func (s *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 		s.command.pending = nil
 	}
 	s.probes.capture, s.probes.inputs = target, true
+	s.status.beginObserving()
+	defer s.status.forgetTarget()
 	err = target.Run(ctx, s.handleEvent)
 	switch {
 	case errors.As(err, &stood):
@@ -94,6 +96,7 @@ func (s *server) hasSeenTarget() bool {
 
 // handleEvent takes the target's next event. Between a token with help and one without, its faults change at once.
 func (s *server) handleEvent(ev event.Event) error {
+	s.status.note(ev)
 	if err := s.controller.Handle(ev); err != nil {
 		return err
 	}
@@ -109,7 +112,7 @@ func (s *server) tick() error {
 	if err == nil {
 		err = s.adjustFaults()
 	}
-	s.status.report(s.controller, false)
+	s.reportStatus(false)
 	s.runtime.collect()
 	if wants := s.controller.WantsInputs(); err == nil && s.probes.capture != nil && wants != s.probes.inputs {
 		s.probes.inputs = wants

@@ -16,6 +16,7 @@ import (
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/costs"
 	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/room"
@@ -63,7 +64,8 @@ type Options struct {
 	// monitor). A socket that cannot be made is logged, and is no error. "" makes none.
 	SocketDir string
 	// OnStatus is called with what is being done, several times a second while the target decodes; nil: nobody asks.
-	OnStatus func(prefetch.Status)
+	// What only the socket tells is not in the report (see monitor.Report).
+	OnStatus func(monitor.Report)
 	// OnPlanned is called in the end with what is held and streamed; nil: nobody asks.
 	OnPlanned func([]prefetch.Part)
 	Log       *slog.Logger
@@ -152,7 +154,7 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 		stood, err = s.help(ctx)
 	}
 	for err == nil && stood != nil && !s.opts.Dry {
-		s.status.report(s.controller, true)
+		s.reportStatus(true)
 		s.runtime.setUrgent(false)
 		debug.FreeOSMemory() // the group that pays for this process may have other members, which need the memory
 		s.memory.Leave()
@@ -171,6 +173,14 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 		}
 	}
 	return err
+}
+
+// reportStatus reports what is being done: now, or unless that was just done.
+func (s *server) reportStatus(mustBeNow bool) {
+	if !mustBeNow && !s.status.isDue() {
+		return
+	}
+	s.status.pass(s.controller, func() bool { return s.probes.capture == nil || len(s.probes.capture.Libraries()) > 0 })
 }
 
 // memoryOptions are those with which the target's memory is followed. A budget bounds it where its limits are

@@ -42,6 +42,7 @@ func (s *server) sleep(ctx context.Context) (ended bool, err error) {
 		if again || err != nil {
 			return false, err
 		}
+		s.reportStatus(false)
 		idle := idleMeter{pid: s.opts.PID}
 		if err := s.readBack(ctx, idle.isIdle); err != nil {
 			return false, err
@@ -60,7 +61,7 @@ func (s *server) readBack(ctx context.Context, isIdle func() bool) error {
 	s.memory.Join(ctx)
 	err := s.controller.Warm(func() bool { return ctx.Err() == nil && isIdle() })
 	s.memory.Leave()
-	s.status.report(s.controller, true)
+	s.reportStatus(true)
 	return errors.Join(err, s.pages.Rest())
 }
 

@@ -1,0 +1,68 @@
+package auto
+
+// This file tests that it is told who is helped and who waits.
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"tensorcast/internal/testenv"
+)
+
+// Who is helped and who waits is told at the beginning, and when it changes.
+func TestTell(t *testing.T) {
+	f, err := NewFinder("tell-target")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var told []string
+	hasTold := func(what string) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(told) > 0 && told[len(told)-1] == what
+	}
+	pids := func(all []Candidate) (list []int) {
+		for _, c := range all {
+			list = append(list, c.PID)
+		}
+		return list
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ran := make(chan error)
+	go func() {
+		ran <- Run(ctx, f, Options{
+			MaxHelpers: 1, Out: io.Discard, Err: io.Discard, Log: slog.New(slog.DiscardHandler),
+			Helper: func(c Candidate, _ int64) []string {
+				return []string{"sh", "-c", fmt.Sprintf("while kill -0 %d 2>/dev/null; do sleep 0.05; done", c.PID)}
+			},
+			OnChange: func(helped, waiting []Candidate) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, fmt.Sprint(pids(helped), pids(waiting)))
+			},
+		})
+	}()
+	testenv.WaitFor(t, "nobody to be helped", func() bool { return hasTold("[] []") })
+	first, endFirst := startProcess(t, "tell-target", "libggml.so")
+	testenv.WaitFor(t, "the first to be helped", func() bool { return hasTold(fmt.Sprint([]int{first}, []int{})) })
+	second, _ := startProcess(t, "tell-target", "libggml.so")
+	testenv.WaitFor(t, "the second to wait", func() bool { return hasTold(fmt.Sprint([]int{first}, []int{second})) })
+	endFirst()
+	testenv.WaitFor(t, "the second to be helped", func() bool { return hasTold(fmt.Sprint([]int{second}, []int{})) })
+	cancel()
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for i := 1; i < len(told); i++ {
+		if told[i] == told[i-1] {
+			t.Errorf("%s was told twice, one after the other", told[i])
+		}
+	}
+}
