@@ -44,8 +44,8 @@ type comparison struct {
 	certain  bool          // plain is the median of several, or far from those with help
 	mayFit   bool          // the target may have had room for all when that was so, see mayFitAlone
 	with     []sample      // the last steps with help
-	steps    int           // with help, since the last comparison
-	next     int           // steps after which there may be another comparison
+	steps    int           // with help, since the last comparison, by their weight
+	next     int           // such steps after which there may be another comparison
 	streamed int64         // bytes that had been read ahead when with's first step began
 }
 
@@ -65,7 +65,7 @@ func (w *comparison) begin() { w.steps, w.with = 0, nil }
 // add notes a step with help, after which so many bytes had been read ahead. counts is false if it was partly
 // without.
 func (w *comparison) add(s step, streamed int64, counts bool) {
-	if w.steps++; w.steps <= settleTokens {
+	if w.steps += s.weight(); w.steps <= settleTokens {
 		w.streamed = streamed
 		return
 	}

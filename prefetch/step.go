@@ -20,6 +20,7 @@ const (
 	// recentSteps are looked at to tell them apart. If repeatedSteps of them have several tokens, but not more than
 	// generatedTokens, these are no prompts: prompts come one at a time, before many tokens.
 	recentSteps, repeatedSteps = 8, 3
+	promptWeight               = 4 // see step.weight
 )
 
 // step is a decode of the followed cycle that is over.
@@ -35,6 +36,15 @@ func (s step) class() int {
 		return s.tokens
 	}
 	return 1 << bits.Len(uint(s.tokens-1))
+}
+
+// weight is how many steps a step stands for where it is counted until help is compared. A prompt takes as long as many
+// tokens. If each counted as one, help that does not win would last for long.
+func (s step) weight() int {
+	if s.tokens > generatedTokens {
+		return promptWeight
+	}
+	return 1
 }
 
 // describeClass names a step of a class.
