@@ -259,6 +259,14 @@ func TestLoadedAgain(t *testing.T) {
 		}
 		l.run(3)
 	}
+	l.mapped = false
+	if err := l.Sleep(6 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if s := l.Summary(); s.PerToken < l.cycle.Bytes() || s.Tokens < 30 {
+		t.Errorf("asleep in the end: %d tokens of %d bytes, want at least 30 of %d or a little more",
+			s.Tokens, s.PerToken, l.cycle.Bytes())
+	}
 }
 
 // The target may be far into its load when the Controller first looks, and what it touched first may be gone again.

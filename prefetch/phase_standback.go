@@ -97,7 +97,6 @@ func (p *standBackPhase) enter() error {
 	stood.Room, stood.at, stood.mapped = s.memory.room, s.now(), m.Size()
 	stood.Borrowed = s.memory.census.borrowedBytes
 	if f := s.f; f != nil {
-		s.work.perToken = f.schedule.Bytes
 		stood.Bytes = max(stood.Bytes, f.schedule.Bytes)
 		if stood.Reason == Fits && s.opts.KeepWarm {
 			p.warm = newWarmth(f)

@@ -31,6 +31,7 @@ type work struct {
 
 // add takes over what was done for a cycle that is given up.
 func (w *work) add(f *followed) {
+	w.perToken = f.schedule.Bytes
 	w.streamed += f.streamed
 	w.late += f.late
 	if f.mixture != nil {
