@@ -53,7 +53,8 @@ func TestNames(t *testing.T) {
 // A text is found wherever the pieces end in which it is read.
 func TestContains(t *testing.T) {
 	const text = "\x00ggml_"
-	for _, before := range []int{0, 1, 64<<10 - 6, 64<<10 - 5, 64<<10 - 3, 64<<10 - 1, 64 << 10, 64<<10 + 1, 200<<10 + 3} {
+	const piece = 64 << 10
+	for _, before := range []int{0, 1, piece - 6, piece - 5, piece - 3, piece - 1, piece, piece + 1, 3*piece + 3} {
 		for _, after := range []int{0, 1, 100 << 10} {
 			all := strings.Repeat("g", before) + text + strings.Repeat("g", after)
 			if found, err := contains(strings.NewReader(all), text); !found || err != nil {

@@ -60,8 +60,8 @@ func waitHelped(t *testing.T, dir string, parent int) (child int) {
 	return child
 }
 
-// --wait NAME and --pid mean a process or what computes below it: children that are there, and those that come. The help
-// ends when the parent does.
+// --wait NAME and --pid mean a process or what computes below it: children that are there, and those that come. The
+// help ends when the parent does.
 func TestHelpsChildren(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, tc := range []struct {
@@ -208,13 +208,15 @@ func TestDoctorOfParent(t *testing.T) {
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", child))
 		return err == nil && bytes.Contains(maps, []byte(".gguf"))
 	})
-	out, err := exec.Command(prefetchd, "doctor", "--pid", fmt.Sprint(child), fmt.Sprint(parent.PID()), "--json").Output()
+	out, err := exec.Command(prefetchd, "doctor", "--json", "--pid",
+		fmt.Sprint(child), fmt.Sprint(parent.PID())).Output()
 	var d diagnosis
 	if json.Unmarshal(out, &d) != nil || d.Holding.PID != child || d.Parent != parent.PID() {
 		t.Errorf("doctor: %v, %s; want a report on %d, started by %d", err, out, child, parent.PID())
 	}
 	text, _ := exec.Command(prefetchd, "doctor", "--pid", fmt.Sprint(parent.PID())).CombinedOutput() // 1: it fits
-	if want := fmt.Sprintf("process %d, which computes nothing itself", parent.PID()); !strings.Contains(string(text), want) {
+	want := fmt.Sprintf("process %d, which computes nothing itself", parent.PID())
+	if !strings.Contains(string(text), want) {
 		t.Errorf("doctor says %s, want %q", text, want)
 	}
 	apart := processestest.Start(t, processestest.Program(t, "apart", false)).PID()
