@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -96,6 +97,25 @@ func TestPIDOfParent(t *testing.T) {
 					c.Meta.PID, c.Meta.Parent, c.Meta.Steps, child, parent.PID())
 			}
 		})
+	}
+}
+
+// doctor reports on the process that computes, also of what pidof prints.
+func TestDoctorOfParent(t *testing.T) {
+	testenv.NeedRoot(t)
+	parent := processestest.Start(t, parentCommand(t)...)
+	parent.Next()
+	child := startChild(t, parent.PID())
+	for _, args := range [][]string{{fmt.Sprint(parent.PID())}, {fmt.Sprint(child), fmt.Sprint(parent.PID())}} {
+		out, err := exec.Command(tracerBinary, append([]string{"doctor", "--json", "--pid"}, args...)...).Output()
+		var r struct {
+			Target struct {
+				PID int `json:"pid"`
+			} `json:"target"`
+		}
+		if jsonErr := json.Unmarshal(out, &r); err != nil || jsonErr != nil || r.Target.PID != child {
+			t.Errorf("doctor --pid %v: %v, %v, %s; want a report on %d", args, err, jsonErr, out, child)
+		}
 	}
 }
 
