@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -138,6 +139,10 @@ type below struct {
 	err     error
 }
 
+// belowInterval is how often it is looked for what a process starts, beside the help for the process itself. Most never
+// start one that computes, and each look wakes this program.
+const belowInterval = 2 * time.Second
+
 // newBelow prepares to help what a process starts. so is how the process itself will be helped.
 func newBelow(cmd *cobra.Command, o *options, so *serve.Options) *below {
 	if o.alone || o.isForOne() || o.fabric != "" {
@@ -181,7 +186,7 @@ func (b *below) start(ctx context.Context, pid int, root bool, stderr io.Writer)
 	if root {
 		log.Info("the process computes nothing itself: those that it has started are helped", "parent", pid)
 	} else {
-		ao.Beside = pid
+		ao.Beside, ao.Interval = pid, belowInterval
 		ao.Skip = func() bool { return !b.waits.Load() }
 	}
 	ctx, stop := context.WithCancel(ctx)

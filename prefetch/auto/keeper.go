@@ -8,6 +8,7 @@ package auto
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,8 @@ type Options struct {
 	SetShare func(ctx context.Context, target int, bytes int64) error
 	// Beside is a target that somebody else helps and who shares the Budget, too; 0: there is none.
 	Beside int
+	// Interval is how often it looks for processes and divides the budget; 0 means processes.Interval.
+	Interval time.Duration
 	// Skip says that no processes need be looked for now; nil: they always are.
 	Skip func() bool
 	// Out gets what a helper has written to standard output, as a whole, when the helper has ended. Err gets what
@@ -65,7 +68,7 @@ func Run(ctx context.Context, f *processes.Finder, o Options) (helped int, err e
 	if o.Beside != 0 {
 		k.beside = &member{share: o.Budget}
 	}
-	tick := time.NewTicker(processes.Interval)
+	tick := time.NewTicker(cmp.Or(o.Interval, processes.Interval))
 	defer tick.Stop()
 	defer k.stopHelpers()
 	for {
