@@ -174,7 +174,7 @@ func (b *below) start(ctx context.Context, pid int, root bool, stderr io.Writer)
 	if b.o.verbose {
 		level = slog.LevelDebug
 	}
-	b.o.pid = pid // for the logger
+	b.o.pid = 0 // each message says which target it is about
 	log := b.o.logger(stderr, level)
 	ao, err := b.o.helpersOptions(b.cmd, stderr, log)
 	if err != nil {

@@ -68,7 +68,7 @@ type run struct {
 	helped    int // valid when ended has been read
 }
 
-func startRun(t *testing.T, f *processes.Finder, most int) *run {
+func startRun(t *testing.T, f *processes.Finder, most, beside int) *run {
 	t.Helper()
 	r := &run{told: shares{now: map[int]int64{}}, using: map[int]bool{}, ended: make(chan error, 1)}
 	var ctx context.Context
@@ -78,7 +78,7 @@ func startRun(t *testing.T, f *processes.Finder, most int) *run {
 	go func() {
 		var err error
 		r.helped, err = Run(ctx, f, Options{
-			MaxHelpers: most, Budget: 1000, Out: &r.out, Err: &r.said, Log: log,
+			MaxHelpers: most, Budget: 1000, Beside: beside, Out: &r.out, Err: &r.said, Log: log,
 			Helper: func(c processes.Candidate, budget int64) []string {
 				r.told.mu.Lock()
 				r.told.now[c.PID] = budget
@@ -121,7 +121,7 @@ func TestRun(t *testing.T) {
 	const name = "run-target"
 	targets := startTargets(t, name, true, 3)
 	first, second, third := targets[0].PID(), targets[1].PID(), targets[2].PID()
-	r := startRun(t, newFinder(t, name), 2)
+	r := startRun(t, newFinder(t, name), 2, 0)
 	for _, p := range targets {
 		r.use(p.PID())
 	}
@@ -158,7 +158,7 @@ func TestRun(t *testing.T) {
 func TestBudgetOfIdleHelpers(t *testing.T) {
 	const name = "idle-target"
 	targets := startTargets(t, name, true, 3)
-	r := startRun(t, newFinder(t, name), 3)
+	r := startRun(t, newFinder(t, name), 3, 0)
 	want := func(what string, shares ...int64) {
 		t.Helper()
 		testenv.WaitFor(t, what, func() bool {
@@ -181,11 +181,29 @@ func TestBudgetOfIdleHelpers(t *testing.T) {
 	}
 }
 
+// A target that somebody else helps gets no helper. It shares the budget while it uses it.
+func TestBeside(t *testing.T) {
+	const name = "beside-target"
+	targets := startTargets(t, name, true, 2)
+	beside, other := targets[0].PID(), targets[1].PID()
+	r := startRun(t, newFinder(t, name), 3, beside)
+	r.use(other)
+	testenv.WaitFor(t, "all for the one that uses it", func() bool {
+		return r.told.of(other) == 1000 && r.told.of(beside) == 500
+	})
+	r.use(beside)
+	testenv.WaitFor(t, "a half each", func() bool { return r.told.of(other) == 500 && r.told.of(beside) == 500 })
+	r.end()
+	if err := <-r.ended; err != nil || r.helped != 1 {
+		t.Errorf("%v, %d were helped; want one", err, r.helped)
+	}
+}
+
 // A target that maps no model gives way to one that does, and is helped again when there is room.
 func TestGivesWay(t *testing.T) {
 	const parent, child = "way-parent", "way-child"
 	idle := startTargets(t, parent, false, 1)[0].PID()
-	r := startRun(t, newFinder(t, parent, child), 1)
+	r := startRun(t, newFinder(t, parent, child), 1, 0)
 	testenv.WaitFor(t, "the parent to be helped", func() bool { return r.hasBegun(parent, idle) })
 	target := startTargets(t, child, true, 1)[0]
 	testenv.WaitFor(t, "the child to be helped", func() bool { return r.hasBegun(child, target.PID()) })
