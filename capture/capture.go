@@ -43,7 +43,7 @@ type Options struct {
 	Selected          bool
 	Inputs, InputRows int
 	AtOnce            bool
-	// Follow also observes processes that the target starts.
+	// Follow also observes processes that the target starts. Attach observes those that it has started already, too.
 	Follow bool
 	// Late lets Attach accept a process that has not loaded ggml yet. Run then waits for its
 	// libraries. Follow implies Late.
@@ -180,6 +180,9 @@ func attach(p *proc.Process, kills cgroup.Kills, opts Options) (*ebpf.Tracer, er
 		return nil, err
 	}
 	err = tracer.AttachMapped()
+	if err == nil && opts.Follow {
+		err = tracer.AttachStarted()
+	}
 	if err == nil && !opts.Late && !opts.Follow { // with Follow, a process whose children compute needs no ggml itself
 		err = tracer.Ready()
 	}

@@ -80,6 +80,52 @@ func (t *Tracer) handleFork(e *systemProcessEvent) error {
 	return nil
 }
 
+// AttachStarted adds the processes that the target has started before it was followed, and sets probes on what they
+// have mapped by now. Those that are started from now on are reported by the kernel. It is for Options.Follow.
+func (t *Tracer) AttachStarted() error {
+	for { // a process that has just been added may have started another one before
+		below, err := proc.Below(t.main.pid)
+		if err != nil {
+			return err
+		}
+		added := false
+		for _, s := range below {
+			if t.targets[uint32(s.PID)] != nil || len(t.targets) >= maxStarted {
+				continue
+			}
+			if err := t.addStarted(s); errors.Is(err, proc.ErrNoProcess) {
+				continue // it has ended already
+			} else if err != nil {
+				return err
+			}
+			added = true
+		}
+		if !added {
+			return nil
+		}
+	}
+}
+
+// maxStarted bounds how many processes are looked at that a target has started before. The programs' table of targets
+// has room for more.
+const maxStarted = 256
+
+func (t *Tracer) addStarted(s proc.Started) error {
+	p, err := newTarget(s.PID, s.Parent, t.cache)
+	if err != nil {
+		return err
+	}
+	p.readCommand()
+	t.targets[uint32(s.PID)] = p
+	if err := t.objs.Targets.Put(uint32(s.PID), traceTargetConfig{Follow: asFlag(true)}); err != nil {
+		return fmt.Errorf("follow process %d: %w", s.PID, err)
+	}
+	if err := t.attachMapped(p); err != nil && !errors.Is(err, proc.ErrNoProcess) {
+		return err
+	}
+	return nil
+}
+
 // handleExec looks at the program that a target runs after an execve. What was found in the old
 // program is dropped.
 func (t *Tracer) handleExec(p *target) error {

@@ -1,11 +1,13 @@
 package main
 
-// This file finds processes to help: --auto, and --wait with a name.
+// This file helps each process that it finds by a prefetchd of its own: --auto.
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"slices"
 
@@ -14,9 +16,10 @@ import (
 
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
-	"tensorcast/internal/visible"
+	"tensorcast/prefetch"
 	"tensorcast/prefetch/auto"
 	"tensorcast/prefetch/monitor"
+	"tensorcast/processes"
 )
 
 // defaultMost is the default of --most. Each helped process takes a process of prefetchd.
@@ -29,12 +32,13 @@ const helperFlag = "for-auto"
 // addAutoFlags adds the flags of --auto.
 func addAutoFlags(f *pflag.FlagSet, o *options) {
 	f.BoolVar(&o.auto, "auto", false, "help every process that computes with ggml, as they come and go, "+
-		"each by a prefetchd of its own; --budget is divided evenly among them")
-	f.StringArrayVar(&o.names, "name", nil,
-		"with --auto, only processes with this `NAME` (llama-server); may be repeated")
+		"each by a prefetchd of its own; --budget is divided evenly among those that use it")
+	f.StringArrayVar(&o.names, "name", nil, "with --auto, only processes with this `NAME` and those that they start: "+
+		"the name of a program (llama-server) or of a systemd unit (ollama.service); may be repeated")
 	f.BoolVar(&o.helper, helperFlag, false, "")
 	_ = f.MarkHidden(helperFlag) // it fails only if there is no such flag
-	f.IntVar(&o.most, "most", defaultMost, "with --auto, help `N` processes at once: others wait until one has ended")
+	f.IntVar(&o.most, "most", defaultMost, "help `N` processes at once (--auto, or below one process): "+
+		"others wait until one has ended")
 }
 
 // checkAuto returns an error about wrong arguments with --auto.
@@ -66,14 +70,10 @@ func helpAll(cmd *cobra.Command, o options) (err error) {
 	if err := proc.CheckMount(); err != nil {
 		return err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find this program: %w", err)
-	}
 	live := newLive(cmd.ErrOrStderr(), o.statusLogger(cmd.ErrOrStderr()))
 	defer live.close()
 	log := o.logger(live, o.logLevel())
-	finder, err := auto.NewFinder(o.names...)
+	finder, err := processes.NewFinder(processes.Selection{Names: o.names})
 	if err != nil {
 		return err
 	}
@@ -82,15 +82,31 @@ func helpAll(cmd *cobra.Command, o options) (err error) {
 			log.Debug("sockets of killed prefetchds are left", "why", err)
 		}
 	}
+	ao, err := o.helpersOptions(cmd, live, log)
+	if err != nil {
+		return err
+	}
 	search := beginSearch(cmd.Context(), monitor.Search{Names: o.names, All: true}, live, o.runDir, log)
 	defer func() { err = errors.Join(err, search.close()) }()
-	passed := helperFlags(cmd.Flags(), &o)
-	return auto.Run(cmd.Context(), finder, auto.Options{
+	ao.OnChange = search.set
+	_, err = auto.Run(cmd.Context(), finder, ao)
+	return err
+}
+
+// helpersOptions returns how helpers are run, each of them this program again, with the flags of this one.
+func (o *options) helpersOptions(cmd *cobra.Command, stderr io.Writer, log *slog.Logger) (auto.Options, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return auto.Options{}, fmt.Errorf("find this program: %w", err)
+	}
+	passed := helperFlags(cmd.Flags(), o)
+	dir := o.runDir
+	return auto.Options{
 		MaxHelpers: o.most, Budget: o.Budget,
-		Out: cmd.OutOrStdout(), Err: live, NoPrefix: o.log == logJSON, OnChange: search.set, Log: log,
-		Helper: func(c auto.Candidate, budget int64) []string {
+		Out: cmd.OutOrStdout(), Err: stderr, NoPrefix: o.log == logJSON, Log: log,
+		Helper: func(c processes.Candidate, budget int64) []string {
 			args := append([]string{self, "--" + helperFlag, fmt.Sprint("--pid=", c.PID)}, passed...)
-			if c.Loaded { // it has ggml, but the library that computes may be loaded a moment later
+			if c.GGML { // it has ggml, but the library that computes may be loaded a moment later
 				args = append(args, "--wait")
 			}
 			if budget > 0 {
@@ -98,18 +114,29 @@ func helpAll(cmd *cobra.Command, o options) (err error) {
 			}
 			return args
 		},
-		SetShare: func(ctx context.Context, target int, bytes int64) error {
-			return monitor.SetBudget(ctx, o.runDir, target, bytes)
+		Using: func(ctx context.Context) (map[int]bool, error) {
+			all, err := monitor.List(ctx, dir)
+			using := map[int]bool{}
+			for i := range all {
+				using[all[i].Target] = isUsing(all[i].Status.Activity)
+			}
+			return using, err
 		},
-	})
+		SetShare: func(ctx context.Context, target int, bytes int64) error {
+			return monitor.SetBudget(ctx, dir, target, bytes)
+		},
+	}, nil
 }
+
+// isUsing says whether a prefetchd uses memory for its target: not while that has not decoded, or needs no help.
+func isUsing(a prefetch.Activity) bool { return a != prefetch.Waiting && a != prefetch.Idle }
 
 // helperFlags returns the given flags that are passed on to each helper.
 func helperFlags(f *pflag.FlagSet, o *options) (args []string) {
 	f.Visit(func(f *pflag.Flag) {
 		value := f.Value.String()
 		switch f.Name {
-		case "auto", "name", "most", "budget", "wait":
+		case "auto", "name", "most", "budget", "wait", "pid", "exec", "as-root": // they say who is helped
 			return
 		case "leave": // the text of a size would be rounded
 			value = fmt.Sprint(o.leave)
@@ -119,26 +146,4 @@ func helperFlags(f *pflag.FlagSet, o *options) (args []string) {
 		args = append(args, fmt.Sprintf("--%s=%s", f.Name, value))
 	})
 	return args
-}
-
-// waitForName waits for a process with a name.
-func waitForName(cmd *cobra.Command, o *options, name string) (pid int, err error) {
-	live := newLive(cmd.ErrOrStderr(), o.statusLogger(cmd.ErrOrStderr()))
-	defer live.close()
-	log := o.logger(live, o.logLevel())
-	finder, err := auto.NewFinder(name)
-	if err != nil {
-		return 0, err
-	}
-	search := beginSearch(cmd.Context(), monitor.Search{Names: []string{name}}, live, o.runDir, log)
-	defer func() { err = errors.Join(err, search.close()) }()
-	c, err := finder.Wait(cmd.Context())
-	if errors.Is(err, auto.ErrNone) {
-		return 0, fmt.Errorf("%v before a process named %s came", context.Cause(cmd.Context()), name)
-	} else if err != nil {
-		return 0, fmt.Errorf("wait for %s: %w", name, err)
-	}
-	log.Info("found", "target", c.PID, "name", c.Name)
-	live.note("helping process %d %s", c.PID, visible.Line(c.Name))
-	return c.PID, nil
 }

@@ -24,6 +24,7 @@ import (
 	"tensorcast/internal/visible"
 	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/room"
+	"tensorcast/processes"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -36,7 +37,8 @@ func newDoctorCommand() *cobra.Command {
 		Long: `Say whether prefetchd would help a running llama.cpp. The report has: how the process
 holds its model (mapped, copied, on a GPU), on which file system and disk the model is and which
 other processes use it, how much room there is, and whether this process may do what prefetchd does.
-Nothing is changed, and the process is not slowed down.
+Nothing is changed, and the process is not slowed down. If the process only starts others that
+compute, like a llama-server with --models-dir, the report is on those.
 
 With --costs it also measures the processor time that a MiB takes on the model's own file system: to
 read it, to touch it as the process does, and to page it out. It measures this with single pages,
@@ -51,7 +53,7 @@ usage.`,
   sudo prefetchd doctor --pid $(pidof llama-server) --costs
   sudo prefetchd doctor --model model.gguf --json`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
+			if len(args) > 0 && (pid <= 0 || !areNumbers(args)) { // numbers, as pidof prints them
 				return cli.Usagef("unexpected argument %q: say which process to look at with --pid", args[0])
 			}
 			if model != "" && cmd.Flags().Changed("pid") {
@@ -63,7 +65,7 @@ usage.`,
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if model != "" {
 				c, err := measureFile(cmd.Context(), model)
 				switch {
@@ -74,24 +76,11 @@ usage.`,
 				}
 				return c.print(cmd.OutOrStdout())
 			}
-			d, err := diagnose(cmd.Context(), pid)
+			pid, err := onePID(pid, args)
 			if err != nil {
 				return err
 			}
-			if costs {
-				if d.Costs, err = measureDevices(cmd.Context(), d.Holding.Files); err != nil {
-					return err
-				}
-			}
-			if asJSON {
-				err = cli.WriteJSON(cmd.OutOrStdout(), d)
-			} else {
-				err = d.print(cmd.OutOrStdout())
-			}
-			if err == nil && !d.OK {
-				err = &cli.Exit{Code: cli.Failure} // the report says why
-			}
-			return err
+			return examine(cmd, pid, costs, asJSON)
 		},
 	}
 	f := cmd.Flags()
@@ -103,11 +92,57 @@ usage.`,
 	return cmd
 }
 
+// examine reports on a process. If that only starts others, it reports on those that compute.
+func examine(cmd *cobra.Command, pid int, costs, asJSON bool) error {
+	if err := proc.CheckMount(); err != nil {
+		return err
+	}
+	found, err := processes.Computing(pid)
+	if err != nil {
+		return err
+	}
+	if len(found) == 0 {
+		found = []processes.Candidate{{PID: pid}} // the report says what is missing
+	}
+	ok := true
+	for i, c := range found {
+		d, err := diagnose(cmd.Context(), c.PID)
+		if err != nil {
+			return err
+		}
+		if costs {
+			if d.Costs, err = measureDevices(cmd.Context(), d.Holding.Files); err != nil {
+				return err
+			}
+		}
+		if c.PID != pid {
+			d.Parent = pid
+		}
+		if i > 0 && !asJSON {
+			fmt.Fprintln(cmd.OutOrStdout())
+		}
+		if asJSON {
+			err = cli.WriteJSON(cmd.OutOrStdout(), d)
+		} else {
+			err = d.print(cmd.OutOrStdout())
+		}
+		if err != nil {
+			return err
+		}
+		ok = ok && d.OK
+	}
+	if !ok {
+		return &cli.Exit{Code: cli.Failure} // the report says why
+	}
+	return nil
+}
+
 // diagnosis is the report of `prefetchd doctor`.
 type diagnosis struct {
 	Line    string           `json:"line"` // the verdict
 	OK      bool             `json:"ok"`   // prefetchd would help, and can
 	Command []string         `json:"command"`
+	Parent  int              `json:"parent_pid,omitempty"` // it was asked for, and only started this one
 	Verdict holding.Verdict  `json:"verdict"`
 	Holding *holding.Holding `json:"holding"`
 	Room    *room.Room       `json:"room,omitempty"` // for pages of the model, those that are resident included
@@ -213,6 +248,9 @@ func (d *diagnosis) print(to io.Writer) error {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	h := d.Holding
 	fmt.Fprintf(w, "process %d %s\n", h.PID, visible.Line(strings.Join(d.Command, " ")))
+	if d.Parent != 0 {
+		fmt.Fprintf(w, "  computes for\tprocess %d, which computes nothing itself\n", d.Parent)
+	}
 	for _, f := range h.Files {
 		d.printFile(w, f)
 	}

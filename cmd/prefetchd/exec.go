@@ -83,6 +83,7 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 			}
 		}
 	}
+	below := newBelow(cmd, &o, &so)
 	target, err := serve.Start(ctx, command, relayedSignals, so)
 	if failed := (*proc.StartError)(nil); errors.As(err, &failed) {
 		return &cli.Exit{Code: startStatus(err), Err: err}
@@ -91,20 +92,26 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
+	if err := below.start(ctx, target.PID(), false, live); err != nil {
+		return err
+	}
 	s, helpErr := target.Help(ctx)
 	if helpErr != nil && !target.Runs() {
-		return helpErr
+		_, err := below.end()
+		return errors.Join(helpErr, err)
 	}
 	if helpErr != nil {
 		// Print the error now, because the end of the command may be far away.
 		fmt.Fprintf(live, "prefetchd: %s (the command goes on, without help)\n", cli.Message(o.advise(helpErr)))
 	}
 	status, err := target.Wait(ctx)
+	helped, belowErr := below.end()
 	live.close()
+	err = errors.Join(err, belowErr)
 	if err != nil {
 		return err
 	}
-	if helpErr == nil {
+	if helpErr == nil && (helped == 0 || s.PerToken > 0) { // otherwise the command itself only started others
 		if err := target.Explain(); err != nil {
 			fmt.Fprintln(stderr, "prefetchd:", cli.Message(o.advise(err)))
 		} else if err := report(stderr, stderr, o, s); err != nil {

@@ -114,8 +114,12 @@ head of the model that its arguments name (*.gguf) while probes are set.
 The command runs as the user who typed sudo, with that user's groups, HOME, PATH and environment;
 --as-root runs it as root. It keeps its standard streams, terminal and process group. SIGINT,
 SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal has sent them
-to both. The command must become llama.cpp itself (with a shell, use exec): processes that it starts
-are not helped.
+to both.
+
+A process stands for those that it has started, and those that it starts later. So --pid, --wait NAME
+and --exec help what computes below a llama-server with --models-dir, or below an Ollama, each by a
+prefetchd of its own, until the process itself ends. NAME is that of a program, or of a systemd unit
+(ollama.service). Of --budget only those take a part that compute.
 
 With --keep-warm, pages of a model that fits are read back when others took them from memory, while
 its process computes nothing. So the first request after a quiet night does not wait for the disk.
@@ -138,9 +142,10 @@ It needs root. The model must be read through a file mapping, as llama.cpp does 
 (--load-mode mmap). Weights of some types are copied at load all the same, which makes prompts
 faster, but takes their size again: with --no-repack they are not. --exec warns of copies that are
 larger than the memory. A process without ggml is refused. --wait sleeps until the process has
-loaded ggml, --wait NAME until a process of that name has. --auto goes on: every second it looks for new
-processes that map a library of ggml, or a *.gguf, and starts a prefetchd for each (--most at once).
-That has the flags of --auto, and ends with its process.
+loaded ggml, --wait NAME until a process of that name, or one that it has started, has. --auto goes
+on: every second it looks for new processes that map code of ggml, or a GGUF file, whatever these
+are called, and starts a prefetchd for each (--most at once). That has the flags of --auto, and
+ends with its process.
 
 In a container it needs the same as on the host: eBPF (no user namespace of its own), /proc of its
 PID namespace, and the target's memory cgroup, or --budget. From the host it can help a target in a
@@ -154,7 +159,8 @@ started for another reason, 2 for wrong usage.`,
   sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   sudo prefetchd --pid $(pidof llama-server)
   sudo prefetchd --wait --pid $!
-  sudo prefetchd --wait llama-server
+  sudo prefetchd --wait llama-server --budget 12GB
+  sudo prefetchd --wait ollama
   sudo prefetchd --auto --name llama-server --budget 12GB
   sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json
   sudo prefetchd status`,
@@ -169,15 +175,21 @@ started for another reason, 2 for wrong usage.`,
 			if o.auto {
 				return o.logResult(cmd.ErrOrStderr(), nil, helpAll(cmd, o))
 			}
-			if o.pid == 0 && !o.exec {
-				var err error
-				if o.pid, err = waitForName(cmd, &o, args[0]); err != nil {
-					return o.logResult(cmd.ErrOrStderr(), nil, err)
-				}
-			}
 			if o.exec {
 				restoreSignals()
 				return o.advise(runCommand(cmd, o, args))
+			}
+			var err error
+			if o.pid == 0 {
+				o.pid, err = waitForName(cmd, &o, args[0])
+			} else {
+				o.pid, err = onePID(o.pid, args)
+			}
+			if err == nil {
+				err = o.chooseOne()
+			}
+			if err != nil {
+				return o.logResult(cmd.ErrOrStderr(), nil, err)
 			}
 			s, err := run(cmd, o)
 			return o.logResult(cmd.ErrOrStderr(), s, o.advise(err))
@@ -185,13 +197,11 @@ started for another reason, 2 for wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.SetInterspersed(false)
-	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`")
-	f.BoolVar(&o.exec, "exec", false,
-		"start the command that follows, and help it from the first touch of its model on")
+	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`, or what it starts to compute for it")
+	addExecFlag(f, &o.exec)
 	f.BoolVar(&o.asRoot, "as-root", false, "with --exec, run the command as root, not as the user who typed sudo")
 	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; without --wait, a process without ggml "+
-		"is refused. Without --pid: wait for a process with the name that follows")
+		"is refused. Without --pid: wait for a process with the name that follows, of its program or its systemd unit")
 	addAutoFlags(f, &o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
@@ -278,6 +288,8 @@ func (o *options) check(args []string) error {
 		return cli.Usagef("--as-root is for --exec: not with --pid")
 	case o.wait && o.pid == 0 && len(args) == 1 && args[0] != "":
 		return nil
+	case o.pid > 0 && areNumbers(args): // as pidof prints them
+		return nil
 	case len(args) > 0:
 		return cli.Usagef("unexpected argument %q: say which process to help with --pid, "+
 			"or start a command with --exec", args[0])
@@ -331,8 +343,25 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 		so.OnPlanned = plan.setParts
 	}
 	live.say(func(time.Time) string { return fmt.Sprintf("looking at process %d", o.pid) })
+	below := newBelow(cmd, &o, &so)
+	root, err := below.onlyStarts(o.pid)
+	if err == nil {
+		err = below.start(cmd.Context(), o.pid, root, live)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if root {
+		return nil, below.waitForRoot(cmd.Context(), o.pid)
+	}
 	s, err := serve.Run(cmd.Context(), so)
+	helped, belowErr := below.end()
 	live.close()
+	if helped > 0 && s.PerToken == 0 &&
+		(err == nil || errors.Is(err, event.ErrNoGGML) || errors.Is(err, proc.ErrNoProcess)) {
+		return nil, belowErr // the process itself only started others, and has ended
+	}
+	err = errors.Join(err, belowErr)
 	if err == nil && o.dry && s.PerToken == 0 && s.Idle == "" {
 		err = errors.New("the target generated no token: nothing was learned")
 	}

@@ -23,6 +23,9 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	if o.json {
 		return cli.WriteJSON(asJSON, s)
 	}
+	if s.PerToken == 0 && o.helper {
+		return nil // a process that only starts others is one of many
+	}
 	for _, line := range describeSummary(&s, o.verbose) {
 		if _, err := fmt.Fprintf(asText, "prefetchd: %s\n", visible.Line(line)); err != nil {
 			return err

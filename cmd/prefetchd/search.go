@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"tensorcast/prefetch/auto"
 	"tensorcast/prefetch/monitor"
+	"tensorcast/processes"
 )
 
 // search is what is looked for, and whoever is told of it.
@@ -41,7 +41,7 @@ func beginSearch(ctx context.Context, what monitor.Search, live *live, dir strin
 }
 
 // set says who is helped and who waits from now on.
-func (s *search) set(helped, waiting []auto.Candidate) {
+func (s *search) set(helped, waiting []processes.Candidate) {
 	s.mu.Lock()
 	what := *s.report.Search
 	what.Helped, what.Waiting = processesOf(helped), processesOf(waiting)
@@ -54,7 +54,7 @@ func (s *search) set(helped, waiting []auto.Candidate) {
 	s.live.redraw()
 }
 
-func processesOf(all []auto.Candidate) []monitor.Process {
+func processesOf(all []processes.Candidate) []monitor.Process {
 	list := make([]monitor.Process, len(all))
 	for i, c := range all {
 		list[i] = monitor.Process{PID: c.PID, Name: c.Name}

@@ -23,6 +23,7 @@ func (o *options) advise(err error) error {
 		{when: event.ErrOldGGML, advice: ": trace its graphs with --detail graph"},
 		{when: event.ErrUserNamespace, advice: "; or use --preload", hidden: o.pid != 0},
 		{when: event.ErrNoBTF, advice: ", or use --preload"},
+		{when: errChildComputes, advice: ": add --follow", hidden: o.follow},
 		{when: event.ErrNoGGML, advice: " If it starts one, add --follow", hidden: o.follow},
 		{when: preload.ErrNoCompiler, advice: ", or trace as root, without --preload"},
 		{when: preload.ErrNotLoaded, advice: ": trace it as root, without --preload"},

@@ -22,6 +22,7 @@ import (
 	"tensorcast/internal/visible"
 	"tensorcast/loadflags"
 	"tensorcast/prefetch/pages"
+	"tensorcast/processes"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -45,21 +46,50 @@ Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wron
   sudo tracer doctor --pid $(pidof llama-server)
   tracer doctor -- llama-cli -m model.gguf`,
 		Args: func(_ *cobra.Command, args []string) error {
+			if pid != 0 && areNumbers(args) {
+				return nil // as pidof prints them
+			}
 			if pid != 0 && len(args) > 0 {
 				return errors.New("give a command or --pid, not both")
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if pid != 0 {
+				target, err := findTarget(pid, args)
+				if err != nil {
+					return err
+				}
+				pid, args = target, nil
+			}
 			opts := ebpf.ExamineOptions{PID: int(pid), Command: args, Env: os.Environ()}
 			return diagnose(cmd.Context(), cmd.OutOrStdout(), opts, asJSON)
 		},
 	}
 	f := cmd.Flags()
-	f.VarP(&pid, "pid", "p", "examine the running process `N`")
+	f.VarP(targetFlag{&pid, f}, "pid", "p", "examine the running process `N`, or what it has started to compute for it")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	f.SetInterspersed(false)
 	return cmd
+}
+
+// findTarget returns the process to report on: of one that only starts others, the one that computes.
+func findTarget(pid processID, others []string) (processID, error) {
+	o := options{pid: pid}
+	if len(others) > 0 {
+		if err := o.chooseTopmost(others); err != nil {
+			return 0, cli.Usage(err)
+		}
+	}
+	found, err := processes.Computing(int(o.pid))
+	if err != nil || len(found) == 0 {
+		return o.pid, err
+	}
+	if len(found) > 1 {
+		return 0, cli.Usagef("process %d computes nothing itself, and more than one process below it does: "+
+			"give one of them, such as %d", o.pid, found[0].PID)
+	}
+	return processID(found[0].PID), nil
 }
 
 // report is the report of `tracer doctor`.

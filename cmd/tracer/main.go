@@ -49,6 +49,12 @@ The command runs as the user who typed sudo, with that user's groups, HOME, PATH
 that user. --as-root runs the command as root. The command keeps its standard streams, terminal and process group.
 SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal has sent them to both.
 
+A server may compute nothing itself, and start others that do: a llama-server with --models-dir, or an Ollama. With
+--pid tracer then follows those that it has started, and those to come, as with --follow. A command is followed only
+with --follow, because then captures lie in other directories (one for each process), and every process on the machine
+that runs the same program meets the probes. Without it, tracer says when a process that the command has started loads
+a model.
+
 On a terminal, a status line shows what the target is doing, tokens and events per second, and losses. It appears with
 --pid, and for a command whose standard output goes elsewhere (otherwise the line would be mixed with the text).
 
@@ -70,7 +76,7 @@ With --strict also 1 if any event was lost or could not be read completely.`,
 	}
 	f := root.Flags()
 	f.SortFlags = false
-	f.VarP(&o.pid, "pid", "p", "trace the running process `N`")
+	f.VarP(targetFlag{&o.pid, f}, "pid", "p", "trace the running process `N`, or what it has started to compute for it")
 	f.StringVarP(&o.out, "output", "o", "capture", "capture `directory`, an earlier capture in it is replaced; "+
 		"with --csv a file (capture.csv), or - for\nstandard output (--pid only, and the default there)")
 	cli.EnumVar(root, &o.detail, "detail", "", detailNames, "how much to record: graph (the sequence of ops, "+

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"tensorcast/ebpf"
+	"tensorcast/processes"
 	"tensorcast/trace/tables"
 )
 
@@ -59,13 +61,17 @@ func (o *options) check(flags *pflag.FlagSet, args []string) error {
 		}
 	}
 	command := o.pid == 0
+	if !command && areNumbers(args) { // as pidof prints them: a server, and what it has started
+		if err := o.chooseTopmost(args); err != nil {
+			return err
+		}
+		args = nil
+	}
 	switch {
 	case o.hidden != 0 && command && len(args) > 0 && isNumber(args[0]):
 		return fmt.Errorf("write --hidden=%s", args[0])
 	case command && len(args) == 0:
 		return errors.New("say what to trace: `tracer -- command` or `tracer --pid N`")
-	case !command && len(args) > 0 && isNumber(args[0]):
-		return fmt.Errorf("give one process: %s, or %s", o.pid.String(), strings.Join(args, ", or "))
 	case !command && len(args) > 0:
 		return errors.New("give a command or --pid, not both")
 	case o.ringKiB&(o.ringKiB-1) != 0 || o.ringKiB < 4:
@@ -113,6 +119,29 @@ func (o *options) check(flags *pflag.FlagSet, args []string) error {
 // stdoutUsed reports whether standard output is used for something other than the summary.
 func (o *options) stdoutUsed() bool { return o.pid == 0 || o.out == toStdout }
 
+// chooseTopmost replaces the process by the one that has started it and the others.
+func (o *options) chooseTopmost(others []string) error {
+	pids := []int{int(o.pid)}
+	for _, text := range others {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%s is no process id", text)
+		}
+		pids = append(pids, n)
+	}
+	top, ok, err := processes.Topmost(pids)
+	if err != nil || !ok {
+		return fmt.Errorf("give one process: %s, or %s", o.pid.String(), strings.Join(others, ", or "))
+	}
+	o.pid = processID(top)
+	return nil
+}
+
+// areNumbers says whether there are arguments, and all are numbers.
+func areNumbers(args []string) bool {
+	return len(args) > 0 && !slices.ContainsFunc(args, func(s string) bool { return !isNumber(s) })
+}
+
 func isNumber(s string) bool {
 	_, err := strconv.ParseUint(s, 10, 32)
 	return err == nil
@@ -137,6 +166,20 @@ func (p *processID) Set(s string) error {
 	}
 	*p = processID(n)
 	return nil
+}
+
+// targetFlag is --pid of tracer itself. Behind a process no command follows, so that flags may follow further numbers.
+type targetFlag struct {
+	*processID
+	flags *pflag.FlagSet
+}
+
+func (t targetFlag) Set(s string) error {
+	err := t.processID.Set(s)
+	if err == nil {
+		t.flags.SetInterspersed(true)
+	}
+	return err
 }
 
 // detailNames are the values of --detail.

@@ -19,6 +19,7 @@ import (
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/visible"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -39,6 +40,7 @@ type session struct {
 	stdout   io.Writer
 	stderr   io.Writer
 	gaveWay  bool // proc.GiveWay has been called
+	children offspring
 }
 
 // run traces, and returns the exit status of the traced command.
@@ -57,6 +59,11 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 		var stop func()
 		ctx, stop = cli.FirstSignal(ctx)
 		defer stop()
+	}
+	if s.pid != 0 {
+		if err := s.followBelow(); err != nil {
+			return 0, err
+		}
 	}
 	if err := s.startTarget(ctx, args, log); err != nil {
 		return 0, err
@@ -132,6 +139,7 @@ func (s *session) tick() error {
 		s.gaveWay = true
 	}
 	s.display.Show(status)
+	s.lookForChildren(status.Steps)
 	return s.recorder.Flush()
 }
 
@@ -208,7 +216,10 @@ func (s *session) export(ctx context.Context, metas []*tables.Meta) error {
 // status is kept.
 func (s *session) explainNothing(status int) (int, error) {
 	err := s.capture.Explain()
-	if err == nil {
+	if c := s.children.computing; c.PID != 0 && !errors.Is(err, event.ErrOldGGML) {
+		err = fmt.Errorf("%w in the process itself: process %d (%s), which it started, %w", event.ErrNoDecode,
+			c.PID, visible.Line(c.Name), errChildComputes)
+	} else if err == nil {
 		err = fmt.Errorf("%w: %s before llama_decode was called",
 			event.ErrNoDecode, cmp.Or(s.capture.Ending(), "the capture ended"))
 	}

@@ -1,188 +1,49 @@
 package auto
 
-// This file tests which processes are found, and that each has a helper.
+// This file tests that each process that is found has a helper, and a share of the memory.
 
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
+	"maps"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"tensorcast/internal/testenv"
+	"tensorcast/processes"
+	"tensorcast/processes/processestest"
 )
 
-// mapperVariable makes the test's program a process that maps files, and waits for the end of its input.
-const mapperVariable = "TENSORCAST_MAPS"
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestMain(m *testing.M) {
-	if files := os.Getenv(mapperVariable); files != "" {
-		for _, name := range filepath.SplitList(files) {
-			f, err := os.Open(name)
-			if err == nil {
-				_, err = unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
-			}
-			if err != nil {
-				fmt.Println(err)
-				os.Exit(1)
-			}
-		}
-		fmt.Println("mapped")
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(0)
-	}
-	goleak.VerifyTestMain(m)
-}
-
-// startProcess starts a process that maps files of these names. Its executable has the given name; with "" it is
-// this program.
-func startProcess(t *testing.T, name string, files ...string) (pid int, end func()) {
+// startTargets starts n programs of one name, which have ggml. With model they map one, too.
+func startTargets(t *testing.T, name string, model bool, n int) (targets []*processestest.Process) {
 	t.Helper()
-	dir := t.TempDir()
-	exe := filepath.Join(dir, name)
-	if name != "" { // a copy, because a Finder leaves out this program itself
-		data, err := os.ReadFile("/proc/self/exe")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(exe, data, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	} else {
-		exe = "/proc/self/exe"
+	command := []string{processestest.Program(t, name, true)}
+	if model {
+		command = append(command, "model", processestest.Model(t))
 	}
-	for i, f := range files {
-		files[i] = filepath.Join(dir, f)
-		if err := os.WriteFile(files[i], make([]byte, 4096), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	for range n {
+		p := processestest.Start(t, command...)
+		p.Next()
+		targets = append(targets, p)
 	}
-	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), mapperVariable+"="+strings.Join(append(files, exe), ":"))
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	end = sync.OnceFunc(func() {
-		stdin.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(end)
-	said := make([]byte, 100)
-	if n, _ := stdout.Read(said); string(said[:n]) != "mapped\n" {
-		t.Fatalf("the process says %q, want that it has mapped the files", said[:n])
-	}
-	return cmd.Process.Pid, end
+	return targets
 }
 
-// findNow calls FindNew, and returns the processes' numbers, and whether each has loaded ggml.
-func findNow(t *testing.T, f *Finder, now time.Time) (pids []int, loaded []bool) {
+func newFinder(t *testing.T, names ...string) *processes.Finder {
 	t.Helper()
-	found, err := f.FindNew(now)
+	f, err := processes.NewFinder(processes.Selection{Names: names})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range found {
-		pids, loaded = append(pids, c.PID), append(loaded, c.Loaded)
-	}
-	return pids, loaded
-}
-
-// Each process that maps ggml or a model is found once, if it has one of the names. Others are never found.
-func TestFinder(t *testing.T) {
-	const name = "finder-target"
-	library, _ := startProcess(t, name, "libggml-base.so.0")
-	model, end := startProcess(t, name, "some.gguf")
-	startProcess(t, name, "notes.txt")
-	startProcess(t, "", "own.gguf")
-	other, _ := startProcess(t, "another", "libggml.so")
-	named, err := NewFinder(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := time.Now()
-	pids, loaded := findNow(t, named, now)
-	if want := []int{library, model}; !slices.Equal(pids, want) || !slices.Equal(loaded, []bool{true, false}) {
-		t.Fatalf("found %v, loaded %v; want %v, of which the first has loaded ggml", pids, loaded, want)
-	}
-	if pids, _ := findNow(t, named, now.Add(time.Hour)); len(pids) > 0 {
-		t.Errorf("found again: %v, want none", pids)
-	}
-	everybody, err := NewFinder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pids, _ = findNow(t, everybody, now)
-	if !slices.Contains(pids, other) || !slices.Contains(pids, library) || slices.Contains(pids, os.Getpid()) {
-		t.Errorf("of any name: found %v, want %d and %d among them, but not this process", pids, other, library)
-	}
-	end()
-	late, _ := startProcess(t, name, "late.gguf")
-	if pids, _ := findNow(t, named, now.Add(2*time.Hour)); !slices.Equal(pids, []int{late}) {
-		t.Errorf("found %v, want %d", pids, late)
-	}
-	if _, still := named.known[model]; still {
-		t.Error("a process that has ended is remembered")
-	}
-}
-
-// A process that is no candidate is looked at again, less and less often.
-func TestLater(t *testing.T) {
-	pid, _ := startProcess(t, "later-target", "notes.txt")
-	f, err := NewFinder("later-target")
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := time.Now()
-	for _, tc := range []struct{ after, next time.Duration }{
-		{0, 1}, {1, 3}, {2, 3}, {3, 7}, {100, 108}, {108, 124}, {200, 230}, {300, 330},
-	} {
-		if found, _ := findNow(t, f, now.Add(tc.after*time.Second)); len(found) > 0 {
-			t.Fatalf("found %v, want none", found)
-		}
-		if got := f.known[pid].next.Sub(now); got != tc.next*time.Second {
-			t.Errorf("after %d s the next look is at %v, want %d s", tc.after, got, tc.next)
-		}
-	}
-}
-
-// Wait returns the first candidate, or an error when its context ends.
-func TestWait(t *testing.T) {
-	f, err := NewFinder("wait-target")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	defer cancel()
-	if _, err := f.Wait(ctx); !errors.Is(err, ErrNone) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("nobody came: %v, want %v and %v", err, ErrNone, context.DeadlineExceeded)
-	}
-	pid, _ := startProcess(t, "wait-target", "libggml.so")
-	if c, err := f.Wait(t.Context()); err != nil || c.PID != pid || c.Name != "wait-target" {
-		t.Errorf("Wait = %+v, %v; want process %d", c, err, pid)
-	}
+	return f
 }
 
 // shares notes which share each helper was told.
@@ -197,68 +58,165 @@ func (s *shares) of(pid int) int64 {
 	return s.now[pid]
 }
 
-// Helpers come and go with their targets, no more than Most at once. The budget is divided among them. Lines that
-// they write begin with their target. When Run ends, it ends them.
-func TestRun(t *testing.T) {
-	first, endFirst := startProcess(t, "run-target", "libggml.so")
-	second, _ := startProcess(t, "run-target", "libggml.so")
-	third, _ := startProcess(t, "run-target", "libggml.so")
-	f, err := NewFinder("run-target")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out, said syncBuffer
-	told := shares{now: map[int]int64{}}
-	ctx, cancel := context.WithCancel(t.Context())
-	ran := make(chan error)
-	log := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
+// run is a Run in a test, with helpers that write when they begin and end.
+type run struct {
+	out, said syncBuffer
+	told      shares
+	using     map[int]bool // by target; guarded by told.mu
+	end       context.CancelFunc
+	ended     chan error
+	helped    int // valid when ended has been read
+}
+
+func startRun(t *testing.T, f *processes.Finder, most, beside int) *run {
+	t.Helper()
+	r := &run{told: shares{now: map[int]int64{}}, using: map[int]bool{}, ended: make(chan error, 1)}
+	var ctx context.Context
+	ctx, r.end = context.WithCancel(t.Context())
+	t.Cleanup(r.end)
+	log := slog.New(slog.NewTextHandler(&r.said, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	go func() {
-		ran <- Run(ctx, f, Options{
-			MaxHelpers: 2, Budget: 1000, Out: &out, Err: &said, Log: log,
-			Helper: func(c Candidate, budget int64) []string {
-				told.mu.Lock()
-				told.now[c.PID] = budget
-				told.mu.Unlock()
+		var err error
+		r.helped, err = Run(ctx, f, Options{
+			MaxHelpers: most, Budget: 1000, Beside: beside, Out: &r.out, Err: &r.said, Log: log,
+			Helper: func(c processes.Candidate, budget int64) []string {
+				r.told.mu.Lock()
+				r.told.now[c.PID] = budget
+				r.told.mu.Unlock()
 				const script = `trap 'echo summary %d; exit 0' TERM; echo begun >&2; ` +
 					`while kill -0 %d 2>/dev/null; do sleep 0.05; done; echo "sh: no end" >&2; exit 3`
 				return []string{"sh", "-c", fmt.Sprintf(script, c.PID, c.PID)}
 			},
+			Using: func(context.Context) (map[int]bool, error) {
+				r.told.mu.Lock()
+				defer r.told.mu.Unlock()
+				return maps.Clone(r.using), nil
+			},
 			SetShare: func(_ context.Context, target int, bytes int64) error {
-				told.mu.Lock()
-				defer told.mu.Unlock()
-				told.now[target] = bytes
+				r.told.mu.Lock()
+				defer r.told.mu.Unlock()
+				r.told.now[target] = bytes
 				return nil
 			},
 		})
+		r.ended <- err
 	}()
-	hasBegun := func(pid int) bool {
-		return strings.Contains(said.String(), fmt.Sprintf("%d run-target: begun\n", pid))
+	return r
+}
+
+// use says that a target's helper uses memory now.
+func (r *run) use(pid int) {
+	r.told.mu.Lock()
+	defer r.told.mu.Unlock()
+	r.using[pid] = true
+}
+
+func (r *run) hasBegun(name string, pid int) bool {
+	return strings.Contains(r.said.String(), fmt.Sprintf("%d %s: begun\n", pid, name))
+}
+
+// Helpers come and go with their targets, no more than MaxHelpers at once. The budget is divided among them. Lines
+// that they write begin with their target. When Run ends, it ends them.
+func TestRun(t *testing.T) {
+	const name = "run-target"
+	targets := startTargets(t, name, true, 3)
+	first, second, third := targets[0].PID(), targets[1].PID(), targets[2].PID()
+	r := startRun(t, newFinder(t, name), 2, 0)
+	for _, p := range targets {
+		r.use(p.PID())
 	}
 	testenv.WaitFor(t, "two helpers to begin, with a half each", func() bool {
-		return hasBegun(first) && hasBegun(second) && told.of(first) == 500 && told.of(second) == 500
+		return r.hasBegun(name, first) && r.hasBegun(name, second) &&
+			r.told.of(first) == 500 && r.told.of(second) == 500
 	})
-	if told.of(third) != 0 {
+	if r.told.of(third) != 0 {
 		t.Error("a third target was helped at once")
 	}
-	endFirst()
+	targets[0].End()
 	testenv.WaitFor(t, "the third to be helped", func() bool {
-		return hasBegun(third) && told.of(third) == 500
+		return r.hasBegun(name, third) && r.told.of(third) == 500
 	})
 	lastLine := fmt.Sprintf("%d run-target: no end\n", first)
-	if !strings.Contains(said.String(), lastLine) || !strings.Contains(said.String(), `"exit status 3"`) {
-		t.Errorf("it wrote\n%s\nwant %q, and that the helper failed with exit status 3", said.String(), lastLine)
+	if said := r.said.String(); !strings.Contains(said, lastLine) || !strings.Contains(said, `"exit status 3"`) {
+		t.Errorf("it wrote\n%s\nwant %q, and that the helper failed with exit status 3", said, lastLine)
 	}
-	cancel()
-	if err := <-ran; err != nil {
-		t.Error(err)
+	r.end()
+	if err := <-r.ended; err != nil || r.helped != 3 {
+		t.Errorf("%v, %d were helped; want 3", err, r.helped)
 	}
 	for _, pid := range []int{second, third} {
-		if !strings.Contains(out.String(), fmt.Sprintf("summary %d\n", pid)) {
-			t.Errorf("no summary of %d: %q", pid, out.String())
+		if !strings.Contains(r.out.String(), fmt.Sprintf("summary %d\n", pid)) {
+			t.Errorf("no summary of %d: %q", pid, r.out.String())
 		}
 		if syscall.Kill(pid, 0) != nil {
 			t.Errorf("target %d has ended, want that it goes on", pid)
 		}
+	}
+}
+
+// A helper that uses no memory takes nothing of the others' budget, and is told what it would get.
+func TestBudgetOfIdleHelpers(t *testing.T) {
+	const name = "idle-target"
+	targets := startTargets(t, name, true, 3)
+	r := startRun(t, newFinder(t, name), 3, 0)
+	want := func(what string, shares ...int64) {
+		t.Helper()
+		testenv.WaitFor(t, what, func() bool {
+			for i, p := range targets {
+				if r.told.of(p.PID()) != shares[i] {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	want("each to have all, as long as nobody uses it", 1000, 1000, 1000)
+	r.use(targets[0].PID())
+	want("the one that uses memory to have all, and others to have what they would get", 1000, 500, 500)
+	r.use(targets[2].PID())
+	want("a half each", 500, 333, 500)
+	r.end()
+	if err := <-r.ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// A target that somebody else helps gets no helper. It shares the budget while it uses it.
+func TestBeside(t *testing.T) {
+	const name = "beside-target"
+	targets := startTargets(t, name, true, 2)
+	beside, other := targets[0].PID(), targets[1].PID()
+	r := startRun(t, newFinder(t, name), 3, beside)
+	r.use(other)
+	testenv.WaitFor(t, "all for the one that uses it", func() bool {
+		return r.told.of(other) == 1000 && r.told.of(beside) == 500
+	})
+	r.use(beside)
+	testenv.WaitFor(t, "a half each", func() bool { return r.told.of(other) == 500 && r.told.of(beside) == 500 })
+	r.end()
+	if err := <-r.ended; err != nil || r.helped != 1 {
+		t.Errorf("%v, %d were helped; want one", err, r.helped)
+	}
+}
+
+// A target that maps no model gives way to one that does, and is helped again when there is room.
+func TestGivesWay(t *testing.T) {
+	const parent, child = "way-parent", "way-child"
+	idle := startTargets(t, parent, false, 1)[0].PID()
+	r := startRun(t, newFinder(t, parent, child), 1, 0)
+	testenv.WaitFor(t, "the parent to be helped", func() bool { return r.hasBegun(parent, idle) })
+	target := startTargets(t, child, true, 1)[0]
+	testenv.WaitFor(t, "the child to be helped", func() bool { return r.hasBegun(child, target.PID()) })
+	if !strings.Contains(r.out.String(), fmt.Sprintf("summary %d\n", idle)) {
+		t.Errorf("the parent's helper wrote %q, want that it has ended", r.out.String())
+	}
+	target.End()
+	testenv.WaitFor(t, "the parent to be helped again", func() bool {
+		return strings.Count(r.said.String(), fmt.Sprintf("%d %s: begun\n", idle, parent)) == 2
+	})
+	r.end()
+	if err := <-r.ended; err != nil {
+		t.Error(err)
 	}
 }
 

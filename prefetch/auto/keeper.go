@@ -1,9 +1,14 @@
+// Package auto keeps a helper running for each process that computes with ggml, as they come and go.
+//
+// What a process maps only decides whether a helper is started for it. The helper checks everything, and gives up where
+// it is wrong.
 package auto
 
 // This file keeps helpers running, and divides memory among them.
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,23 +17,36 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"tensorcast/processes"
 )
 
 // Options of Run.
 type Options struct {
 	// Helper returns the command that helps a candidate. budget is its share in bytes, or 0 without a Budget. The
 	// command must end on SIGTERM, and when its target ends.
-	Helper func(c Candidate, budget int64) []string
-	// MaxHelpers is how many candidates are helped at once, at least 1. Others wait until one has ended.
+	Helper func(c processes.Candidate, budget int64) []string
+	// MaxHelpers is how many candidates are helped at once, at least 1. Others wait until one has ended. A target that
+	// maps no model, like a server that only starts others, gives way to one that does.
 	MaxHelpers int
-	// Budget is how many bytes all helpers may use together. It is divided evenly among them. 0 sets no bound.
+	// Budget is how many bytes all helpers may use together. 0 sets no bound. It is divided evenly among those that use
+	// memory now. Each other one is told what it would get if it began, and takes nothing of the others' until then.
 	Budget int64
+	// Using lists the targets whose helpers use memory now. It is asked where there is a Budget.
+	Using func(ctx context.Context) (map[int]bool, error)
 	// SetShare tells the helper of a target that its share is another one now.
 	SetShare func(ctx context.Context, target int, bytes int64) error
+	// Beside is a target that somebody else helps and who shares the Budget, too; 0: there is none.
+	Beside int
+	// Interval is how often it looks for processes and divides the budget; 0 means processes.Interval.
+	Interval time.Duration
+	// Skip says that no processes need be looked for now; nil: they always are.
+	Skip func() bool
 	// Out gets what a helper has written to standard output, as a whole, when the helper has ended. Err gets what
 	// helpers write to standard error, line by line. Each line begins with the helper's target, instead of the
 	// helper's name. Writes to Err do not overlap. A helper that fails says there why.
@@ -37,35 +55,40 @@ type Options struct {
 	NoPrefix bool
 	// OnChange is called when other candidates are helped than before, or others wait; nil: nobody asks. It must not
 	// change the slices, and may keep them.
-	OnChange func(helped, waiting []Candidate)
+	OnChange func(helped, waiting []processes.Candidate)
 	Log      *slog.Logger
 }
 
 // endTimeout is how long helpers have to end before they are killed.
 const endTimeout = 10 * time.Second
 
-// Run helps the candidates that f finds until ctx ends. Then it ends all helpers. The end of ctx is no error. Run
-// locks its goroutine to a thread: the kernel ends the helpers with that thread (PR_SET_PDEATHSIG), even if this
-// process is killed.
-func Run(ctx context.Context, f *Finder, o Options) error {
+// Run helps the candidates that f finds until ctx ends. Then it ends all helpers. The end of ctx is no error. helped
+// is how many helpers were started. Run locks its goroutine to a thread: the kernel ends the helpers with that thread
+// (PR_SET_PDEATHSIG), even if this process is killed.
+func Run(ctx context.Context, f *processes.Finder, o Options) (helped int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	k := &keeper{o: o, helpers: map[int]*helper{}, ended: make(chan *helper)}
-	tick := time.NewTicker(Interval)
+	if o.Beside != 0 {
+		k.beside = &member{share: o.Budget}
+	}
+	tick := time.NewTicker(cmp.Or(o.Interval, processes.Interval))
 	defer tick.Stop()
 	defer k.stopHelpers()
 	for {
-		found, err := f.FindNew(time.Now())
-		if err != nil {
-			return err
+		if o.Skip == nil || !o.Skip() {
+			found, err := f.FindNew(time.Now())
+			if err != nil {
+				return k.started, err
+			}
+			k.add(found)
 		}
-		k.waiting = append(k.waiting, found...)
 		k.startHelpers()
 		k.divideBudget(ctx)
 		k.tell()
 		select {
 		case <-ctx.Done():
-			return nil
+			return k.started, nil
 		case h := <-k.ended:
 			k.noteEnd(h)
 		case <-tick.C:
@@ -76,63 +99,119 @@ func Run(ctx context.Context, f *Finder, o Options) error {
 // keeper is the state of one Run.
 type keeper struct {
 	o       Options
-	waiting []Candidate
+	waiting []processes.Candidate
 	helpers map[int]*helper // by target
+	beside  *member         // nil: there is none
+	started int             // how many helpers were started
+	using   int             // how many of those that share the budget used memory, when it was divided last
 	ended   chan *helper
 	waits   sync.WaitGroup
 	mu      sync.Mutex // guards Options.Err
 
 	// What OnChange was told last, if it was told anything.
 	told                    bool
-	toldHelped, toldWaiting []Candidate
+	toldHelped, toldWaiting []processes.Candidate
+}
+
+// member shares the budget.
+type member struct {
+	share int64 // bytes, as it was told last
 }
 
 // helper is a command that helps.
 type helper struct {
-	Candidate
-	cmd    *exec.Cmd
-	out    bytes.Buffer
-	stderr *lineWriter
-	share  int64 // bytes, as it was told last
-	result error // of the command, when it has ended
+	processes.Candidate
+	member
+	cmd     *exec.Cmd
+	out     bytes.Buffer
+	stderr  *lineWriter
+	gaveWay bool  // it was ended so that another target is helped
+	result  error // of the command, when it has ended
 }
 
-// startHelpers starts helpers for candidates that wait, until there are Options.Most.
-func (k *keeper) startHelpers() {
-	for len(k.waiting) > 0 && len(k.helpers) < k.o.MaxHelpers {
-		c := k.waiting[0]
-		k.waiting = k.waiting[1:]
-		if errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) {
-			continue // it has ended while it waited
+// add notes candidates that were found. Of one that is helped, or waits, more is known now. One whose helper has ended
+// gets another.
+func (k *keeper) add(found []processes.Candidate) {
+	for _, c := range found {
+		i := slices.IndexFunc(k.waiting, func(w processes.Candidate) bool { return w.PID == c.PID })
+		switch h := k.helpers[c.PID]; {
+		case c.PID == k.o.Beside:
+		case h != nil && (h.GGML || !c.GGML):
+			h.Candidate = c
+		case i >= 0:
+			k.waiting[i] = c
+		default: // a helper that was started before there was ggml ends by itself
+			k.waiting = append(k.waiting, c)
 		}
-		h := &helper{Candidate: c, stderr: &lineWriter{to: k.o.Err, mu: &k.mu}}
-		if !k.o.NoPrefix {
-			h.stderr.prefix = fmt.Sprintf("%d %s: ", c.PID, c.Name)
-		}
-		if k.o.Budget > 0 {
-			h.share = k.o.Budget / int64(len(k.helpers)+1)
-		}
-		args := k.o.Helper(c, h.share)
-		h.stderr.usual = filepath.Base(args[0]) + ": "
-		h.cmd = exec.Command(args[0], args[1:]...)
-		h.cmd.Stdout, h.cmd.Stderr = &h.out, h.stderr
-		// The helper has a process group of its own: a terminal's signals reach only this process, which passes them on
-		// once.
-		h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-		if err := h.cmd.Start(); err != nil {
-			k.o.Log.Warn("cannot start a helper", "target", c.PID, "name", c.Name, "why", err)
-			continue
-		}
-		k.o.Log.Info("helping", "target", c.PID, "name", c.Name)
-		k.helpers[c.PID] = h
-		k.waits.Go(func() {
-			h.result = h.cmd.Wait()
-			k.ended <- h
-		})
 	}
-	if len(k.waiting) > 0 {
+	slices.SortStableFunc(k.waiting, processes.ModelsFirst)
+}
+
+// startHelpers starts helpers for candidates that wait, until there are Options.MaxHelpers.
+func (k *keeper) startHelpers() {
+	later := k.waiting[:0]
+	for _, c := range k.waiting {
+		switch {
+		case errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH): // it has ended while it waited
+		case k.helpers[c.PID] != nil:
+			later = append(later, c)
+		case len(k.helpers) >= k.o.MaxHelpers:
+			later = append(later, c)
+			if c.Model {
+				k.makeRoom()
+			}
+		default:
+			k.startHelper(c)
+		}
+	}
+	if k.waiting = later; len(k.waiting) > 0 {
 		k.o.Log.Debug("as many are helped as may be", "waiting", len(k.waiting))
 	}
+}
+
+func (k *keeper) startHelper(c processes.Candidate) {
+	h := &helper{Candidate: c, stderr: &lineWriter{to: k.o.Err, mu: &k.mu}}
+	if !k.o.NoPrefix {
+		h.stderr.prefix = fmt.Sprintf("%d %s: ", c.PID, c.Name)
+	}
+	h.share = k.o.Budget / int64(k.using+1)
+	args := k.o.Helper(c, h.share)
+	h.stderr.usual = filepath.Base(args[0]) + ": "
+	h.cmd = exec.Command(args[0], args[1:]...)
+	h.cmd.Stdout, h.cmd.Stderr = &h.out, h.stderr
+	// The helper has a process group of its own: a terminal's signals reach only this process, which passes them on
+	// once.
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if err := h.cmd.Start(); err != nil {
+		k.o.Log.Warn("cannot start a helper", "target", c.PID, "name", c.Name, "why", err)
+		return
+	}
+	k.o.Log.Info("helping", "target", c.PID, "name", c.Name)
+	k.helpers[c.PID] = h
+	k.started++
+	k.waits.Go(func() {
+		h.result = h.cmd.Wait()
+		k.ended <- h
+	})
+}
+
+// makeRoom ends a helper whose target maps no model, unless one is ending already.
+func (k *keeper) makeRoom() {
+	var idle *helper
+	for _, h := range k.helpers {
+		if h.gaveWay {
+			return
+		}
+		if !h.Model {
+			idle = h
+		}
+	}
+	if idle == nil {
+		return
+	}
+	k.o.Log.Debug("a target without a model gives way to one with a model", "target", idle.PID)
+	idle.gaveWay = true
+	_ = idle.cmd.Process.Signal(syscall.SIGTERM) // it fails if the helper has ended, which k.ended will say
 }
 
 // divideBudget tells helpers their shares where these have changed. A helper that has just begun cannot be told
@@ -142,16 +221,36 @@ func (k *keeper) divideBudget(ctx context.Context) {
 	if k.o.Budget <= 0 || len(k.helpers) == 0 {
 		return
 	}
-	want := k.o.Budget / int64(len(k.helpers))
-	for _, h := range k.helpers {
-		if h.share == want {
+	using, err := k.o.Using(ctx)
+	if err != nil {
+		k.o.Log.Debug("cannot ask every helper whether it uses memory", "why", err)
+	}
+	members := map[int]*member{}
+	for pid, h := range k.helpers {
+		members[pid] = &h.member
+	}
+	if k.beside != nil {
+		members[k.o.Beside] = k.beside
+	}
+	k.using = 0
+	for pid := range members {
+		if using[pid] {
+			k.using++
+		}
+	}
+	for pid, m := range members {
+		want := k.o.Budget / int64(k.using+1)
+		if using[pid] {
+			want = k.o.Budget / int64(k.using)
+		}
+		if m.share == want {
 			continue
 		}
-		if err := k.o.SetShare(ctx, h.PID, want); err != nil {
-			k.o.Log.Debug("cannot tell a helper its share", "target", h.PID, "why", err)
+		if err := k.o.SetShare(ctx, pid, want); err != nil {
+			k.o.Log.Debug("cannot tell a helper its share", "target", pid, "why", err)
 			continue
 		}
-		h.share = want
+		m.share = want
 	}
 }
 
@@ -161,6 +260,10 @@ func (k *keeper) noteEnd(h *helper) {
 	h.stderr.flush()
 	if _, err := k.o.Out.Write(h.out.Bytes()); err != nil {
 		k.o.Log.Warn("cannot write what a helper found", "target", h.PID, "why", err)
+	}
+	if h.gaveWay {
+		k.waiting = append(k.waiting, h.Candidate)
+		return
 	}
 	if failed := (*exec.ExitError)(nil); errors.As(h.result, &failed) && failed.Exited() {
 		k.o.Log.Debug("not helped any more", "target", h.PID, "name", h.Name, "why", h.result) // it has said why

@@ -5,6 +5,7 @@ package auto
 import (
 	"cmp"
 	"slices"
+	"tensorcast/processes"
 )
 
 // tell calls Options.OnChange if other candidates are helped, or wait, than when it was called last. It is called after
@@ -13,11 +14,11 @@ func (k *keeper) tell() {
 	if k.o.OnChange == nil {
 		return
 	}
-	helped := make([]Candidate, 0, len(k.helpers))
+	helped := make([]processes.Candidate, 0, len(k.helpers))
 	for _, h := range k.helpers {
 		helped = append(helped, h.Candidate)
 	}
-	slices.SortFunc(helped, func(a, b Candidate) int { return cmp.Compare(a.PID, b.PID) })
+	slices.SortFunc(helped, func(a, b processes.Candidate) int { return cmp.Compare(a.PID, b.PID) })
 	if k.told && slices.Equal(helped, k.toldHelped) && slices.Equal(k.waiting, k.toldWaiting) {
 		return
 	}

@@ -11,14 +11,13 @@ import (
 	"testing"
 
 	"tensorcast/internal/testenv"
+	"tensorcast/processes"
 )
 
 // Who is helped and who waits is told at the beginning, and when it changes.
 func TestTell(t *testing.T) {
-	f, err := NewFinder("tell-target")
-	if err != nil {
-		t.Fatal(err)
-	}
+	const name = "tell-target"
+	f := newFinder(t, name)
 	var mu sync.Mutex
 	var told []string
 	hasTold := func(what string) bool {
@@ -26,7 +25,7 @@ func TestTell(t *testing.T) {
 		defer mu.Unlock()
 		return len(told) > 0 && told[len(told)-1] == what
 	}
-	pids := func(all []Candidate) (list []int) {
+	pids := func(all []processes.Candidate) (list []int) {
 		for _, c := range all {
 			list = append(list, c.PID)
 		}
@@ -35,24 +34,26 @@ func TestTell(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ran := make(chan error)
 	go func() {
-		ran <- Run(ctx, f, Options{
+		_, err := Run(ctx, f, Options{
 			MaxHelpers: 1, Out: io.Discard, Err: io.Discard, Log: slog.New(slog.DiscardHandler),
-			Helper: func(c Candidate, _ int64) []string {
+			Helper: func(c processes.Candidate, _ int64) []string {
 				return []string{"sh", "-c", fmt.Sprintf("while kill -0 %d 2>/dev/null; do sleep 0.05; done", c.PID)}
 			},
-			OnChange: func(helped, waiting []Candidate) {
+			OnChange: func(helped, waiting []processes.Candidate) {
 				mu.Lock()
 				defer mu.Unlock()
 				told = append(told, fmt.Sprint(pids(helped), pids(waiting)))
 			},
 		})
+		ran <- err
 	}()
 	testenv.WaitFor(t, "nobody to be helped", func() bool { return hasTold("[] []") })
-	first, endFirst := startProcess(t, "tell-target", "libggml.so")
+	target := startTargets(t, name, true, 1)[0]
+	first := target.PID()
 	testenv.WaitFor(t, "the first to be helped", func() bool { return hasTold(fmt.Sprint([]int{first}, []int{})) })
-	second, _ := startProcess(t, "tell-target", "libggml.so")
+	second := startTargets(t, name, true, 1)[0].PID()
 	testenv.WaitFor(t, "the second to wait", func() bool { return hasTold(fmt.Sprint([]int{first}, []int{second})) })
-	endFirst()
+	target.End()
 	testenv.WaitFor(t, "the second to be helped", func() bool { return hasTold(fmt.Sprint([]int{second}, []int{})) })
 	cancel()
 	if err := <-ran; err != nil {

@@ -83,6 +83,9 @@ func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Optio
 // it runs: see Runs.
 func (t *Target) Help(ctx context.Context) (prefetch.Summary, error) { return t.server.run(ctx) }
 
+// PID is the process id of the command.
+func (t *Target) PID() int { return t.capture.PID() }
+
 // Runs says whether Help has let the command run. If not, Close ends it before its first instruction.
 func (t *Target) Runs() bool { return t.server.command.pending == nil }
 
