@@ -12,11 +12,13 @@ import (
 
 	"tensorcast/internal/testenv"
 	"tensorcast/processes"
+	"tensorcast/processes/processestest"
 )
 
 // Who is helped and who waits is told at the beginning, and when it changes.
 func TestTell(t *testing.T) {
 	const name = "tell-target"
+	processestest.Program(t, name, true) // skips the test where there is no compiler, before anything runs
 	f := newFinder(t, name)
 	var mu sync.Mutex
 	var told []string
