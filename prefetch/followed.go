@@ -239,8 +239,8 @@ func (f *followed) upkeep() error {
 	if f.readsOther() {
 		return f.giveUp("what is computed elsewhere has changed")
 	}
-	if f.memory.census.hasLostBorrowed() {
-		return f.giveUp("another control group keeps less of the model than before")
+	if why := f.memory.findChangeOfPayers(); why != "" {
+		return f.giveUp(why)
 	}
 	if err := f.levers.Poll(); err != nil {
 		return err

@@ -29,9 +29,11 @@ const (
 // memory is how much memory there is for the model.
 type memory struct {
 	*session
-	room    room.Room // without what is left free
-	checked time.Time
-	census  census
+	room     room.Room // without what is left free
+	checked  time.Time
+	census   census
+	ownGroup uint64 // that the target was in when it was found out what other groups pay for,
+	surveyed bool   // if that was done
 
 	short   string    // why memory was short when the kernel said so last,
 	shortAt time.Time // and when that was
@@ -107,17 +109,40 @@ func (m *memory) findBorrowed() error {
 	if err := m.census.count(m.session); err != nil {
 		return err
 	}
-	own, err := m.opts.Memory.OwnGroup()
+	now, err := m.opts.Memory.Room(room.InMemory{})
 	if err != nil {
 		return err
 	}
-	if err := m.census.findBorrowed(m.levers, own); err != nil {
+	m.ownGroup, m.surveyed = now.OwnGroup, true
+	if err := m.census.findBorrowed(m.levers, m.ownGroup); err != nil {
 		return err
+	}
+	if err := m.check(); err != nil {
+		return err
+	}
+	bounded := m.ownGroup != 0 && m.room.Level != room.LevelBudget // by a control group, perhaps
+	if bounded && m.census.isAllResident() && m.room.Bytes < m.census.total {
+		m.census.borrowAll()
+		if err := m.check(); err != nil {
+			return err
+		}
 	}
 	if bytes := m.census.borrowedBytes; bytes > 0 {
 		m.log.Info("another control group pays for a part of the model in memory: it is left as it is", "bytes", bytes)
 	}
-	return m.check()
+	return nil
+}
+
+// findChangeOfPayers says why it is to be found out again who pays for what of the model; "" if it need not be.
+func (m *memory) findChangeOfPayers() (why string) {
+	switch {
+	case !m.surveyed:
+	case m.room.OwnGroup != m.ownGroup:
+		return "the target was moved to another control group"
+	case m.census.hasLostBorrowed():
+		return "another control group keeps less of the model than before"
+	}
+	return ""
 }
 
 // noteLoss notes that the kernel took bytes of what is kept. If somebody has the memory now, the room says

@@ -153,9 +153,10 @@ func (p *standBackPhase) lookAtMaps() (why string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if why := s.memory.findChangeOfPayers(); why != "" {
+		return why, nil
+	}
 	switch mapped := m.Size(); {
-	case s.memory.census.hasLostBorrowed():
-		return "another control group keeps less of the model than before", nil
 	case mapped > stood.mapped, mapped < stood.mapped && !stood.early:
 		return "the target maps other models", nil
 	case stood.Reason == Fits && s.memory.room.Bytes < stood.Bytes:

@@ -74,6 +74,28 @@ func (c *census) findBorrowed(levers pages.Accountant, own uint64) error {
 	return nil
 }
 
+// isAllResident says whether all of the model is in memory.
+func (c *census) isAllResident() bool {
+	for i, r := range c.pieces {
+		if c.bytes[i] < r.Length {
+			return false
+		}
+	}
+	return len(c.pieces) > 0
+}
+
+// borrowAll takes all of the model to be borrowed. If all of it is in memory, and the target's group has no room for
+// that, others pay for some of it at least, though the kernel may not tell. Nothing can be better than that.
+func (c *census) borrowAll() {
+	for i, r := range c.pieces {
+		if !c.borrowed[i] {
+			c.borrowed[i] = true
+			c.borrowedBytes += r.Length
+		}
+	}
+	c.total = 0
+}
+
 // isBorrowed says whether another group pays for all of a range.
 func (c *census) isBorrowed(r pages.Range) bool { return len(c.cutOwn(r)) == 0 }
 

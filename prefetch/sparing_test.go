@@ -5,6 +5,7 @@ package prefetch_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/pages"
@@ -63,6 +64,24 @@ func TestBorrowedWhole(t *testing.T) {
 	}
 }
 
+// If the kernel does not tell who pays, a model that is in memory as a whole is left as it is, too, if the target's own
+// group could not hold it.
+func TestBorrowedUnknown(t *testing.T) {
+	for name, limit := range map[string]float64{"no room": 0.4, "room": 1.5} {
+		r := newRig(t, limit, prefetch.Options{}, nil)
+		r.HidePayers = true
+		if limit < 1 {
+			r.CacheBorrowed(wholeFile(r))
+		}
+		_, err := r.Run(1, r.cycle, 10)
+		var stood *prefetch.StandBack
+		if !errors.As(err, &stood) || stood.Reason != prefetch.Fits || stood.Borrowed > 0 != (limit < 1) {
+			t.Errorf("%s: %v, want a stand back (%v), because of what is borrowed where there is no room",
+				name, err, prefetch.Fits)
+		}
+	}
+}
+
 // If another group pays for a part of a model, that part stays in memory, and the rest is helped with all the room of
 // the target's own group.
 func TestBorrowedPart(t *testing.T) {
@@ -94,6 +113,28 @@ func TestBorrowedPart(t *testing.T) {
 	}
 	if left := countResident(t, r, pages.Range{Length: half.Length / 2}); left < half.Length/2 {
 		t.Errorf("%d bytes of what the other group still pays for are in memory, want all %d", left, half.Length/2)
+	}
+}
+
+// When a target is moved to another group, it is found out anew who pays for what: here another group for half of the
+// model, which did not matter before.
+func TestMovedToAnotherGroup(t *testing.T) {
+	r := newRig(t, 0.4, prefetch.Options{}, nil)
+	half := pages.Range{Length: r.cycle.Bytes() / 2 &^ (8*mib - 1)}
+	r.Group = 0 // it has no limit
+	r.CacheBorrowed(half)
+	r.run(1)
+	if err := r.Sleep(2 * time.Millisecond); err != nil { // until that was learned from
+		t.Fatal(err)
+	}
+	r.Group = 7
+	r.run(40)
+	rest := r.cycle.Bytes() - half.Length
+	if s := r.Status(); s.Activity != prefetch.Helping || s.PerToken > rest+2*mib {
+		t.Errorf("%+v, want %s, for the %d bytes that the other group does not keep", s, prefetch.Helping, rest)
+	}
+	if got := r.Summary().Learned; got != 2 {
+		t.Errorf("learned %d times, want twice", got)
 	}
 }
 

@@ -11,7 +11,8 @@ type page struct {
 	mapped     bool  // the target has it in its page tables
 	locked     bool
 	active     bool
-	borrowed   bool // another control group pays for it: it is in no list, and does not count
+	payer      uint64 // the control group of the machine when it was read
+	borrowed   bool   // another control group pays for it: it is in no list, and does not count
 	prev, next *page
 }
 

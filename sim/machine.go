@@ -65,25 +65,27 @@ type Token struct {
 
 // Machine is a running simulation. Make it with New.
 type Machine struct {
-	Batch  int32 // tokens of each decode from now on; 0 means 1
-	Warmup bool  // decodes from now on belong to the warm-up
-	cfg    Config
-	cache  cache
-	disk   disk
-	helper Helper
-	now    int64 // the target's time, ns
-	tick   int64 // when the helper is called next, ns
-	doing  int64 // the helper's time, ns, which is ahead of now while the helper waits or works
-	base   uint64
-	queued []event.Event
-	told   map[int]bool // files for which FileSeen was sent
-	shared map[int]bool // files that another process maps
-	decode uint32
-	layer  int     // the layer whose experts were chosen last in this token; -1: none yet
-	chosen []int32 // the experts of that layer
-	token  Token
-	timers []timer
-	err    error
+	Batch      int32  // tokens of each decode from now on; 0 means 1
+	Warmup     bool   // decodes from now on belong to the warm-up
+	Group      uint64 // the control group of target and helper; what is read from now on is charged to it
+	HidePayers bool   // PayingGroup tells nothing
+	cfg        Config
+	cache      cache
+	disk       disk
+	helper     Helper
+	now        int64 // the target's time, ns
+	tick       int64 // when the helper is called next, ns
+	doing      int64 // the helper's time, ns, which is ahead of now while the helper waits or works
+	base       uint64
+	queued     []event.Event
+	told       map[int]bool // files for which FileSeen was sent
+	shared     map[int]bool // files that another process maps
+	decode     uint32
+	layer      int     // the layer whose experts were chosen last in this token; -1: none yet
+	chosen     []int32 // the experts of that layer
+	token      Token
+	timers     []timer
+	err        error
 }
 
 type timer struct {
@@ -106,7 +108,7 @@ func New(cfg Config) *Machine {
 		cfg.Tick = time.Millisecond
 	}
 	cfg.Readahead = max(cfg.Readahead, cfg.Page)
-	m := &Machine{cfg: cfg, base: 0x7f0000000000, told: map[int]bool{}, shared: map[int]bool{}}
+	m := &Machine{cfg: cfg, Group: 1, base: 0x7f0000000000, told: map[int]bool{}, shared: map[int]bool{}}
 	m.cache.init(&cfg)
 	m.disk = disk{bandwidth: cfg.Bandwidth, latency: int64(cfg.Latency)}
 	return m
@@ -334,6 +336,7 @@ func (m *Machine) load(file int, from, to, now int64) (bytes int64) {
 	ready := m.disk.read(now, bytes)
 	for _, p := range absent {
 		m.cache.insert(p, ready, now)
+		p.payer = m.Group
 	}
 	return bytes
 }

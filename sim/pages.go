@@ -26,17 +26,14 @@ type Memory struct {
 
 // Room implements room.Memory.
 func (r *Memory) Room(room.InMemory) (room.Room, error) {
-	return room.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
+	return room.Room{
+		Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit,
+		OwnGroup: r.m.Group,
+	}, nil
 }
 
-// OwnGroup implements room.Memory.
-func (r *Memory) OwnGroup() (uint64, error) { return ownGroup, nil }
-
-// The control groups of the machine.
-const (
-	ownGroup   = 1 // of the target and its helper
-	otherGroup = 2 // see Machine.CacheBorrowed
-)
+// otherGroup is the control group of Machine.CacheBorrowed.
+const otherGroup = 2
 
 // PollChange implements room.Memory.
 func (r *Memory) PollChange() room.Change {
@@ -253,14 +250,14 @@ func (p *Pages) IsTouched(r pages.Range) (touched bool, err error) {
 func (p *Pages) PayingGroup(r pages.Range) (group uint64, err error) {
 	mixed := false
 	p.each(r, func(pg *page) {
-		payer := uint64(ownGroup)
+		payer := pg.payer
 		if pg.borrowed {
 			payer = otherGroup
 		}
 		mixed = mixed || !pg.present || group != 0 && group != payer
 		group = payer
 	})
-	if mixed {
+	if mixed || p.m.HidePayers {
 		return 0, nil
 	}
 	return group, nil

@@ -42,6 +42,9 @@ type Room struct {
 	// Lockable is how many of these bytes may be locked, so that enough that can be reclaimed remains at each
 	// level: see defaultReserve. It is never negative.
 	Lockable int64
+	// OwnGroup is the control group that the target's memory is charged to, by the inode of its directory. It is 0
+	// where no control group has a limit: then it makes no difference who pays for a page.
+	OwnGroup uint64
 }
 
 // LevelHost is Room.Level where the host's memory bounds the room.
@@ -75,9 +78,6 @@ type InMemory struct {
 type Memory interface {
 	// Room says how much room there is now for a model.
 	Room(model InMemory) (Room, error)
-	// OwnGroup is the control group that the target's memory is charged to, by the inode of its directory. It is 0
-	// where no control group has a limit: then it makes no difference who pays for a page.
-	OwnGroup() (inode uint64, err error)
 	// PollChange says, at little cost, whether to ask for the room at once, and why memory is short.
 	PollChange() Change
 }

@@ -367,16 +367,13 @@ func (m *ProcessMemory) Room(model InMemory) (Room, error) {
 	if m.hidden && !m.opts.TrustHost {
 		return Room{Level: LevelHidden}, nil
 	}
-	return u.room(model), nil
-}
-
-// OwnGroup implements Memory.
-func (m *ProcessMemory) OwnGroup() (inode uint64, err error) {
-	var u bounds
-	if err := m.askLevels(&u); err != nil || len(u.levels) == 0 {
-		return 0, err
+	r := u.room(model)
+	if len(u.levels) > 0 {
+		if r.OwnGroup, err = m.group.Inode(); err != nil {
+			m.opts.Log.Debug("the target's memory cgroup has gone", "error", err) // the next look finds another one
+		}
 	}
-	return m.group.Inode()
+	return r, nil
 }
 
 // askLevels reads the levels into u. If the group is gone, the target is in another one.
