@@ -40,6 +40,9 @@ type File struct {
 	Device    string `json:"device"`
 	ReadAhead int64  `json:"read_ahead"` // of that device, as files that are opened now get it; -1 if not known
 	PageOut   bool   `json:"page_out"`   // this process may page out what others map of it
+	// Closed says that the process has no descriptor of it any more: what its faults read around themselves cannot be
+	// changed from outside then.
+	Closed bool `json:"closed"`
 	// Changed says that the file at Path is not the one that the process maps, or is no complete
 	// GGUF file any more. Then only Path is set.
 	Changed bool `json:"changed"`
@@ -163,6 +166,7 @@ func (e *Examiner) openModels(sp *space) (all []*model) {
 		if err != nil {
 			m = &model{file: File{Path: c.first.Path, Changed: true}}
 		}
+		m.file.Closed = sp.open != nil && !sp.open[c.first.Path]
 		if m.gguf != nil {
 			left -= m.gguf.DataOffset
 		}

@@ -406,7 +406,27 @@ func TestJudgeExperts(t *testing.T) {
 		blocks, notes []Reason
 		keep, experts int64
 	}{
-		"both":             {holding(nil, trunk, experts), nil, []Reason{RoutedExperts}, 10, 490},
+		"both": {holding(nil, trunk, experts), nil, []Reason{RoutedExperts}, 10, 490},
+		"another group pays for all of it": {
+			holding(func(h *Holding) {
+				for i := range h.Files {
+					h.Files[i].Size, h.Files[i].Resident = 1000, 1000
+				}
+			}, trunk, experts),
+			[]Reason{Fits}, []Reason{RoutedExperts}, 10, 490,
+		},
+		"closed, with a large readahead": {
+			holding(func(h *Holding) { h.Files[1].Closed, h.Files[1].ReadAhead = true, 8<<20 }, trunk, experts),
+			nil, []Reason{RoutedExperts, Readahead}, 10, 490,
+		},
+		"closed, with a small readahead": {
+			holding(func(h *Holding) { h.Files[1].Closed, h.Files[1].ReadAhead = true, 128<<10 }, trunk, experts),
+			nil, []Reason{RoutedExperts}, 10, 490,
+		},
+		"open, with a large readahead": {
+			holding(func(h *Holding) { h.Files[1].ReadAhead = 8 << 20 }, trunk, experts),
+			nil, []Reason{RoutedExperts}, 10, 490,
+		},
 		"experts on tmpfs": {holding(nil, trunk, elsewhere), []Reason{InMemory}, nil, 10, 0},
 		"trunk on a GPU": {
 			holding(func(h *Holding) {

@@ -177,7 +177,7 @@ func (e *Examiner) examine(ctx context.Context, opts Options) (*Holding, error) 
 		return nil, err
 	}
 	h.Devices, h.Backends = space.devices, space.backends
-	if err := e.sys.addOpenDevices(e.pid, h); err != nil {
+	if err := e.sys.addOpenFiles(e.pid, space, h); err != nil {
 		return nil, err
 	}
 	models := e.findModels(space, h)
@@ -258,9 +258,9 @@ func clampBytes(n uint64) int64 { return int64(min(n, maxBytes)) }
 // maxOpenFiles bounds how many of a process's descriptors are looked at.
 const maxOpenFiles = 4096
 
-// addOpenDevices adds the GPUs that a process has open. If its descriptors may not be looked at,
-// only those that it maps are known.
-func (s system) addOpenDevices(pid int, h *Holding) error {
+// addOpenFiles notes which files a process has open, and adds the GPUs among them. If its descriptors may not be looked
+// at, only those that it maps are known.
+func (s system) addOpenFiles(pid int, sp *space, h *Holding) error {
 	dir, err := os.Open(s.path(pid, "fd"))
 	if errors.Is(err, fs.ErrPermission) {
 		return nil
@@ -276,9 +276,11 @@ func (s system) addOpenDevices(pid int, h *Holding) error {
 		}
 		return err
 	}
+	sp.open = map[string]bool{}
 	for _, name := range names {
 		if to, err := os.Readlink(s.path(pid, "fd/"+name)); err == nil { // else it has been closed
 			h.Devices = addDevice(h.Devices, to)
+			sp.open[to] = true
 		}
 	}
 	return nil

@@ -37,6 +37,7 @@ const (
 	OtherPrefetcher Reason = "other prefetcher"
 	FileChanged     Reason = "file changed"
 	Network         Reason = "network"
+	Readahead       Reason = "readahead"
 )
 
 // Finding is a reason that holds.
@@ -104,9 +105,13 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 	if room >= 0 {
 		v.Keep = min(room, v.PerToken) // that comes first
 		v.Experts = min(room-v.Keep, v.Routed)
-		if helpable && room >= all {
+		switch {
+		case helpable && room >= all:
 			j.add(true, Fits, "all %s that tokens read of the model fit in memory, where there is room for %s",
 				formatBytes(all), formatBytes(room))
+		case helpable && h.isAllResident():
+			j.add(true, Fits, "all of the model is in memory already, though there is room for %s only: another control "+
+				"group has read it, and pays for it; ask again if that group gives it up", formatBytes(room))
 		}
 	}
 	v.Helps = len(v.Findings) == 0 && helpable
@@ -115,6 +120,16 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 	}
 	v.Findings = append(v.Findings, j.notes...)
 	return *v
+}
+
+// isAllResident reports whether all files of the model are in memory as a whole.
+func (h *Holding) isAllResident() bool {
+	for i := range h.Files {
+		if f := &h.Files[i]; f.Changed || f.Size == 0 || f.Resident < f.Size {
+			return false
+		}
+	}
+	return len(h.Files) > 0
 }
 
 // judge is the state of Judge.
@@ -228,6 +243,25 @@ func (j *judge) addExperts() {
 			"%s of the weights belong to routed experts: those that a router chooses are read as soon as it has, "+
 				"and kept as far as there is room",
 			formatBytes(j.v.Routed))
+		j.addReadahead()
+	}
+}
+
+// largeReadahead is the readahead of a device, in bytes, from which faults of a process read many experts that nobody
+// has asked for.
+const largeReadahead = 1 << 20
+
+// addReadahead adds that faults of the process read much around themselves, and that it is too late to change that.
+func (j *judge) addReadahead() {
+	for i := range j.Files {
+		if f := &j.Files[i]; f.Routed > 0 && f.Closed && f.ReadAhead >= largeReadahead {
+			j.add(false, Readahead,
+				"each fault of the process reads up to %s around itself, mostly experts that nobody asked for, and it has "+
+					"closed the file, so that this cannot be changed any more: tokens are faster if prefetchd begins before "+
+					"the model is loaded (--wait or --exec), or with --readahead inject",
+				formatBytes(2*f.ReadAhead))
+			return
+		}
 	}
 }
 

@@ -36,6 +36,7 @@ type area struct {
 
 // space is a process's address space.
 type space struct {
+	open     map[string]bool         // paths of files that the process has open, as the kernel has them; nil: not known
 	areas    []area                  // by address
 	files    map[proc.FileID]*mapped // those that may be models
 	devices  []string
