@@ -81,5 +81,5 @@ func checkMachine(quick bool, log *slog.Logger) error {
 	case 1:
 		return fmt.Errorf("nobody can be helped here: %w", missing[0])
 	}
-	return errors.Join(append([]error{errors.New("nobody can be helped here:")}, missing...)...)
+	return errors.Join(append([]error{errors.New("nobody can be helped here, because")}, missing...)...)
 }

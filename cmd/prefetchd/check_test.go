@@ -34,7 +34,7 @@ func TestCheckedBeforeWaiting(t *testing.T) {
 		"no paging out": {without("-sys_nice"), []string{
 			"prefetchd: nobody can be helped here: this process lacks CAP_SYS_NICE: run this as root (sudo), "}},
 		"neither": {without("-bpf,-sys_admin,-sys_nice"), []string{
-			"prefetchd: nobody can be helped here:\n",
+			"prefetchd: nobody can be helped here, because\n",
 			"this process lacks CAP_BPF: ", "this process lacks CAP_SYS_NICE: "}},
 		"user namespace": {[]string{"unshare", "--user", "--map-root-user"}, []string{
 			"prefetchd: nobody can be helped here: this process is in a user namespace "}},
