@@ -407,14 +407,6 @@ func TestJudgeExperts(t *testing.T) {
 		keep, experts int64
 	}{
 		"both": {holding(nil, trunk, experts), nil, []Reason{RoutedExperts}, 10, 490},
-		"another group pays for all of it": {
-			holding(func(h *Holding) {
-				for i := range h.Files {
-					h.Files[i].Size, h.Files[i].Resident = 1000, 1000
-				}
-			}, trunk, experts),
-			[]Reason{Fits}, []Reason{RoutedExperts}, 10, 490,
-		},
 		"closed, with a large readahead": {
 			holding(func(h *Holding) { h.Files[1].Closed, h.Files[1].ReadAhead = true, 8<<20 }, trunk, experts),
 			nil, []Reason{RoutedExperts, Readahead}, 10, 490,
@@ -447,6 +439,19 @@ func TestJudgeExperts(t *testing.T) {
 			v.Helps != (tc.blocks == nil) || v.Keep != tc.keep || v.Experts != tc.experts {
 			t.Errorf("%s: %s\n%+v", name, v.Line(), v)
 		}
+	}
+	// What is in memory beyond the room of the process's own group is paid for by others.
+	shared := holding(func(h *Holding) {
+		for i := range h.Files {
+			h.Files[i].Size, h.Files[i].Resident = 1000, 1000
+		}
+	}, trunk, experts)
+	if v := shared.JudgeInGroup(500, false); v.Helps || !slices.Equal(reasonsOf(v, true), []Reason{Fits}) {
+		t.Errorf("another group pays: %+v, want that nothing is to be won (%v)", v, Fits)
+	}
+	shared.Files[1].Resident--
+	if v := shared.JudgeInGroup(500, false); !v.Helps {
+		t.Errorf("another group pays for a part: %+v, want that it helps", v)
 	}
 	h := Holding{Weights: Weights{Mapped: 500, Device: 500}, Routed: 500} // experts are read from the file
 	if m := h.decideMode(); m != ModePartly {

@@ -105,13 +105,9 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 	if room >= 0 {
 		v.Keep = min(room, v.PerToken) // that comes first
 		v.Experts = min(room-v.Keep, v.Routed)
-		switch {
-		case helpable && room >= all:
+		if helpable && room >= all {
 			j.add(true, Fits, "all %s that tokens read of the model fit in memory, where there is room for %s",
 				formatBytes(all), formatBytes(room))
-		case helpable && h.isAllResident():
-			j.add(true, Fits, "all of the model is in memory already, though there is room for %s only: another control "+
-				"group has read it, and pays for it; ask again if that group gives it up", formatBytes(room))
 		}
 	}
 	v.Helps = len(v.Findings) == 0 && helpable
@@ -120,6 +116,19 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 	}
 	v.Findings = append(v.Findings, j.notes...)
 	return *v
+}
+
+// JudgeInGroup is Judge for a process whose control group, or one above it, bounds the room. What is in memory beyond
+// the room is paid for by other groups then.
+func (h *Holding) JudgeInGroup(room int64, claimed bool) Verdict {
+	v := h.Judge(room, claimed)
+	if v.Helps && h.isAllResident() {
+		v.Helps = false
+		v.Findings = slices.Insert(v.Findings, 0, Finding{Reason: Fits, Blocks: true, Text: fmt.Sprintf(
+			"all of the model is in memory already, though there is room for %s only: another control group has "+
+				"read it, and pays for it; ask again if that group gives it up", formatBytes(room))})
+	}
+	return v
 }
 
 // isAllResident reports whether all files of the model are in memory as a whole.

@@ -180,13 +180,17 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	if d.Claimed, err = room.IsClaimed(target); err != nil {
 		return nil, err
 	}
-	bytes := int64(-1)
-	if free, err := roomOf(pid, d.Holding); err != nil {
+	switch free, err := roomOf(pid, d.Holding); {
+	case err != nil:
 		d.NoRoom = err.Error()
-	} else {
-		d.Room, bytes = &free, plan.Keepable(free)
+		d.Verdict = d.Holding.Judge(-1, d.Claimed)
+	case free.OwnGroup != 0 && free.Level != room.LevelHost:
+		d.Room = &free
+		d.Verdict = d.Holding.JudgeInGroup(plan.Keepable(free), d.Claimed)
+	default:
+		d.Room = &free
+		d.Verdict = d.Holding.Judge(plan.Keepable(free), d.Claimed)
 	}
-	d.Verdict = d.Holding.Judge(bytes, d.Claimed)
 	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps
 	if d.Means, err = tryRequirements(target); err != nil {
 		return nil, err
