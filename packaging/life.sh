@@ -105,7 +105,7 @@ echo "$helped tokens per second, $(awk -v a="$plain" -v b="$helped" 'BEGIN {prin
 
 step "the server ends, the service goes on"
 systemctl stop server
-until_true 20 "status without a target" sh -c 'prefetchd status | grep "^no prefetchd"'
+until_true 20 "status without a target" sh -c 'prefetchd status | grep "waiting for processes that compute with ggml"'
 systemctl is-active tensorcast-prefetchd
 [ "$(systemctl show --property=NRestarts --value tensorcast-prefetchd)" = 0 ] || fail "the service was started again"
 systemctl disable --now tensorcast-prefetchd 2>&1
