@@ -121,7 +121,7 @@ func (m *memory) findBorrowed() error {
 		return err
 	}
 	bounded := m.ownGroup != 0 && m.room.Level != room.LevelBudget // by a control group, perhaps
-	if bounded && m.census.isAllResident() && m.room.Bytes < m.census.total {
+	if bounded && m.census.isAllResident() && m.census.total > m.room.Limit {
 		m.census.borrowAll()
 		if err := m.check(); err != nil {
 			return err
