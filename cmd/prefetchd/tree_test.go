@@ -126,7 +126,7 @@ func TestHelpsChildren(t *testing.T) {
 			if err := h.Wait(); err != nil {
 				t.Errorf("%v: %s", err, stderr.String())
 			}
-			if text := stderr.String(); !strings.Contains(text, fmt.Sprintf("msg=helping target=%d ", child)) ||
+			if text := stderr.String(); !strings.Contains(text, fmt.Sprintf("%d llamarun: ", child)) ||
 				strings.Contains(text, "nothing was learned") {
 				t.Errorf("it wrote\n%s\nwant that %d is helped", text, child)
 			}
