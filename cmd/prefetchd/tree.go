@@ -98,7 +98,7 @@ func waitForName(cmd *cobra.Command, o *options, name string) (pid int, err erro
 	defer func() { err = errors.Join(err, search.close()) }()
 	c, err := finder.Wait(cmd.Context())
 	if errors.Is(err, processes.ErrNone) {
-		return 0, fmt.Errorf("%w before a process named %s came", context.Cause(cmd.Context()), name)
+		return 0, fmt.Errorf("%v before a process named %s came", context.Cause(cmd.Context()), name)
 	} else if err != nil {
 		return 0, fmt.Errorf("wait for %s: %w", name, err)
 	}
