@@ -11,25 +11,28 @@ import (
 
 // evictCopied pages out what is in memory of weights of the target's models with these names. It returns how many
 // bytes that freed. Weights that the target reads in their file, too, stay (of an embedding it may have copied only
-// what it multiplies with), and so do parts for which another control group pays. reads may be nil.
+// what it multiplies with), and so do parts for which another control group pays. A name that several files have says
+// nothing: a draft model may read its own weight where the large model reads a copy. reads may be nil.
 func (s *session) evictCopied(names map[string]bool, reads *pattern.Cycle) (freed int64, err error) {
 	m, err := s.models()
 	if err != nil || len(names) == 0 {
 		return 0, err
 	}
-	type start struct {
-		file   int
-		offset int64
-	}
-	isRead := map[start]bool{}
+	isRead := map[pages.Range]bool{} // by where a weight begins
 	if reads != nil {
 		for i := range reads.Reads {
-			isRead[start{reads.Reads[i].File, reads.Reads[i].Offset}] = true
+			isRead[pages.Range{File: reads.Reads[i].File, Offset: reads.Reads[i].Offset}] = true
+		}
+	}
+	files := map[string]int{} // by name: how many have such a weight
+	for _, part := range m.Parts {
+		for i := range part.Tensors {
+			files[part.Tensors[i].Name]++
 		}
 	}
 	for i, part := range m.Parts {
 		at := m.Mapped[i]
-		if part == nil || at.Base == 0 {
+		if at.Base == 0 {
 			continue
 		}
 		file, err := s.openFile(at.Path, at.ID)
@@ -39,7 +42,7 @@ func (s *session) evictCopied(names map[string]bool, reads *pattern.Cycle) (free
 		s.levers.Map(file, at.Base)
 		for j := range part.Tensors {
 			t := &part.Tensors[j]
-			if !names[t.Name] || isRead[start{file, t.Offset}] {
+			if !names[t.Name] || files[t.Name] > 1 || isRead[pages.Range{File: file, Offset: t.Offset}] {
 				continue
 			}
 			n, err := s.evictWhole(pages.Range{File: file, Offset: t.Offset, Length: t.Size})

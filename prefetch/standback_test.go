@@ -255,15 +255,20 @@ func TestOutside(t *testing.T) {
 func TestCopiedWeightsAreFreed(t *testing.T) {
 	part := &gguf.File{Tensors: []gguf.Tensor{
 		{Name: "copied", Offset: 0, Size: 100 * mib}, {Name: "both", Offset: 100 * mib, Size: 20 * mib},
-		{Name: "other", Offset: 120 * mib, Size: 20 * mib},
+		{Name: "other", Offset: 120 * mib, Size: 20 * mib}, {Name: "shared", Offset: 140 * mib, Size: 20 * mib},
 	}}
+	// A draft model reads its own weight of that name in its file.
+	draft := &gguf.File{Tensors: []gguf.Tensor{{Name: "shared", Offset: 0, Size: mib}}}
 	var r *rig
 	var opts prefetch.Options
 	opts.Target.Models = func() (models.Model, error) {
 		return models.Model{
-			Files:  []pattern.CycleFile{{Size: r.cycle.Bytes()}},
-			Mapped: []models.Mapped{{Path: r.Path(0), ID: sim.FileID(0), Base: r.Base(0)}},
-			Parts:  []*gguf.File{part},
+			Files: []pattern.CycleFile{{Size: r.cycle.Bytes()}, {Size: r.another.Bytes()}},
+			Mapped: []models.Mapped{
+				{Path: r.Path(0), ID: sim.FileID(0), Base: r.Base(0)},
+				{Path: r.Path(1), ID: sim.FileID(1), Base: r.Base(1)},
+			},
+			Parts: []*gguf.File{part, draft},
 		}, nil
 	}
 	r = newRig(t, 2, opts, nil)
@@ -288,7 +293,9 @@ func TestCopiedWeightsAreFreed(t *testing.T) {
 		const all = 100 * mib
 		return event.Source{Name: name, NE: [4]int64{all / 4, 1, 1, 1}, NB: [4]int64{4, all, all, all}}
 	}
-	copied := &event.Op{TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{weight("copied"), weight("both")}}
+	copied := &event.Op{TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{
+		weight("copied"), weight("both"), weight("shared"),
+	}}
 	for _, e := range []event.Event{
 		event.FileSeen{PID: 1, File: sim.FileID(0), ID: sim.FileID(0), Path: r.Path(0)},
 		event.DecodeBegin{TID: 1, Context: 1, Decode: 1, Tokens: 1}, op, copied, event.DecodeEnd{TID: 1, Decode: 1},
@@ -302,7 +309,7 @@ func TestCopiedWeightsAreFreed(t *testing.T) {
 	if got := r.Summary().Copied; got != 100*mib {
 		t.Errorf("the summary tells of %d bytes, want %d", got, 100*mib)
 	}
-	for at, want := range map[int64]int64{0: 0, 100 * mib: 20 * mib, 120 * mib: 20 * mib} {
+	for at, want := range map[int64]int64{0: 0, 100 * mib: 20 * mib, 120 * mib: 20 * mib, 140 * mib: 20 * mib} {
 		got, err := r.pages.ResidentBytes(pages.Range{File: file, Offset: at, Length: 20 * mib})
 		if got != want || err != nil {
 			t.Errorf("%d bytes at %d are in memory, %v; want %d", got, at, err, want)
