@@ -5,13 +5,11 @@ package pressure
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -157,10 +155,8 @@ func populate(ctx context.Context, mapping []byte) error {
 	return nil
 }
 
-// Bits of /proc/PID/pagemap and /proc/kpageflags (Documentation/admin-guide/mm/pagemap.rst).
+// Bits of /proc/kpageflags (Documentation/admin-guide/mm/pagemap.rst).
 const (
-	pagePresent  = 1 << 63
-	pageNumber   = 1<<55 - 1
 	compoundHead = 1 << 15
 	compoundTail = 1 << 16
 )
@@ -176,40 +172,26 @@ const sampleEvery = 16
 // sample of its pages. All pages must be mapped. It takes CAP_SYS_ADMIN (page numbers) and a kernel
 // with CONFIG_PROC_PAGE_MONITOR.
 func shareOfFolios(mapping []byte) (large, huge float64, err error) {
-	pagemap, err := os.Open("/proc/self/pagemap")
-	if err != nil {
-		return 0, 0, err
-	}
-	defer pagemap.Close()
-	flags, err := os.Open("/proc/kpageflags")
+	frames, err := pagecache.OpenFrames("/proc/kpageflags")
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, errors.New("the kernel has no /proc/kpageflags")
 	}
 	if err != nil {
 		return 0, 0, err
 	}
-	defer flags.Close()
-	word := func(f *os.File, index uint64) (uint64, error) {
-		var b [8]byte
-		_, err := f.ReadAt(b[:], int64(index*8))
-		return binary.NativeEndian.Uint64(b[:]), err
-	}
+	defer frames.Close()
 	page := uint64(os.Getpagesize())
 	hugePages := hugeBytes / page
-	first := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mapping)))) / page
 	var seen, inLarge, inHuge int
 	for i := uint64(0); i*page < uint64(len(mapping)); i += sampleEvery {
-		entry, err := word(pagemap, first+i)
+		frame, err := frames.Of(mapping[i*page:])
 		if err != nil {
 			return 0, 0, err
 		}
-		if entry&pagePresent == 0 {
+		if frame == 0 {
 			continue // reclaimed since
 		}
-		if entry&pageNumber == 0 {
-			return 0, 0, errors.New("the kernel hides page numbers here (CAP_SYS_ADMIN)")
-		}
-		flag, err := word(flags, entry&pageNumber)
+		flag, err := frames.About(frame)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -221,7 +203,7 @@ func shareOfFolios(mapping []byte) (large, huge float64, err error) {
 		// Folios are aligned to their size. So a folio that goes on beyond the middle of an aligned
 		// range is as large as that range, or larger. (The bit for transparent huge pages, THP, is
 		// set for large folios of any size.)
-		middle, err := word(flags, entry&pageNumber&^(hugePages-1)+hugePages/2)
+		middle, err := frames.About(frame&^(hugePages-1) + hugePages/2)
 		if err != nil {
 			return 0, 0, err
 		}

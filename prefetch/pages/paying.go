@@ -1,37 +1,27 @@
 package pages
 
 // This file finds out which control group pays for pages of the page cache. A page is charged to the group of the
-// process that read it first, and stays so for as long as it is in memory, whoever uses it later.
-//
-// The sources are /proc/self/pagemap, which tells the number of a page's frame, and /proc/kpagecgroup (Linux 4.3),
-// which tells the inode of the group that pays for a frame. Both need CAP_SYS_ADMIN in the first user namespace.
-// Without it nobody is known to pay.
+// process that read it first, and stays so for as long as it is in memory, whoever uses it later. The source is
+// /proc/kpagecgroup (see pagecache.Frames), which tells the inode of the group that pays for a frame. Where it cannot be
+// read, nobody is known to pay.
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/pagecache"
 )
 
-// payers are the files by which payers are found.
+// payers is what tells who pays.
 type payers struct {
-	pagemap, groups *os.File // nil: they cannot be opened here
-	opened          bool
+	frames *pagecache.Frames // nil: it is not known here
+	asked  bool              // it was tried to open them
 }
 
 // samplePages are how many pages of a range are asked for. A large folio is charged as one.
 const samplePages = 3
-
-// An entry of pagemap, and one of kpagecgroup, has 8 bytes.
-const (
-	entryBytes  = 8
-	presentBit  = 1 << 63
-	frameNumber = 1<<55 - 1
-)
 
 // PayingGroup implements Levers. It maps some pages of the range for a moment.
 func (k *Kernel) PayingGroup(r Range) (inode uint64, err error) {
@@ -57,20 +47,16 @@ func (k *Kernel) PayingGroup(r Range) (inode uint64, err error) {
 	return inode, f.Unmap(r)
 }
 
-// open opens the files, once. It says whether they are there.
+// open opens the frames, once. It says whether they can be asked.
 func (p *payers) open(k *Kernel) bool {
-	if !p.opened {
-		p.opened = true
-		groups, err := os.Open("/proc/kpagecgroup")
-		if err == nil {
-			p.groups = groups
-			p.pagemap, err = os.Open("/proc/self/pagemap")
-		}
-		if err != nil {
+	if !p.asked {
+		p.asked = true
+		var err error
+		if p.frames, err = pagecache.OpenFrames("/proc/kpagecgroup"); err != nil {
 			k.log.Debug("cannot tell which control group pays for the model's pages", "error", err)
 		}
 	}
-	return p.groups != nil && p.pagemap != nil
+	return p.frames != nil
 }
 
 // groupOf is the inode of the group that pays for the page at an offset of a file; 0 if that is not known.
@@ -84,34 +70,20 @@ func (p *payers) groupOf(f *File, at int64) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("map a page of %s: %w", f.Path, err)
 	}
-	entry, err := readEntry(p.pagemap, addressOf(page)/uint64(PageSize))
-	if err != nil || entry&presentBit == 0 || entry&frameNumber == 0 { // without CAP_SYS_ADMIN it is 0
+	frame, err := p.frames.Of(page)
+	if errors.Is(err, pagecache.ErrHidden) || frame == 0 && err == nil {
+		return 0, nil
+	}
+	if err != nil {
 		return 0, err
 	}
-	return readEntry(p.groups, entry&frameNumber)
+	return p.frames.About(frame)
 }
 
-// addressOf is where a mapping, or a part of one, begins.
-func addressOf(mapping []byte) uint64 {
-	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mapping))))
-}
-
-// readEntry reads an entry by its number.
-func readEntry(f *os.File, number uint64) (uint64, error) {
-	var entry [entryBytes]byte
-	if _, err := f.ReadAt(entry[:], int64(number*entryBytes)); err != nil {
-		return 0, fmt.Errorf("read who pays for a page: %w", err)
-	}
-	return binary.NativeEndian.Uint64(entry[:]), nil
-}
-
-// close closes the files.
+// close closes what open has opened.
 func (p *payers) close() error {
-	var errs []error
-	for _, f := range []*os.File{p.pagemap, p.groups} {
-		if f != nil {
-			errs = append(errs, f.Close())
-		}
+	if p.frames == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return p.frames.Close()
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"unsafe"
 
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/pagecache"
@@ -67,10 +68,10 @@ func TestPayingGroup(t *testing.T) {
 	expect("nothing", Range{file, second, 0}, 0)
 	readInGroup(t, path, 0, size) // all the rest
 	expect("what three groups have read", Range{file, 0, size}, 0)
-	if k.payers.groups == nil {
+	if k.payers.frames == nil {
 		t.Fatal("who pays was not asked for")
 	}
-	touched, err := k.target.Touched(addressOf(k.files[file].Mapping), size)
+	touched, err := k.target.Touched(uint64(uintptr(unsafe.Pointer(unsafe.SliceData(k.files[file].Mapping)))), size)
 	if err != nil || touched {
 		t.Errorf("pages that were asked for are mapped: %v, %v; want none", touched, err)
 	}
