@@ -100,8 +100,8 @@ func (b *both) registerFile(e event.FileSeen) error {
 	return nil
 }
 
-// compareCycles ends the capture, checks that the two cycles are equal, and returns the cycle.
-func (b *both) compareCycles() *pattern.Cycle {
+// finish ends the capture. It returns the pattern of what was captured, and its cycle.
+func (b *both) finish() (*pattern.Pattern, *pattern.Cycle) {
 	t := b.t
 	t.Helper()
 	if _, err := b.session.Finish(nil); err != nil {
@@ -119,10 +119,18 @@ func (b *both) compareCycles() *pattern.Cycle {
 	if err != nil {
 		t.Fatal(err)
 	}
-	captured, err := p.Cycle(c.Meta)
+	cycle, err := p.Cycle(c.Meta)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return p, cycle
+}
+
+// compareCycles ends the capture, checks that the two cycles are equal, and returns the cycle.
+func (b *both) compareCycles() *pattern.Cycle {
+	t := b.t
+	t.Helper()
+	_, captured := b.finish()
 	learned := b.builder.Cycle()
 	if learned == nil || b.builder.Steps() != b.tokens || b.tokens == 0 {
 		t.Fatalf("%d of %d tokens have the same sequence", b.builder.Steps(), b.tokens)
@@ -400,26 +408,7 @@ func TestPromptHasTheCycleOfAToken(t *testing.T) {
 				t.Helper()
 				b := newBoth(t, "preload")
 				preloaded(t, in.Command(t.Context(), o), b.handle)
-				if _, err := b.session.Finish(nil); err != nil {
-					t.Fatal(err)
-				}
-				c, err := trace.Open(b.dir)
-				if err != nil {
-					t.Fatal(err)
-				}
-				options, err := pattern.OptionsOf(c.Meta, c.Steps())
-				if err != nil {
-					t.Fatal(err)
-				}
-				p, err := pattern.Build(c.Structure, c.Accesses(), options)
-				if err != nil {
-					t.Fatal(err)
-				}
-				cycle, err := p.Cycle(c.Meta)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return p, cycle
+				return b.finish()
 			}
 			o := llama.Options{
 				Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 4, Threads: 2, NoRepack: true,
