@@ -2,8 +2,8 @@ package pages
 
 // This file finds out which control group pays for pages of the page cache. A page is charged to the group of the
 // process that read it first, and stays so for as long as it is in memory, whoever uses it later. The source is
-// /proc/kpagecgroup (see pagecache.Frames), which tells the inode of the group that pays for a frame. Where it cannot be
-// read, nobody is known to pay.
+// /proc/kpagecgroup (see pagecache.Frames), which tells the inode of the group that pays for a frame. Where it cannot
+// be read, nobody is known to pay.
 
 import (
 	"errors"
