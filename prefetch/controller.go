@@ -78,7 +78,7 @@ func (c *Controller) enter(to *change) error {
 // Look says that they have no room any more, or that the target maps more.
 func (c *Controller) Early(bytes int64, free room.Room) *StandBack {
 	free.Bytes -= free.Margin()
-	c.s.memory.room = free
+	c.s.memory.room, c.s.memory.wanted = free, bytes
 	stood := &StandBack{Reason: Fits, Bytes: bytes, Room: free, at: c.s.now(), mapped: bytes, early: true}
 	c.phase, c.since = &standBackPhase{learnPhase: learnPhase{c.s}, stood: stood}, c.s.now()
 	return stood

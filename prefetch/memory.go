@@ -32,6 +32,9 @@ type memory struct {
 	room     room.Room // without what is left free
 	checked  time.Time
 	census   census
+	level    string // that bounds the room, whatever the budget is
+	whole    int64  // bytes of the room before it is shared with other models
+	wanted   int64  // what a target that is left alone would like to have in memory, see needs
 	ownGroup uint64 // that the target was in when it was found out what other groups pay for,
 	surveyed bool   // if that was done
 
@@ -84,12 +87,16 @@ func (m *memory) check() error {
 	if others := m.contexts.OtherBytes(); others <= now.Bytes/othersShare {
 		now.Bytes -= others
 	}
+	m.level, m.whole = now.Level, now.Bytes
+	if m.opts.Neighbours != nil {
+		now = now.ShareWith(m.needs(), m.opts.Neighbours(now.Level))
+	}
 	budget := m.opts.Budget
 	if m.opts.Share != nil {
 		budget = m.opts.Share()
 	}
 	if budget > 0 && budget < now.Bytes {
-		now.Bytes, now.Level = budget, room.LevelBudget
+		now.Bytes, now.Level, now.Others = budget, room.LevelBudget, 0
 	}
 	now.Bytes = m.takeMargin(now.Bytes)
 	m.room = now
@@ -101,6 +108,14 @@ func (m *memory) check() error {
 		f.shareRoom()
 	}
 	return nil
+}
+
+// needs is how many bytes the model would like to have in memory. It is 0 while nobody knows.
+func (m *memory) needs() int64 {
+	if m.f != nil {
+		return m.f.schedule.Bytes + m.f.routed
+	}
+	return m.wanted
 }
 
 // findBorrowed finds out what of the model other control groups pay for, and asks for the room that is left for the

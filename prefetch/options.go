@@ -25,8 +25,11 @@ type Options struct {
 	Memory room.Memory
 	Budget int64 // caps the bytes of the model in memory, whatever Memory says; 0: no cap
 	// Share, if not nil, is asked for that cap instead, which may change. It must be safe for concurrent use.
-	Share  func() int64
-	Window int64 // bytes that may be read ahead or wait to be paged out; 0 chooses
+	Share func() int64
+	// Neighbours, if not nil, says how many bytes of other models are read at present that want to be in memory at
+	// the same level (room.Room.Level). It must return at once, and be safe for concurrent use.
+	Neighbours func(level string) int64
+	Window     int64 // bytes that may be read ahead or wait to be paged out; 0 chooses
 	// Lock locks what is held, so that nobody can reclaim it, not even when the target needs memory to live.
 	// Otherwise it is kept: it is read, and never paged out from here, but the kernel takes it when somebody
 	// needs the memory.

@@ -50,7 +50,7 @@ func (s *StandBack) Error() string {
 				humanize.IBytes(uint64(s.Borrowed)))
 		}
 		return fmt.Sprintf("everything fits: %s of weights%s, room for %s (%s)", humanize.IBytes(uint64(s.Bytes)),
-			besides, humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Level)
+			besides, humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Bound())
 	case NoWin:
 		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back",
 			perSecond(s.Tokens, s.With), perSecond(s.Tokens, s.Without))
@@ -101,6 +101,9 @@ func (p *standBackPhase) enter() error {
 		if stood.Reason == Fits && s.opts.KeepWarm {
 			p.warm = newWarmth(f)
 		}
+	}
+	if s.memory.wanted = 0; stood.Reason == Fits || stood.Reason == NoWin {
+		s.memory.wanted = stood.Bytes
 	}
 	if err := s.drop(); err != nil {
 		return err

@@ -35,6 +35,9 @@ type Status struct {
 	Held      int64     `json:"held_bytes"`
 	Wanted    int64     `json:"wanted_bytes"`          // of what a token reads, that is to be held
 	PerToken  int64     `json:"token_bytes"`           // that a token reads
+	Needs     int64     `json:"model_bytes"`           // that are to be in memory at best; 0: not known, or for nothing
+	Room      int64     `json:"room_bytes"`            // for the model, and for others that want to be in the same room
+	Level     string    `json:"room_level"`            // what bounds that; the budget does not count
 	Experts   int64     `json:"experts_bytes"`         // of a mixture's experts, in memory, as far as is known
 	Streamed  int64     `json:"streamed_bytes"`        // a token, lately
 	Early     int64     `json:"speculated_bytes"`      // besides, of experts before they were chosen: a token, lately
@@ -49,6 +52,7 @@ type Status struct {
 // status says what is being done in a phase.
 func (s *session) status(in phase) Status {
 	status := Status{Warmed: s.work.warmed, Tokens: s.work.tokens, Decodes: s.work.decodes}
+	status.Needs, status.Room, status.Level = s.memory.needs(), s.memory.whole, s.memory.level
 	if p, is := in.(*standBackPhase); is {
 		status.Activity, status.Why = Idle, p.stood.Error()
 		return status
@@ -72,7 +76,7 @@ func (s *session) status(in phase) Status {
 	if in.name() == Compare {
 		status.Activity = Comparing
 	} else if s.now().Before(s.memory.shrunk.Add(shortTime)) {
-		status.Activity, status.Why = Giving, s.memory.room.Level
+		status.Activity, status.Why = Giving, s.memory.room.Bound()
 		if s.now().Before(s.memory.shortAt.Add(shortTime)) {
 			status.Why += ", " + s.memory.short
 		}

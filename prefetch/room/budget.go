@@ -28,7 +28,10 @@ package room
 // libraries are there. If they were taken, the desktop would read them from disk again.
 
 import (
+	"fmt"
 	"math"
+
+	"github.com/dustin/go-humanize"
 
 	"tensorcast/internal/cgroup"
 )
@@ -45,6 +48,28 @@ type Room struct {
 	// OwnGroup is the control group that the target's memory is charged to, by the inode of its directory. It is 0
 	// where no control group has a limit: then it makes no difference who pays for a page.
 	OwnGroup uint64
+	// Others is how many bytes of other models, which are read at the same time, want to be in the same room. Bytes
+	// is the rest, see [Room.ShareWith].
+	Others int64
+}
+
+// ShareWith returns what is left of a room for a model of own bytes when models of so many others want to be in it,
+// too. Where all of them have room at once, each may have all of it. Otherwise each gets a part by its size.
+func (r Room) ShareWith(own, others int64) Room {
+	if own <= 0 || others <= 0 || r.Bytes <= 0 || others <= r.Bytes-own {
+		return r
+	}
+	r.Bytes = int64(float64(r.Bytes) * float64(own) / (float64(own) + float64(others)))
+	r.Others = others
+	return r
+}
+
+// Bound says what bounds the room, for people.
+func (r *Room) Bound() string {
+	if r.Others > 0 {
+		return fmt.Sprintf("%s, shared with other models of %s", r.Level, humanize.IBytes(uint64(r.Others)))
+	}
+	return r.Level
 }
 
 // LevelHost is Room.Level where the host's memory bounds the room.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 
 	"tensorcast/holding"
@@ -85,6 +86,8 @@ type server struct {
 	controller *prefetch.Controller
 	budget     atomic.Int64 // bytes, as it was set last
 
+	neighbours *neighbours // nil: they cannot be asked
+
 	probes  probes
 	faults  faults
 	runtime goRuntime
@@ -135,6 +138,7 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 	}
 	defer func() { err = errors.Join(err, s.pages.Close()) }()
 	s.pages.SetGuardian(o.Guardian)
+	defer s.watchNeighbours(ctx)()
 	s.controller = prefetch.New(s.pages, s.controllerOptions(ctx))
 	defer s.runtime.leaveUrgent()
 	defer s.saveRouting()
@@ -143,6 +147,26 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 	}
 	err = s.helpAndSleep(ctx)
 	return s.controller.Summary(), err
+}
+
+// watchNeighbours begins to ask the other prefetchds, which answer in the directory in which this one answers. The
+// caller must call stop.
+func (s *server) watchNeighbours(ctx context.Context) (stop func()) {
+	if s.status.monitor == nil {
+		return func() {}
+	}
+	dir := s.opts.SocketDir
+	s.neighbours = &neighbours{
+		target: s.opts.PID,
+		list:   func(ctx context.Context) ([]monitor.Report, error) { return monitor.List(ctx, dir) },
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() { s.neighbours.watch(ctx) })
+	return func() {
+		cancel()
+		watching.Wait()
+	}
 }
 
 // helpAndSleep helps while there is something to win, and sleeps while there is not, until the target or ctx ends.
@@ -194,6 +218,9 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 	o := &s.opts
 	p := o.Prefetch
 	p.Memory, p.Share, p.Log = s.memory, s.budget.Load, o.Log
+	if s.neighbours != nil {
+		p.Neighbours = s.neighbours.need
+	}
 	examiner := holding.New(o.PID)
 	p.Target = prefetch.Target{
 		Models:    models.MappedBy(o.PID),
