@@ -105,6 +105,22 @@ func TestEvidence(t *testing.T) {
 	}
 }
 
+// The project's own programs name ggml's functions, as text, and compute nothing, whichever build they are of.
+func TestOwnTools(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/proc/self/exe": true, processestest.Program(t, "own-target", true): false, processestest.Library(t): false,
+	} {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if got := isOwnTool(f); got != want {
+			t.Errorf("%s: %v, want %v", path, got, want)
+		}
+	}
+}
+
 // A process is found again when more is known of it, and else not. One that has ended is forgotten.
 func TestFindNew(t *testing.T) {
 	program := processestest.Program(t, "growing-target", true)
