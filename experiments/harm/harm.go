@@ -43,10 +43,14 @@ import (
 // Config says what to run.
 type Config struct {
 	Model string
+	// Others are models that the target reads, too, in processes of its own. With them only one pair
+	// runs at a time.
+	Others []string
 	// Target is the command line that runs a model. It must print what llamarun --stream prints,
 	// and generate the same text each time.
 	Target func(model string) []string
-	// Trace is a shorter run of the same, to count the weights that a token reads. It is not used if Weights is given.
+	// Trace runs one of the models for a few tokens, to count the weights that a token reads. It is not
+	// used if Weights is given.
 	Trace   func(model string) []string
 	Weights int64 // what a token reads, in bytes
 
@@ -91,6 +95,8 @@ func (c *Config) check() error {
 		return errors.New("no target command")
 	case c.Helper == "":
 		return errors.New("no helper")
+	case len(c.Others) > 0 && c.Parallel > 1:
+		return errors.New("a target of several models has no copies: one pair runs at a time")
 	case len(c.X) == 0 || len(c.Scenes) == 0 || c.Pairs < 1 || c.Parallel < 1:
 		return errors.New("nothing to run: want shares, scenes, pairs")
 	case c.Settle < 1 || c.Tokens <= c.Settle:
@@ -124,10 +130,42 @@ type series struct {
 	total int
 }
 
-// lane is a copy of the model, with which one pair at a time runs.
+// lane is a copy of the model, with which one pair at a time runs. A target's other models have no
+// copies, and belong to the first lane.
 type lane struct {
-	path  string
-	model *confine.Model
+	path   string
+	size   int64            // bytes of the file at path
+	models []*confine.Model // this model, and then the others
+}
+
+func (l *lane) close() error {
+	var errs []error
+	for _, m := range l.models {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// drop drops all models from the page cache. It fails with [confine.ErrStillCached] if some of one remains.
+func (l *lane) drop(ctx context.Context) error {
+	for _, m := range l.models {
+		if err := m.Drop(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropAndCount drops all models, and returns how many bytes remain nevertheless.
+func (l *lane) dropAndCount(ctx context.Context) (left int64, err error) {
+	for _, m := range l.models {
+		n, err := m.DropAndCount(ctx)
+		if err != nil {
+			return 0, err
+		}
+		left += n
+	}
+	return left, nil
 }
 
 // Measure runs a series. When ctx ends, all processes that it started are ended. If ctx ends or a
@@ -165,20 +203,22 @@ func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 		Started: time.Now(), Host: host.Read(), Model: cfg.Model, TokenBytes: cfg.Weights, Helper: cfg.Helper,
 		Seed: cfg.Seed, Hold: cfg.Hold, Settle: cfg.Settle, Parallel: cfg.Parallel, Runs: []Run{},
 	}
-	first, err := s.openLane(cfg.Model)
+	first, err := openLane(append([]string{cfg.Model}, cfg.Others...)...)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, first.model.Close()) }()
-	if err := first.model.OnDisk(); err != nil {
-		return nil, err
+	defer func() { err = errors.Join(err, first.close()) }()
+	for _, m := range first.models {
+		if err := m.OnDisk(); err != nil {
+			return nil, err
+		}
+		s.report.ModelBytes += m.Size
 	}
-	s.report.ModelBytes = first.model.Size
 	memory, err := cgroup.Host()
 	if err != nil {
 		return nil, err
 	}
-	if need := first.model.Size * int64(cfg.Parallel); memory.Available < need {
+	if need := s.report.ModelBytes * int64(cfg.Parallel); memory.Available < need {
 		return nil, fmt.Errorf("%d runs at a time of %s need %d MiB and this machine has %d MiB free: it would be "+
 			"under pressure itself", cfg.Parallel, cfg.Model, need>>20, memory.Available>>20)
 	}
@@ -196,12 +236,18 @@ func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 	return s.report, err
 }
 
-func (s *series) openLane(path string) (*lane, error) {
-	m, err := confine.Open(path)
-	if err != nil {
-		return nil, err
+// openLane opens a lane's models, of which the first is the one that is copied.
+func openLane(paths ...string) (*lane, error) {
+	l := &lane{path: paths[0]}
+	for _, path := range paths {
+		m, err := confine.Open(path)
+		if err != nil {
+			return nil, errors.Join(err, l.close())
+		}
+		l.models = append(l.models, m)
 	}
-	return &lane{path, m}, nil
+	l.size = l.models[0].Size
+	return l, nil
 }
 
 func (s *series) progress(what string) {
@@ -238,14 +284,16 @@ func (s *series) specs() [][]spec {
 func (s *series) runReference(ctx context.Context, l *lane) (err error) {
 	if s.report.TokenBytes == 0 {
 		s.progress("tracing what a token reads")
-		w, err := confine.TraceWeights(ctx, s.cfg.Trace(l.path), s.cfg.Log)
-		if err != nil {
-			return fmt.Errorf("measure the weights that a token reads: %w", err)
+		for _, path := range append([]string{l.path}, s.cfg.Others...) {
+			w, err := confine.TraceWeights(ctx, s.cfg.Trace(path), s.cfg.Log)
+			if err != nil {
+				return fmt.Errorf("measure the weights that a token reads: %w", err)
+			}
+			s.report.TokenBytes += w.TokenBytes
 		}
-		s.report.TokenBytes = w.TokenBytes
 	}
 	s.progress("reference run")
-	if err := l.model.Drop(ctx); err != nil {
+	if err := l.drop(ctx); err != nil {
 		return err
 	}
 	name := s.name + "-reference"
@@ -293,11 +341,11 @@ func (s *series) runPairs(ctx context.Context, first *lane, dir string, specs []
 		if err := confine.Copy(ctx, path, s.cfg.Model); err != nil {
 			return err
 		}
-		l, err := s.openLane(path)
+		l, err := openLane(path)
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, l.model.Close()) }()
+		defer func() { err = errors.Join(err, l.close()) }()
 		lanes = append(lanes, l)
 	}
 	next := make(chan []spec)

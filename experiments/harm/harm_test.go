@@ -409,6 +409,26 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// Pages are also looked for that are left of a target's other models.
+func TestOtherModel(t *testing.T) {
+	cfg := known(t, build(t, lockerSource)+" {pid} {model} stay", "none")
+	second := filepath.Join(filepath.Dir(cfg.Model), "second")
+	if err := os.WriteFile(second, make([]byte, modelBytes), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Others, cfg.X = []string{second}, []float64{3}
+	cfg.Helper = strings.ReplaceAll(cfg.Helper, cfg.Model+" ", second+" ")
+	r := measure(t, cfg)
+	for _, run := range r.Runs {
+		if want := map[bool]int64{true: modelBytes}[run.Helped]; run.PagesLeft != want || run.Outcome != Finished {
+			t.Errorf("%+v: want %d bytes left", run, want)
+		}
+	}
+	if r.ModelBytes != 2*modelBytes {
+		t.Errorf("the models have %d bytes, want %d", r.ModelBytes, 2*modelBytes)
+	}
+}
+
 // A helper starts the target itself, in its group. A helper that is killed leaves the target alone.
 // A helper that ends because it was asked to ends the target.
 func TestLauncher(t *testing.T) {
@@ -583,6 +603,7 @@ func TestMeasureRefuses(t *testing.T) {
 		"no target": {func(c *Config) { c.Target = func(string) []string { return []string{"/nonexistent"} } },
 			"nonexistent"},
 		"too large": {func(c *Config) { c.Parallel = 1 << 20 }, "under pressure itself"},
+		"no copies": {func(c *Config) { c.Others, c.Parallel = []string{c.Model}, 2 }, "one pair runs at a time"},
 		"too slow":  {func(c *Config) { c.Timeout = time.Millisecond }, "it took too long"},
 	} {
 		cfg := good

@@ -132,7 +132,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	run = &Run{Scene: r.scene.String(), X: r.x, Pair: r.pair, Helped: r.helped, Moment: s.moment(r), Hogs: r.scene.hogs}
 	run.Limit = s.limit(r.x)
 	s.progress(r.String() + ": preparing")
-	if err := l.model.Drop(ctx); err != nil {
+	if err := l.drop(ctx); err != nil {
 		return nil, err
 	}
 	name := fmt.Sprintf("%s-%d", s.name, s.runs.Add(1))
@@ -235,7 +235,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	if run.ProcessesLeft, err = confine.ListLeft(ctx, marker, groups); err != nil {
 		return nil, err
 	}
-	run.PagesLeft, err = l.model.DropAndCount(ctx)
+	run.PagesLeft, err = l.dropAndCount(ctx)
 	return run, err
 }
 
@@ -243,7 +243,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 func readShare(ctx context.Context, group *cgroup.Group, l *lane, share float64) error {
 	const block = 1 << 20
 	args := []string{"dd", "if=" + l.path, "of=/dev/null", fmt.Sprintf("bs=%d", block), "status=none",
-		fmt.Sprintf("count=%d", int64(math.Ceil(share*float64(l.model.Size)/block)))}
+		fmt.Sprintf("count=%d", int64(math.Ceil(share*float64(l.size)/block)))}
 	in := confine.In(group, args, "")
 	if out, err := exec.CommandContext(ctx, in[0], in[1:]...).CombinedOutput(); err != nil {
 		return fmt.Errorf("read the model in another group: %w: %s", err, out)

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -30,7 +31,8 @@ type harmOptions struct {
 	harm.Config
 	output
 	scenes []string
-	size   int64 // of the model that is made if none is given
+	size   int64  // of the model that is made if none is given
+	server string // a llama-server that is run instead of llamarun
 	driver llama.Options
 }
 
@@ -60,6 +62,10 @@ Scenes (amounts may be others):
 What takes memory is held for --hold, and then released. Scenes of the helper alone have no runs
 without it, and with --helped no scene has. Then every target that is lost counts as harmed.
 
+With --server the target is a llama-server with one slot, which is asked for a few tokens at a time.
+With --also it is that server's router with several models, one child process each, which are all
+asked at the same time. A helper is given the router's process id.
+
 Needs root: it makes control groups, drops the page cache and traces. Speeds need a quiet machine,
 kills and texts do not: with --parallel several pairs run at the same time, each on its copy of the
 model.
@@ -71,6 +77,8 @@ differs, something is left, or not measured; 2 wrong usage.`,
       --pairs 10 --parallel 2 --save harm.json
   sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --scenes faults --pairs 29 --seed 2
   sudo lab harm --helper 'bin/prefetchd --pid {pid}' --x 0.4 --scenes sharing --pairs 10
+  sudo lab harm --helper 'bin/prefetchd --auto' --x 0.6 --scenes hogs -m one.gguf --also two.gguf \
+      --server llama.cpp/build/bin/llama-server
   sudo lab harm --helper 'bin/prefetchd --exec --as-root --always --fabric=fast -- {target}' \
       --other-text --scenes instant:150MB,kill-helper`,
 		Args: cobra.NoArgs,
@@ -85,6 +93,8 @@ differs, something is left, or not measured; 2 wrong usage.`,
 	f.StringVar(&o.Helper, "helper", "", "the helper, a shell `command`")
 	f.StringVarP(&o.Model, "model", "m", "",
 		"the model, a GGUF `file` on a disk (default: one with random weights is made)")
+	f.StringVar(&o.server, "server", "", "the `program` llama-server, to be run instead of llamarun")
+	f.StringArrayVar(&o.Others, "also", nil, "another model, a `file`, that the server's router runs beside the first")
 	cli.SizeVar(f, &o.size, "size", "size of the model that is made")
 	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, and for copies")
 	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
@@ -123,6 +133,12 @@ func (o *harmOptions) complete() (err error) {
 	}
 	if len(o.X) == 0 {
 		return errors.New("--x: want at least one share")
+	}
+	if len(o.Others) > 0 && (o.server == "" || o.Parallel > 1) {
+		return errors.New("--also: several models want --server, whose router runs them, and one pair at a time")
+	}
+	if _, starts := strings.CutSuffix(o.Helper, "{target}"); starts && o.server != "" {
+		return errors.New("--server: a helper that starts the target has llamarun as its target")
 	}
 	if o.Hold < 0 {
 		return fmt.Errorf("--hold %v: want no less than 0", o.Hold)
@@ -170,6 +186,13 @@ func (o *harmOptions) measure(ctx context.Context, stdout, stderr io.Writer) (er
 		}
 		defer func() { err = errors.Join(err, remove()) }()
 	}
+	if o.server != "" {
+		remove, err := o.setServerTarget()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, remove()) }()
+	}
 	r, err := harm.Measure(ctx, o.Config)
 	bar.Close()
 	if errors.Is(err, confine.ErrInMemory) {
@@ -183,6 +206,45 @@ func (o *harmOptions) measure(ctx context.Context, stdout, stderr io.Writer) (er
 		err = errors.Join(err, errors.New(found))
 	}
 	return err
+}
+
+// setServerTarget sets a server as the target, or its router if there are several models: a router
+// runs what lies in a directory, which is made and holds links. The caller must call remove.
+func (o *harmOptions) setServerTarget() (remove func() error, err error) {
+	program, err := exec.LookPath(o.server)
+	if err != nil {
+		return nil, fmt.Errorf("find the server: %w", err)
+	}
+	remove = func() error { return nil }
+	if len(o.Others) == 0 {
+		ask, err := newAsking(o.driver)
+		if err != nil {
+			return nil, err
+		}
+		o.Target = func(model string) []string { return ask.command(program, "-m", model) }
+		return remove, nil
+	}
+	dir, err := os.MkdirTemp(o.Dir, "tensorcast-harm-models-")
+	if err != nil {
+		return nil, err
+	}
+	remove = func() error { return os.RemoveAll(dir) }
+	var names []string
+	for i, path := range append([]string{o.Model}, o.Others...) {
+		names = append(names, fmt.Sprintf("model-%d", i))
+		if path, err = filepath.Abs(path); err == nil {
+			err = os.Symlink(path, filepath.Join(dir, names[i]+".gguf"))
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("link the models of the router: %w", err), remove())
+		}
+	}
+	ask, err := newAsking(o.driver, names...)
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	o.Target = func(string) []string { return ask.command(program, "--models-dir", dir) }
+	return remove, nil
 }
 
 // makeModel writes a model with random weights. The caller must call remove.

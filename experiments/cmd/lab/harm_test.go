@@ -30,6 +30,9 @@ func TestHarmUsage(t *testing.T) {
 		{[]string{"--helper", "h", "--timeout", "0s"}, "--timeout 0s"},
 		{[]string{"--helper", "h", "--scenes", "instant:much"}, `--scenes: scene "instant:much"`},
 		{[]string{"--helper", "h", "--scenes", "none,nothing"}, `--scenes: scene "nothing"`},
+		{[]string{"--helper", "h", "--also", "two.gguf"}, "--also: several models want --server"},
+		{[]string{"--helper", "h", "--also", "b", "--server", "s", "--parallel", "2"}, "one pair at a time"},
+		{[]string{"--helper", "p -- {target}", "--server", "s"}, "--server: a helper that starts"},
 		{[]string{"--helper", "h", "--size", "much"}, `--size "much"`},
 	})
 }

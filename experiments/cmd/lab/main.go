@@ -50,6 +50,6 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		c.GroupID = c.group
 		root.AddCommand(c.Command)
 	}
-	root.AddCommand(loadCommand(), pinCommand()) // hidden: for lab pressure itself
+	root.AddCommand(loadCommand(), pinCommand(), askCommand()) // hidden: other commands of lab run them
 	return root
 }

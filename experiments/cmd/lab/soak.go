@@ -8,10 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"os"
 	"os/exec"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,10 +26,7 @@ type soakOptions struct {
 	minutes float64
 	size    int64  // of the model that is made if none is given
 	server  string // a llama-server that is run instead of llamarun
-	// ask is the address of a llama-server. If it is given, this process only asks the server, as
-	// soak.PrintAnswers does.
-	ask    string
-	driver llama.Options
+	driver  llama.Options
 }
 
 func soakCommand() *cobra.Command {
@@ -62,9 +56,6 @@ Exit codes: 0 nothing was found; 1 something was found, it failed, or was interr
 			if err := o.complete(); err != nil {
 				return cli.Usage(err)
 			}
-			if o.ask != "" {
-				return o.askServer(cmd.Context(), cmd.OutOrStdout())
-			}
 			return o.measure(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -79,8 +70,6 @@ Exit codes: 0 nothing was found; 1 something was found, it failed, or was interr
 	f.StringVar(&o.Prefetchd, "prefetchd", siblingCommand("prefetchd"), "the `program` prefetchd")
 	f.StringVar(&o.Tracer, "tracer", siblingCommand("tracer"), "the `program` tracer")
 	f.StringVar(&o.server, "server", "", "the `program` llama-server, to be run instead of llamarun")
-	f.StringVar(&o.ask, "ask", "", "ask a llama-server at this `address` for tokens, and end this program's parent")
-	_ = f.MarkHidden("ask") // the flag exists
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, "the report", "counts and findings")
 	return cmd
@@ -115,56 +104,17 @@ func (o *soakOptions) setTarget(ctx context.Context) error {
 	return nil
 }
 
-// setServerTarget sets a server as the target, and beside it this program, which asks the server
-// for tokens. The output of the asking program is the target's. It ends the server when it has all
-// tokens.
+// setServerTarget sets a server as the target.
 func (o *soakOptions) setServerTarget() (err error) {
 	if o.Program, err = exec.LookPath(o.server); err != nil {
 		return fmt.Errorf("find the server: %w", err)
 	}
-	self, err := os.Executable()
+	ask, err := newAsking(o.driver)
 	if err != nil {
-		return fmt.Errorf("find this program: %w", err)
-	}
-	o.Target = func(program, model string) []string {
-		port := freePort()
-		return []string{
-			"sh", "-c", `ask=$1 port=$2 prompt=$3 tokens=$4; shift 4
-"$ask" soak --ask "http://127.0.0.1:$port" -p "$prompt" -n "$tokens" & exec "$@" > /dev/null`,
-			"sh", self, port, o.driver.Prompt, fmt.Sprint(o.driver.Tokens),
-			program, "-m", model, "--no-repack", "-np", "1", "-t", fmt.Sprint(o.driver.Threads), "-c", "512",
-			"--host", "127.0.0.1", "--port", port,
-		}
-	}
-	return nil
-}
-
-// freePort returns a port that nobody uses now. If somebody takes it meanwhile, the server says so
-// and ends.
-func freePort() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "0"
-	}
-	defer l.Close()
-	return fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
-}
-
-// askServer runs beside a server: see setServerTarget.
-func (o *soakOptions) askServer(ctx context.Context, w io.Writer) error {
-	server := os.Getppid()
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	go func() { // the server may be killed
-		for ctx.Err() == nil && os.Getppid() == server {
-			time.Sleep(100 * time.Millisecond)
-		}
-		stop()
-	}()
-	if err := soak.PrintAnswers(ctx, o.ask, o.driver.Prompt, o.driver.Tokens, w); err != nil {
 		return err
 	}
-	return syscall.Kill(server, syscall.SIGTERM)
+	o.Target = func(program, model string) []string { return ask.command(program, "-m", model) }
+	return nil
 }
 
 func (o *soakOptions) measure(ctx context.Context, stdout, stderr io.Writer) (err error) {

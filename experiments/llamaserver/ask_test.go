@@ -1,4 +1,4 @@
-package soak
+package llamaserver
 
 // This file tests how a server is asked for tokens, with a server that is played.
 
@@ -8,17 +8,20 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"tensorcast/experiments/llama"
 )
 
 // fakeServer answers as llama-server does: each token's id is one more than the number of tokens
-// before it. broken, if not empty, is its answer to the second request.
+// before it, and 100 more for each letter of a model's name. broken, if not empty, is its answer to the second request.
 func fakeServer(t *testing.T, broken string) *httptest.Server {
 	t.Helper()
 	health, requests := 0, 0
+	var one sync.Mutex
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 		if health++; health < 3 {
@@ -26,11 +29,14 @@ func fakeServer(t *testing.T, broken string) *httptest.Server {
 		}
 	})
 	mux.HandleFunc("POST /completion", func(w http.ResponseWriter, r *http.Request) {
+		one.Lock()
+		defer one.Unlock()
 		var q struct {
-			Prompt  []any `json:"prompt"`
-			Tokens  int   `json:"n_predict"`
-			Cache   *bool `json:"cache_prompt"`
-			Returns bool  `json:"return_tokens"`
+			Prompt  []any  `json:"prompt"`
+			Model   string `json:"model"`
+			Tokens  int    `json:"n_predict"`
+			Cache   *bool  `json:"cache_prompt"`
+			Returns bool   `json:"return_tokens"`
 		}
 		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Prompt[0] != "once" || q.Cache == nil ||
 			*q.Cache || !q.Returns {
@@ -42,7 +48,7 @@ func fakeServer(t *testing.T, broken string) *httptest.Server {
 		}
 		var ids []int
 		for i := range q.Tokens {
-			ids = append(ids, len(q.Prompt)+i)
+			ids = append(ids, len(q.Prompt)+i+100*len(q.Model))
 		}
 		if err := json.NewEncoder(w).Encode(map[string]any{"content": fmt.Sprint(ids), "tokens": ids}); err != nil {
 			t.Error(err)
@@ -57,7 +63,8 @@ func fakeServer(t *testing.T, broken string) *httptest.Server {
 // before has ended.
 func TestAsk(t *testing.T) {
 	var out bytes.Buffer
-	if err := PrintAnswers(t.Context(), fakeServer(t, "").URL, "once", 10, &out); err != nil {
+	q := Questions{Base: fakeServer(t, "").URL, Prompt: "once", Tokens: 10}
+	if err := PrintAnswers(t.Context(), q, &out); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := llama.NewStream(&out)
@@ -80,9 +87,34 @@ func TestAsk(t *testing.T) {
 		`{"content": "a", "tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]}`: "generated 11 tokens",
 		`no JSON`: "the server's answer",
 	} {
-		if err := PrintAnswers(t.Context(), fakeServer(t, broken).URL, "once", 10, &bytes.Buffer{}); err == nil ||
-			!strings.Contains(err.Error(), want) {
+		q := Questions{Base: fakeServer(t, broken).URL, Prompt: "once", Tokens: 10}
+		if err := PrintAnswers(t.Context(), q, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", broken, err, want)
 		}
+	}
+}
+
+// The models of a router are asked at the same time, and their tokens come in turns, as they come each time.
+func TestAskRouter(t *testing.T) {
+	var out bytes.Buffer
+	q := Questions{Base: fakeServer(t, "").URL, Models: []string{"a", "bc"}, Prompt: "once", Tokens: 13}
+	if err := PrintAnswers(t.Context(), q, &out); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := llama.NewStream(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids, contexts []int
+	for {
+		token, err := stream.Next()
+		if err != nil {
+			break
+		}
+		ids, contexts = append(ids, int(token.ID)), append(contexts, token.Context)
+	}
+	want := []int{101, 102, 103, 104, 201, 202, 203, 204, 105, 106, 107, 108, 205}
+	if !slices.Equal(ids, want) || !slices.Equal(contexts, []int{0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1}) {
+		t.Errorf("tokens %v of contexts %v, want %v", ids, contexts, want)
 	}
 }
