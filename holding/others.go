@@ -65,7 +65,7 @@ func (s system) addOthers(ctx context.Context, pid int, models []*model, h *Hold
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // not allowed, or too much
 			h.OthersCut = true
 		}
-		if found {
+		if found && !s.isOwnTool(other) {
 			h.Others = append(h.Others, Other{other, s.processName(other)})
 		}
 	}
@@ -101,6 +101,17 @@ func (s system) mapsOneOf(pid int, ids map[proc.FileID]bool) (found bool, read i
 	text := &countingReader{r: f}
 	err = proc.EachArea(text, func(a *proc.Area) { found = found || a.File.Ino != 0 && ids[a.File] })
 	return found, text.n, err
+}
+
+// isOwnTool says whether a process is a prefetchd or tracer. One that maps a model does so for a target, which is
+// found itself.
+func (s system) isOwnTool(pid int) bool {
+	f, err := os.Open(s.path(pid, "exe"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return proc.IsOwnTool(f)
 }
 
 // countingReader counts the bytes that are read.

@@ -5,6 +5,7 @@ package holding
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +21,16 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/internal/testenv"
 )
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(envMapped); path != "" {
+		if err := keepMapped(path); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
 
 // modelConfig is a model of 39 MB as F32, or 5 MB as Q4_0. On a processor with AVX2, llama.cpp
 // repacks Q4_0 by default. It never repacks F32.
@@ -270,9 +281,51 @@ func TestOthers(t *testing.T) {
 		t.Errorf("%+v, want %s with process %d to block", v, Shared, second)
 	}
 	end()
+	mapAsTool(t, model)
 	if h := examine(t, first); len(h.Others) > 0 {
-		t.Errorf("after its end: %v", h.Others)
+		t.Errorf("after its end, beside one of our tools: %v", h.Others)
 	}
+}
+
+// envMapped is a file that this test program maps and touches, as a prefetchd of another target does.
+const envMapped = "HOLDING_TEST_MAPPED"
+
+// mapAsTool runs this test program as a tool that maps a file, until the test ends.
+func mapAsTool(t *testing.T, path string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), envMapped+"="+path)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// keepMapped maps a file, touches each page, says so, and waits to be killed.
+func keepMapped(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return err
+	}
+	fmt.Println(len(data))
+	time.Sleep(time.Hour)
+	return nil
 }
 
 // A model on tmpfs is memory already. A model that was deleted, or has a name that would act on a

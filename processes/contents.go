@@ -3,9 +3,7 @@ package processes
 // This file looks into the files that processes map.
 
 import (
-	"debug/buildinfo"
 	"fmt"
-	"io"
 	"time"
 
 	"tensorcast/ggml"
@@ -93,16 +91,6 @@ func readContent(m *proc.Mapping, pid int) (e Evidence, err error) {
 	if e.GGML, err = ggml.Names(f); err != nil {
 		return e, fmt.Errorf("look for ggml in %s: %w", m.Path, err)
 	}
-	e.GGML = e.GGML && !isOwnTool(f)
+	e.GGML = e.GGML && !proc.IsOwnTool(f) // they name its functions as text
 	return e, nil
-}
-
-// module is the Go module of this project.
-const module = "tensorcast"
-
-// isOwnTool says whether a file is one of this project's programs, of whatever build. They name ggml's functions, too,
-// and have none of them.
-func isOwnTool(f io.ReaderAt) bool {
-	info, err := buildinfo.Read(f)
-	return err == nil && info.Main.Path == module
 }

@@ -115,7 +115,7 @@ func TestOwnTools(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if got := isOwnTool(f); got != want {
+		if got := proc.IsOwnTool(f); got != want {
 			t.Errorf("%s: %v, want %v", path, got, want)
 		}
 	}
