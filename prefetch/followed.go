@@ -34,6 +34,7 @@ type followed struct {
 	block    int64          // bytes of a block, in which the schedule was cut
 	unit     int64          // bytes in which pages were best read then
 	bases    map[int]uint64 // by file: where the target maps its first byte; 0 is not known yet
+	twins    map[uint64]int // further addresses at which the target maps a file, with the file's number
 	routed   int64          // bytes of experts, of which tokens read some
 	rested   time.Time      // when the last decode ended
 }
@@ -46,7 +47,7 @@ func newFollowed(s *session, cycle *pattern.Cycle) *followed {
 		window = plan.BoundWindow(s.memory.room.Bytes, s.opts.Window)
 	}
 	whole := plan.NewSchedule(cycle, block, window/2)
-	f := &followed{session: s, cycle: cycle, block: block, unit: unit, bases: map[int]uint64{}}
+	f := &followed{session: s, cycle: cycle, block: block, unit: unit, bases: map[int]uint64{}, twins: map[uint64]int{}}
 	f.use(whole.Without(s.memory.census.isBorrowed))
 	x := s.newMixture(f)
 	if x != nil {
@@ -160,6 +161,26 @@ func (s *session) newMixture(f *followed) *mixture.Mixture {
 func (f *followed) setBase(file int, base uint64) {
 	f.bases[file] = base
 	f.levers.Map(file, base)
+}
+
+// isMappedTwice says whether the target maps a file at an address besides the one at which it is followed, because it
+// has loaded a model twice. Then the same bytes are read, by whichever context.
+func (f *followed) isMappedTwice(file int, base uint64) (bool, error) {
+	if of, known := f.twins[base]; known {
+		return of == file, nil
+	}
+	m, err := f.models()
+	if err != nil {
+		return false, err
+	}
+	for i := range m.Mapped {
+		at := &m.Mapped[i]
+		if at.ID == f.files[file].id && at.Has(base) && at.Has(f.bases[file]) {
+			f.twins[base], f.twins[f.bases[file]] = file, file
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // windowIn is the window, in bytes, in a room.

@@ -76,6 +76,37 @@ func TestReloadInAnotherContext(t *testing.T) {
 	}
 }
 
+// A target that has loaded one model twice, and decodes with both by turns, reads the same bytes each time. It is not
+// learned anew at each turn.
+func TestModelMappedTwice(t *testing.T) {
+	var first, second uint64
+	target := prefetch.Target{Models: func() (models.Model, error) {
+		return models.Model{
+			Files:  []pattern.CycleFile{{Size: 280 * mib}},
+			Mapped: []models.Mapped{{ID: sim.FileID(0), Base: first, More: []uint64{second}}},
+		}, nil
+	}}
+	r := newRig(t, 0.8, prefetch.Options{Target: target}, nil)
+	first = r.Base(0)
+	r.run(16)
+	r.Remap()
+	second = r.Base(0)
+	r.runContext(5, r.cycle, 12)
+	held := r.Summary().Pinned
+	for range 3 {
+		r.RemapTo(first)
+		r.run(1)
+		r.RemapTo(second)
+		r.runContext(5, r.cycle, 1)
+	}
+	if s := r.Summary(); s.Learned != 1 || s.Pinned < held-slackOfTwice {
+		t.Errorf("learned %d times, want once; %d bytes are held, want about %d", s.Learned, s.Pinned, held)
+	}
+}
+
+// slackOfTwice is how many bytes less may be held for a moment.
+const slackOfTwice = 16 * mib
+
 // The same holds for a context that is already known because it decoded before.
 func TestReloadInKnownContext(t *testing.T) {
 	r := newSettledRig(t, 0.8, prefetch.Options{}, nil)

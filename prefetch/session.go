@@ -232,11 +232,19 @@ func (s *session) noteOp(o *event.Op) (err error) {
 // noteBase is told that a decode reads a file of the cycle at another address than the known one. It says
 // whether the decode is still followed.
 func (s *session) noteBase(d *follow.Decode, file int, base uint64) (followed bool, err error) {
-	switch {
-	case s.f.bases[file] == 0: // the cycle came from a file, before the model was mapped
+	if s.f.bases[file] == 0 { // the cycle came from a file, before the model was mapped
 		s.f.setBase(file, base)
 		return true, nil
-	case d.Context == s.contexts.Main:
+	}
+	twice, err := s.f.isMappedTwice(file, base)
+	if err != nil {
+		return false, err
+	}
+	if twice {
+		s.f.setBase(file, base) // a page is paged out through the mapping that it was read by
+		return true, nil
+	}
+	if d.Context == s.contexts.Main {
 		d.Context.Forget()
 		return false, s.giveUp("the model was mapped anew")
 	}

@@ -168,6 +168,10 @@ func (m *Machine) Base(file int) uint64 { return m.base + uint64(file)<<36 }
 // loaded its model again.
 func (m *Machine) Remap() { m.base += 1 << 40 }
 
+// RemapTo has the target read its files at other addresses from the next op on, of which this one is that of file 0: a
+// target that has loaded its model twice reads it by turns.
+func (m *Machine) RemapTo(base uint64) { m.base = base }
+
 // CacheBorrowed puts a part of a file into memory, at the expense of another control group. DropBorrowed takes it
 // from there.
 func (m *Machine) CacheBorrowed(r pages.Range) {

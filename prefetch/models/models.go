@@ -28,6 +28,7 @@ type Mapped struct {
 	Path string       // where this process can open it
 	ID   event.FileID // as stat tells it, see event.FileSeen
 	Base uint64       // address in the target of the file's first byte
+	More []uint64     // the same of further mappings: a target may load a model twice
 }
 
 // Size is how many bytes all files have together.
@@ -50,7 +51,7 @@ func (m *Model) IsWhole() bool {
 
 func (m *Model) add(of knownFile, base uint64) {
 	m.Files = append(m.Files, of.file)
-	m.Mapped = append(m.Mapped, Mapped{of.path, of.id, base})
+	m.Mapped = append(m.Mapped, Mapped{Path: of.path, ID: of.id, Base: base})
 	m.Parts = append(m.Parts, of.part)
 }
 
@@ -83,12 +84,16 @@ func MappedBy(pid int) func() (Model, error) {
 		if err != nil {
 			return m, err
 		}
-		seen := map[proc.FileID]bool{}
+		seen := map[proc.FileID]int{} // their places in m
 		for _, mapping := range mappings {
-			if mapping.Executable || seen[mapping.File] || others[mapping.File] {
+			if mapping.Executable || others[mapping.File] {
 				continue
 			}
-			seen[mapping.File] = true
+			base := mapping.Start - mapping.Offset
+			if n, is := seen[mapping.File]; is {
+				m.Mapped[n].addBase(base)
+				continue
+			}
 			at := mapping.Locate(pid)
 			f, found := known[at.ID]
 			if !found || !f.isUnchanged(at.Path) {
@@ -102,7 +107,8 @@ func MappedBy(pid int) func() (Model, error) {
 				}
 				known[at.ID] = f
 			}
-			m.add(f, mapping.Start-mapping.Offset)
+			seen[mapping.File] = len(m.Mapped)
+			m.add(f, base)
 		}
 		return m, nil
 	}
@@ -122,7 +128,20 @@ func readFile(at proc.Place) (knownFile, error) {
 	return knownFile{at.Path, id, part.Files[0].Info(), files[0], part.Files[0]}, nil
 }
 
+// addBase notes another mapping, unless it is a further part of one that is known.
+func (at *Mapped) addBase(base uint64) {
+	if !at.Has(base) && len(at.More) < mostMappings {
+		at.More = append(at.More, base)
+	}
+}
+
+// Has says whether the file's first byte is at an address, in one of its mappings.
+func (at *Mapped) Has(base uint64) bool { return at.Base == base || slices.Contains(at.More, base) }
+
+// mostMappings of a file are noted, besides the first.
+const mostMappings = 64
+
 // Maps says whether the target maps a model file at an address.
 func (m *Model) Maps(base uint64) bool {
-	return slices.ContainsFunc(m.Mapped, func(at Mapped) bool { return at.Base == base })
+	return slices.ContainsFunc(m.Mapped, func(at Mapped) bool { return at.Has(base) })
 }

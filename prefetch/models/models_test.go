@@ -4,8 +4,10 @@ package models
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -51,15 +53,36 @@ func TestMappedBy(t *testing.T) {
 		}
 		defer unix.Munmap(mapped[p])
 	}
+	base := func(mapping []byte) uint64 { return uint64(uintptr(unsafe.Pointer(&mapping[0]))) }
+	bases := []uint64{base(mapped[path])}
 	list := MappedBy(os.Getpid())
-	for range 2 {
+	for again := range 2 {
+		if again > 0 { // a target loads the model a second time
+			f, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			second, err := unix.Mmap(int(f.Fd()), 0, len(mapped[path]), unix.PROT_READ, unix.MAP_SHARED)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Munmap(second)
+			bases = append(bases, base(second))
+			slices.Sort(bases)
+		}
 		m, err := list()
 		if err != nil {
 			t.Fatal(err)
 		}
-		at := Mapped{path, readFileID(t, path), uint64(uintptr(unsafe.Pointer(&mapped[path][0])))}
-		if len(m.Files) != 1 || len(m.Mapped) != 1 || m.Mapped[0] != at {
+		at := Mapped{path, readFileID(t, path), bases[0], bases[1:]}
+		if len(m.Files) != 1 || len(m.Mapped) != 1 || fmt.Sprint(m.Mapped[0]) != fmt.Sprint(at) {
 			t.Fatalf("found %+v, want one file, %+v", m, at)
+		}
+		for _, b := range bases {
+			if !m.Maps(b) || m.Maps(b+1) {
+				t.Errorf("it maps the file at %x: %t, and at one byte behind: %t", b, m.Maps(b), m.Maps(b+1))
+			}
 		}
 		part, err := gguf.OpenPart(path)
 		if err != nil {

@@ -57,7 +57,7 @@ func (n *neighbours) watch(ctx context.Context) {
 }
 
 // look asks them once. An answer that is wrong is left out, as is a target that has ended.
-func (n *neighbours) look(ctx context.Context, now time.Time, processorTime func(pid int) (seconds float64, err error)) {
+func (n *neighbours) look(ctx context.Context, now time.Time, processorTime func(pid int) (float64, error)) {
 	reports, _ := n.list(ctx)
 	found := map[int]neighbour{}
 	for i := range reports {

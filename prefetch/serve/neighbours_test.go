@@ -49,7 +49,9 @@ func TestNeighbours(t *testing.T) {
 	look(0)
 	expect("after one look", map[string]int64{"/a memory.max": 0})
 	look(time.Second, 8, 10)
-	expect("two compute", map[string]int64{"/a memory.max": 100, "/a memory.high": 100, "/a b memory.max": 1, "host": 0})
+	expect("two compute", map[string]int64{
+		"/a memory.max": 100, "/a memory.high": 100, "/a b memory.max": 1, "host": 0,
+	})
 	look(9*time.Second, 9)
 	expect("one began, one paused", map[string]int64{"/a memory.max": 110})
 	look(time.Second)
