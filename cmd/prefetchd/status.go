@@ -5,11 +5,13 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"tensorcast/internal/cli"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/visible"
 	"tensorcast/prefetch/monitor"
 )
@@ -34,16 +36,27 @@ process; 2 for wrong usage.`,
 		Example: `  sudo prefetchd status
   sudo prefetchd status --json --pid $(pidof llama-server)
   sudo prefetchd status --metrics > /var/lib/node_exporter/prefetchd.prom`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 && (pid <= 0 || !areNumbers(args)) { // numbers, as pidof prints them
+				return cli.Usagef("unexpected argument %q: say whose prefetchd is meant with --pid", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if asJSON && metrics {
 				return cli.Usagef("give --json or --metrics, not both")
 			}
 			all, err := monitor.List(cmd.Context(), dir)
 			if cmd.Flags().Changed("pid") {
-				all = selectTarget(all, pid)
+				root, rootErr := onePID(pid, args)
+				if rootErr != nil {
+					return rootErr
+				}
+				if all, rootErr = selectTargets(all, root); rootErr != nil {
+					return rootErr
+				}
 				if err == nil && len(all) == 0 {
-					return fmt.Errorf("no prefetchd helps process %d", pid)
+					return fmt.Errorf("no prefetchd helps process %d, or one that it has started", root)
 				}
 			}
 			if writeErr := writeStatus(cmd.OutOrStdout(), all, asJSON, metrics); writeErr != nil {
@@ -54,21 +67,27 @@ process; 2 for wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.IntVarP(&pid, "pid", "p", 0, "show only the one that helps process `N`")
+	f.IntVarP(&pid, "pid", "p", 0, "show only those that help process `N`, or what it has started")
 	f.StringVar(&dir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVar(&metrics, "metrics", false, "print Prometheus's text format")
 	return cmd
 }
 
-// selectTarget returns only the report on one target.
-func selectTarget(all []monitor.Report, target int) []monitor.Report {
+// selectTargets returns only the reports on a process, and on those that it has started.
+func selectTargets(all []monitor.Report, root int) (selected []monitor.Report, err error) {
+	below, err := proc.Below(root)
+	if err != nil {
+		return nil, err
+	}
 	for i := range all {
-		if all[i].Target == target {
-			return all[i : i+1]
+		target := all[i].Target
+		isBelow := func(p proc.Started) bool { return p.PID == target }
+		if target == root || slices.ContainsFunc(below, isBelow) {
+			selected = append(selected, all[i])
 		}
 	}
-	return nil
+	return selected, nil
 }
 
 // writeStatus prints reports in the requested format.

@@ -169,8 +169,16 @@ func TestStatus(t *testing.T) {
 		!strings.Contains(out, `tensorcast_prefetchd_phase{target_pid="`+pid+`",phase="waiting"} 1`) {
 		t.Errorf("%v: %s", err, out)
 	}
-	if out, err := status("--pid", "1"); err == nil {
-		t.Errorf("the status of a process without help is %q, want an error", out)
+	parent := fmt.Sprint(os.Getpid()) // one that has started the target counts, as does a list that pidof prints
+	for _, flags := range [][]string{{"--pid", parent}, {"--pid", parent, pid}, {"--pid", pid, parent}} {
+		if out, err := status(flags...); err != nil || !strings.HasPrefix(out, pid+" sleep, for ") {
+			t.Errorf("%q: %v: %s", flags, err, out)
+		}
+	}
+	for _, flags := range [][]string{{"--pid", fmt.Sprint(h.Process.Pid)}, {"--pid", pid, "x"}, {pid}} {
+		if out, err := status(flags...); err == nil || out != "" {
+			t.Errorf("%q: the status is %q, want an error", flags, out)
+		}
 	}
 	if err := h.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
