@@ -27,7 +27,8 @@ func TestExtentsOfForks(t *testing.T) {
 			NB: [4]int64{tt.block, tt.row, rows * tt.row, slices * rows * tt.row}}
 		n, slice := s.Slices(2)
 		if s.Bytes() != tt.bytes || slice != tt.slice || tt.bytes > 0 && n != slices {
-			t.Errorf("%s: %d bytes, %d slices of %d; want %d, slices of %d", tt.what, s.Bytes(), n, slice, tt.bytes, tt.slice)
+			t.Errorf("%s: %d bytes, %d slices of %d; want %d, slices of %d", tt.what, s.Bytes(), n, slice, tt.bytes,
+				tt.slice)
 		}
 	}
 	if n := (&Source{Type: 36, NE: [4]int64{1 << 62, 1 << 62, 1, 1}}).Bytes(); n != MaxBytes {

@@ -261,7 +261,7 @@ func (o *options) openModel(path string) (m *gguf.Model, err error) {
 	if err == nil && o.strict {
 		err = m.CheckTypes()
 	}
-	return m, err
+	return m, gguf.ExplainOpen(err)
 }
 
 // write writes the requested table in the requested format.

@@ -14,16 +14,19 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"tensorcast/gguf"
 	"tensorcast/holding"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/tabular"
+	"tensorcast/internal/visible"
 	"tensorcast/prefetch/costs"
 )
 
 // fileCosts are the costs of reading a file of the model.
 type fileCosts struct {
 	Path        string       `json:"path"`
+	Model       []string     `json:"model,omitempty"` // what is to be said of the file as a model, a line for each
 	Costs       *costs.Costs `json:"costs,omitempty"`
 	NotMeasured string       `json:"not_measured,omitempty"` // why there are none
 }
@@ -62,7 +65,20 @@ func measureFile(ctx context.Context, path string) (fileCosts, error) {
 		return fileCosts{}, err
 	}
 	c, err := measure(ctx, proc.Place{Path: path, ID: id})
-	return fileCosts{Path: path, Costs: c}, err
+	return fileCosts{Path: path, Model: describeModel(path), Costs: c}, err
+}
+
+// describeModel says what is to be said of a file as a model: why it cannot be read, or which types of
+// forks it has. Costs can be measured all the same.
+func describeModel(path string) (lines []string) {
+	m, err := gguf.OpenPart(path)
+	if err != nil {
+		return []string{visible.Line(cli.Message(gguf.ExplainOpen(err)))}
+	}
+	for _, types := range m.ForeignTypes() {
+		lines = append(lines, fmt.Sprintf("%s: it has %s; that does not matter here", path, types))
+	}
+	return lines
 }
 
 // measure measures the costs on a file. It is an error if the file's pages are not read from a disk.
@@ -93,6 +109,16 @@ var wayNames = map[costs.Way]string{
 	costs.WayPages:        "single pages",
 	costs.WayFolios:       "large folios",
 	costs.WayFoliosByPage: "large folios, touched before",
+}
+
+// printModel writes what is to be said of the file as a model.
+func (c fileCosts) printModel(to io.Writer) error {
+	for _, line := range c.Model {
+		if _, err := fmt.Fprintln(to, "prefetchd doctor: "+line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // print writes the figures for people.

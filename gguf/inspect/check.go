@@ -133,24 +133,8 @@ func (c *checker) checkTypes(f *gguf.File) {
 			continue
 		}
 		count[t.Type] = 0
-		c.report(f, t.Name, "%s, which llama.cpp refuses", describeType(t.Type, n))
+		c.report(f, t.Name, "%s, which llama.cpp refuses", gguf.DescribeType(t.Type, n))
 	}
-}
-
-// describeType says what n tensors of a type that ggml's main line does not read are.
-func describeType(t gguf.Type, n int) string {
-	tensors := fmt.Sprintf("%d tensors of", n)
-	if n == 1 {
-		tensors = "1 tensor of"
-	}
-	switch {
-	case t == gguf.Q2_0G128:
-		return tensors + " type Q2_0 in groups of 128, as it was published before ggml had it with groups of 64"
-	case t.Known():
-		return fmt.Sprintf("%s type %v of %s", tensors, t, t.Fork())
-	}
-	return fmt.Sprintf("%s unknown %v, of which only the extent is known (mapping, tracing and replay need no more)",
-		tensors, t)
 }
 
 // checkArchitecture compares the tensors with the metadata that describe them.

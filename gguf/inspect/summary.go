@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 	"unicode/utf8"
@@ -113,24 +112,7 @@ func sumModel(m *gguf.Model) *Summary {
 	}
 	s.sort()
 	s.addExpertsOfToken(m.Files[0])
-	return &Summary{Files: len(m.Files), Bytes: m.Size(), Rows: s.summaryRows(), Notes: describeTypes(m)}
-}
-
-// describeTypes says for each type of a model that ggml's main line does not read how many tensors
-// have it.
-func describeTypes(m *gguf.Model) (notes []string) {
-	count := map[gguf.Type]int{}
-	for _, f := range m.Files {
-		for i := range f.Tensors {
-			if t := f.Tensors[i].Type; !t.Valid() {
-				count[t]++
-			}
-		}
-	}
-	for _, t := range slices.Sorted(maps.Keys(count)) {
-		notes = append(notes, describeType(t, count[t]))
-	}
-	return notes
+	return &Summary{Files: len(m.Files), Bytes: m.Size(), Rows: s.summaryRows(), Notes: m.ForeignTypes()}
 }
 
 // add adds a tensor to all criteria. untied says that the model has an output matrix besides the
