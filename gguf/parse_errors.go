@@ -32,6 +32,11 @@ var advice = map[error]string{
 	ErrUnsupported: "a newer version of this program may read it",
 }
 
+// IsParseError reports whether an error says what is wrong with a file that begins as GGUF files do.
+func IsParseError(err error) bool {
+	return errors.Is(err, ErrTruncated) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrUnsupported)
+}
+
 // parseError makes the error of a kind, with what was found and where.
 func parseError(kind error, format string, args ...any) error {
 	return fmt.Errorf("%w: %w; %s", kind, fmt.Errorf(format, args...), advice[kind])

@@ -13,11 +13,14 @@ import (
 	"slices"
 
 	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 
 	"tensorcast/gguf"
 	"tensorcast/holding"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/regular"
 	"tensorcast/internal/tabular"
 	"tensorcast/internal/visible"
 	"tensorcast/prefetch/costs"
@@ -69,11 +72,25 @@ func measureFile(ctx context.Context, path string) (fileCosts, error) {
 }
 
 // describeModel says what is to be said of a file as a model: why it cannot be read, or which types of
-// forks it has. Costs can be measured all the same.
+// forks it has. Costs can be measured all the same, of any file. A file that is not in memory is not
+// left there, so that costs can be measured again.
 func describeModel(path string) (lines []string) {
-	m, err := gguf.OpenPart(path)
+	f, err := regular.Open(path)
 	if err != nil {
-		return []string{visible.Line(cli.Message(gguf.ExplainOpen(err)))}
+		return nil // measure says why
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil {
+		if n, err := pagecache.Resident(f, 0, info.Size()); err == nil && n == 0 {
+			defer func() { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }()
+		}
+	}
+	m, err := gguf.OpenPart(path)
+	if explained := gguf.ExplainOpen(err); explained != err || gguf.IsParseError(err) {
+		return []string{visible.Line(cli.Message(explained))}
+	}
+	if err != nil {
+		return nil
 	}
 	for _, types := range m.ForeignTypes() {
 		lines = append(lines, fmt.Sprintf("%s: it has %s; that does not matter here", path, types))

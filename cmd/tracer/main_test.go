@@ -380,6 +380,39 @@ func TestOldGGML(t *testing.T) {
 	}
 }
 
+// A model in as many parts as it has tensors has the rows that it has in one file.
+func TestManyParts(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	model := synth.Config{Layers: 112, Embd: 64, FF: 64, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
+	o := llama.Options{
+		Model: llamatest.Model(t, model), Prompt: "parts", Tokens: 3, Threads: 1, NoRepack: true,
+	}
+	_, whole := traced(t, in, o)
+	m, err := gguf.OpenModel(o.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Model = llamatest.SplitInto(t, o.Model, m.Tensors())[0]
+	c, parts := traced(t, in, o)
+	_, preloaded := traced(t, in, o, "--preload")
+	if m.Tensors() < 1000 || len(c.Meta.Models) != 1 || len(c.Meta.Models[0].Files) != m.Tensors() ||
+		c.Meta.Models[0].LayersElsewhere != "" {
+		t.Errorf("%d parts: %+v", m.Tensors(), c.Meta.Models)
+	}
+	bytes := func(rows []tables.Access) (sum int64) {
+		for _, r := range rows {
+			sum += r.Bytes
+		}
+		return sum
+	}
+	if len(whole) < 3*m.Tensors() || len(parts) != len(whole) || bytes(parts) != bytes(whole) ||
+		len(preloaded) != len(whole) || bytes(preloaded) != bytes(whole) {
+		t.Errorf("%d rows with %d bytes, preloaded %d with %d, want %d with %d", len(parts), bytes(parts), len(preloaded),
+			bytes(preloaded), len(whole), bytes(whole))
+	}
+}
+
 func TestAttachToRunning(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
