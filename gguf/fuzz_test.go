@@ -91,6 +91,7 @@ func FuzzParse(f *testing.F) {
 		{alignmentKey, ValueUint32, u32(8)},
 		{"t", ValueArray, stringArray("a", "", "b")},
 	}, tensors: []tensorSpec{{name: "blk.0.ffn_down_exps.bias", dims: []uint64{1, 2}, typ: I8}}}).encode())
+	f.Add(forksModel().encode())
 	f.Add([]byte(magic + "\x00\x00\x00\x03"))
 
 	f.Fuzz(func(t *testing.T, b []byte) {
