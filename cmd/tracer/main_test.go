@@ -487,6 +487,71 @@ func TestAttachToRunning(t *testing.T) {
 	}
 }
 
+// A model of a type that nobody knows is traced as its original is: a llama.cpp that has loaded it is
+// traced before and after its file gets another number for the type.
+func TestUnknownType(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	for name, model := range map[string]synth.Config{"dense": denseModel, "experts": moeModel} {
+		t.Run(name, func(t *testing.T) {
+			o := llama.Options{
+				Model: llamatest.Copy(t, llamatest.Model(t, model)), Prompt: "unknown", Tokens: 200, Threads: 1,
+				NoRepack: true, Repeat: 1 << 20,
+			}
+			target := in.Command(t.Context(), o)
+			if err := target.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+			testenv.WaitMapped(t, target.Process.Pid, o.Model)
+			known := readsOfToken(t, target.Process.Pid, o.Model)
+			llamatest.RenameType(t, o.Model, gguf.Q8_0, 999)
+			unknown := readsOfToken(t, target.Process.Pid, o.Model)
+			if len(known) < 10 || !slices.Equal(known, unknown) {
+				t.Errorf("%d reads, %d of the type that is not known:\n%s\n%s", len(known), len(unknown), known, unknown)
+			}
+		})
+	}
+}
+
+// readsOfToken traces a process for some tokens, and returns what a token reads: in order, with how many
+// experts and bytes.
+func readsOfToken(t *testing.T, pid int, model string) (reads []string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "capture")
+	tracer := exec.Command(tracerBinary, "-o", dir, "--pid", fmt.Sprint(pid))
+	var stderr bytes.Buffer
+	tracer.Stderr = &stderr
+	if err := tracer.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "rows to be written", func() bool {
+		m, err := os.Stat(filepath.Join(dir, trace.AccessFile))
+		return err == nil && m.Size() > 64<<10 || tracer.Process.Signal(syscall.Signal(0)) != nil
+	})
+	err := errors.Join(tracer.Process.Signal(os.Interrupt), tracer.Wait())
+	if err != nil {
+		t.Fatalf("tracer: %v\n%s", err, stderr.String())
+	}
+	c, rows := readCapture(t, dir)
+	f, err := gguf.Open(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, last := rows[0].Step, rows[len(rows)-1].Step
+	for _, a := range rows {
+		if a.Step != (first+last)/2 {
+			continue
+		}
+		x, ok := f.Lookup(c.Structure[a.Tensor].Name)
+		if !ok || x.Offset != c.Structure[a.Tensor].Offset || c.Structure[a.Tensor].Type != x.Type.String() {
+			t.Errorf("the capture has %+v, the file %+v", c.Structure[a.Tensor], x)
+		}
+		reads = append(reads, fmt.Sprintf("%s %s %d %d", a.Op, x.Name, a.Bytes, len(a.Experts)))
+	}
+	return reads
+}
+
 // The target's output is the same with and without tracer.
 func TestTargetIsUnharmed(t *testing.T) {
 	testenv.NeedRoot(t)
