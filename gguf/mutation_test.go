@@ -19,7 +19,8 @@ func forksModel() *model {
 	for i, typ := range []Type{144, 36, 142, 143, 999, 38, 31, 335, Q2_0, MXFP4, MaxNumber} {
 		t := tensorSpec{name: string(rune('a' + i)), dims: []uint64{512, 8}, typ: typ}
 		if i%3 == 0 {
-			t.name, t.dims = "blk.2.ffn_"+[]string{"up", "down", "gate", "gate_up"}[i/3]+"_exps.weight", []uint64{256, 4, 4}
+			t.name = "blk.2.ffn_" + []string{"up", "down", "gate", "gate_up"}[i/3] + "_exps.weight"
+			t.dims = []uint64{256, 4, 4}
 		}
 		var err error
 		if t.bytes, err = typ.Bytes([]int64{int64(t.dims[0]), 16}); err != nil {
@@ -44,7 +45,8 @@ func mutate(r *rand.Rand, b []byte, types []int, records, data int) []byte {
 	b = bytes.Clone(b)
 	numbers := []uint64{
 		0, 1, 2, 4, 5, 31, 36, 39, 42, 142, 143, 144, 145, 399, 400, 999, 1 << 15, MaxNumber, MaxNumber + 1, 1 << 31,
-		1 << 32, 1 << 40, 1 << 62, math.MaxInt64, math.MaxUint64, math.MaxUint64 - 31, uint64(len(b)), uint64(len(b) - data),
+		1 << 32, 1 << 40, 1 << 62, math.MaxInt64, math.MaxUint64, math.MaxUint64 - 31, uint64(len(b)),
+		uint64(len(b) - data),
 	}
 	for range 1 + r.IntN(4) {
 		from := records
