@@ -50,7 +50,8 @@ func RenameType(t testing.TB, path string, from gguf.Type, number uint32) {
 			continue
 		}
 		name := append(binary.LittleEndian.AppendUint64(nil, uint64(len(x.Name))), x.Name...)
-		at := int64(bytes.Index(head, name) + len(name) + 4 + 8*len(x.Shape)) // behind the number of dimensions and these
+		// Behind the name are the number of dimensions, these, and the type.
+		at := int64(bytes.Index(head, name) + len(name) + 4 + 8*len(x.Shape))
 		if binary.LittleEndian.Uint32(head[at:]) != from.Number() {
 			t.Fatalf("the record of %s is not where it should be", x.Name)
 		}
