@@ -508,7 +508,8 @@ func TestUnknownType(t *testing.T) {
 			llamatest.RenameType(t, o.Model, gguf.Q8_0, 999)
 			unknown := readsOfToken(t, target.Process.Pid, o.Model)
 			if len(known) < 10 || !slices.Equal(known, unknown) {
-				t.Errorf("%d reads, %d of the type that is not known:\n%s\n%s", len(known), len(unknown), known, unknown)
+				t.Errorf("%d reads, %d of the type that is not known:\n%s\n%s", len(known), len(unknown), known,
+					unknown)
 			}
 		})
 	}
