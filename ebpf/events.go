@@ -244,7 +244,8 @@ func (t *Tracer) sendOp(p *target, o *event.Op, handle func(event.Event) error) 
 
 // announceFiles sends FileSeen for files that are new. It is called when a template arrives, before
 // the first op that uses it, because the path must be looked up before the target ends. Sources
-// whose file cannot be found are left out and counted.
+// whose file cannot be found are left out and counted. It is an error if there are more files than
+// maxFiles.
 func (t *Tracer) announceFiles(p *target, o *event.Op, handle func(event.Event) error) error {
 	var err error
 	o.Sources = slices.DeleteFunc(o.Sources, func(s event.Source) bool {
@@ -252,7 +253,11 @@ func (t *Tracer) announceFiles(p *target, o *event.Op, handle func(event.Event) 
 			return false
 		}
 		found, seen := p.fileFound[s.File]
-		if !seen && len(p.fileFound) < maxFiles {
+		if !seen && len(p.fileFound) >= maxFiles {
+			err = fmt.Errorf("process %d reads weights from more than %d files: no more can be followed", p.pid, maxFiles)
+			return false
+		}
+		if !seen {
 			if found, err = t.announceFile(p, &s, handle); err == nil {
 				p.fileFound[s.File] = found
 			}

@@ -102,6 +102,7 @@ func systemSpec(wanted map[string]attachFunc, io bool, shared map[string]*ebpf.M
 	for name, m := range shared {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
+	spec.Maps[systemMapModelFiles].MaxEntries = maxFiles
 	if !io { // then no program uses these maps
 		delete(spec.Maps, systemMapIoThreads)
 		delete(spec.Maps, systemMapModelFiles)

@@ -48,9 +48,9 @@ type target struct {
 	derived event.DerivedSteps
 }
 
-// maxFiles is how many files a process may read weights from. Each is looked up once in its memory
-// map, which may be long.
-const maxFiles = 256
+// maxFiles is how many files a process may read weights from. Split models have up to some thousand
+// parts. Captures and patterns hold as many files.
+const maxFiles = 1 << 12
 
 // template is what the op of a node reads. Op events refer to it by id.
 type template struct {
@@ -258,7 +258,18 @@ var errNotMapped = errors.New("the file is mapped no more")
 // findFile finds the file that the target maps at an address. If the target has ended, its memory
 // map is gone. Then the hints are compared by inode number. (The device number does not help: on
 // overlayfs and btrfs, stat returns another one than the kernel uses.)
+//
+// The memory map is read once for many files: it is as long as there are parts of a model.
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
+	if len(p.fileFound) > 0 {
+		p.refreshMappings(address)
+		for _, m := range p.mappings {
+			if address >= m.Start && address < m.End && m.File.Ino == id.Ino {
+				p.files[m.Path] = id
+				return m.Locate(p.pid), nil
+			}
+		}
+	}
 	files, err := p.cache.readMappings(p.pid)
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) {
 		return proc.Place{}, err

@@ -21,9 +21,11 @@ func (s *Source) Bytes() int64 { return extentOf(s.Type, &s.NE, &s.NB) }
 func (b *Buffer) Bytes() int64 { return extentOf(b.Type, &b.NE, &b.NB) }
 
 // extentOf computes ggml_nbytes from a tensor's elements (ne) and strides in bytes (nb). It is 0
-// for a tensor without elements and for an unknown type.
-func extentOf(t gguf.Type, ne, nb *[4]int64) int64 {
-	empty := t.BlockElems() == 0
+// for a tensor without elements, and for a type that no ggml has. Of a type that is not known, the
+// strides of its rows tell the size.
+func extentOf(number gguf.Type, ne, nb *[4]int64) int64 {
+	t := gguf.ReportedType(uint32(number), nb[0])
+	empty := t > gguf.MaxNumber && !t.Known()
 	for d := range 4 {
 		if ne[d] < 0 || nb[d] < 0 {
 			return MaxBytes
@@ -42,11 +44,21 @@ func extentOf(t gguf.Type, ne, nb *[4]int64) int64 {
 		}
 		total = min(total+int64(lo)/per, MaxBytes)
 	}
-	if elems := t.BlockElems(); elems == 1 {
+	switch elems := t.BlockElems(); {
+	case elems == 1:
 		add(1, t.BlockBytes(), 1)
 		add(ne[0]-1, nb[0], 1)
-	} else {
+	case elems > 1:
+		add(1, t.HeadBytes(), 1)
 		add(ne[0], nb[0], elems)
+	case t.Known(): // its rows have no size of their own, and ggml's strides say nothing
+		size, err := t.Bytes(ne[:])
+		if err != nil {
+			return MaxBytes
+		}
+		return min(size, MaxBytes)
+	default:
+		add(1, nb[1], 1)
 	}
 	for d := 1; d < 4; d++ {
 		add(ne[d]-1, nb[d], 1)
@@ -62,6 +74,9 @@ func (s *Source) Slices(dim int) (n, size int64) {
 		return 0, 0
 	}
 	n = max(s.NE[dim], 0)
+	if t := gguf.ReportedType(uint32(s.Type), s.NB[0]); t.Known() && t.BlockElems() == 0 {
+		return n, s.Bytes() / max(n, 1) // about so many: ggml's strides are not those of the file
+	}
 	if size = s.NB[dim]; n <= 1 || size > s.Bytes() { // with one element, the stride means nothing
 		size = s.Bytes()
 	}

@@ -34,6 +34,7 @@ type tensorSpec struct {
 	dims   []uint64
 	typ    Type
 	offset *uint64 // relative to the data; nil for the next free
+	bytes  int64   // of the data; 0 for what the type and the dimensions say
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -156,6 +157,9 @@ func (m *model) meta() (b []byte, data int64) {
 			if row, err := t.typ.RowBytes(int64(t.dims[0])); err == nil {
 				size *= row
 			}
+		}
+		if t.bytes > 0 {
+			size = t.bytes
 		}
 		w.number(u32(uint32(t.typ)))
 		if t.offset != nil {

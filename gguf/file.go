@@ -19,6 +19,9 @@
 //     would be 69,120.)
 //   - A name has at most 65,535 bytes, a tensor at most four dimensions, and an array holds no arrays.
 //
+// Names may hold any bytes, and tensors may have types that ggml does not know: such a tensor is
+// opaque, and only its extent is known.
+//
 // Counts and lengths are checked against the file's size before anything is allocated.
 //
 // Nearly all other packages use this one. Files, models and weights may be used by any number of
@@ -45,15 +48,6 @@ import (
 	"tensorcast/internal/regular"
 )
 
-var (
-	// ErrNotGGUF says that a file does not begin with GGUF's magic number.
-	ErrNotGGUF = errors.New("not a GGUF file")
-
-	// ErrTruncated says that a file is shorter than its metadata declares: it was cut off, or its
-	// counts are wrong.
-	ErrTruncated = errors.New("truncated")
-)
-
 // ErrChanged says that a file was changed or replaced after it was opened.
 var ErrChanged = errors.New("the file has changed since it was opened")
 
@@ -65,10 +59,13 @@ type File struct {
 	Size       int64    // bytes
 	Version    uint32   // of the format: 1 to 3
 	BigEndian  bool     // the byte order of the metadata and of the weights
-	Alignment  int64    // bytes; every tensor's offset from DataOffset is a multiple of it
+	Alignment  int64    // bytes, a power of two; every tensor's offset from DataOffset is a multiple of it
 	DataOffset int64    // absolute offset of the byte after the metadata and its padding
 	Metadata   []KV     // in file order, keys are unique
-	Tensors    []Tensor // ordered by Offset, no two overlap, names are unique
+	Tensors    []Tensor // ordered by Offset, none overlaps with another, names are unique
+
+	// InOrder says that the records of the tensors are in the order of their data.
+	InOrder bool
 
 	enc    encoding
 	kept   []byte      // values of the metadata that are no arrays and no long strings
@@ -88,13 +85,25 @@ func Is(r io.ReaderAt) bool {
 
 // Open reads the structure of the GGUF file at path. All its errors are [*fs.PathError]; they wrap
 // those of the file system or of Parse.
-func Open(path string) (*File, error) {
+func Open(path string) (*File, error) { return openWith(path, Parse) }
+
+// OpenHead reads of the GGUF file at path only the metadata, as much as there is of them. It is for
+// files that Open finds to be truncated. The model has no tensors. The other errors are those of Open.
+func OpenHead(path string) (*Model, error) {
+	f, err := openWith(path, parseHead)
+	if err != nil {
+		return nil, err
+	}
+	return &Model{Files: []*File{f}}, nil
+}
+
+func openWith(path string, parse func(io.ReaderAt, int64) (*File, error)) (*File, error) {
 	file, info, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	f, err := Parse(file, info.Size())
+	f, err := parse(file, info.Size())
 	if err != nil {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -19,31 +20,32 @@ func checkInvariants(t *testing.T, f *File) {
 	end := f.DataOffset
 	for i := range f.Tensors {
 		x := &f.Tensors[i]
-		if x.Offset < end || x.Size <= 0 || x.Size > f.Size-x.Offset || (x.Offset-f.DataOffset)%f.Alignment != 0 {
+		empty := slices.Contains(x.Shape, 0)
+		if x.Offset < end || x.Size < 0 || (x.Size == 0) != empty || x.Size > f.Size-x.Offset ||
+			(x.Offset-f.DataOffset)%f.Alignment != 0 {
 			t.Fatalf("tensor %q at %d, %d bytes; the one before ends at %d of %d", x.Name, x.Offset, x.Size, end,
 				f.Size)
 		}
 		end = x.End()
-		size := x.Size / x.Type.BlockBytes() * x.Type.BlockElems()
-		for _, ne := range x.Shape {
-			if ne <= 0 || size%ne != 0 {
-				t.Fatalf("tensor %q: shape %v, %d bytes", x.Name, x.Shape, x.Size)
-			}
-			size /= ne
+		if len(x.Shape) < 1 || len(x.Shape) > maxDims || slices.Min(x.Shape) < 0 || x.Type.Number() > MaxNumber {
+			t.Fatalf("tensor %q: shape %v, type %d", x.Name, x.Shape, uint32(x.Type))
 		}
-		if size != 1 || len(x.Shape) < 1 || len(x.Shape) > maxDims {
-			t.Fatalf("tensor %q: shape %v, %d bytes of %v", x.Name, x.Shape, x.Size, x.Type)
+		if size, err := x.Type.Bytes(x.Shape); !x.Opaque() && (err != nil || size != x.Size) {
+			t.Fatalf("tensor %q: shape %v, %d bytes of %v; want %d, %v", x.Name, x.Shape, x.Size, x.Type, size, err)
+		}
+		if n := int64(x.Experts()); n > 0 && x.ExpertStride() > 0 && n*x.ExpertStride() != x.Size {
+			t.Fatalf("%q: %d experts every %d bytes of %d", x.Name, n, x.ExpertStride(), x.Size)
+		}
+		if got, ok := f.Lookup(x.Name); !ok || got != x {
+			t.Fatalf("%q is not found", x.Name)
+		}
+		if empty {
+			continue
 		}
 		for _, off := range []int64{x.Offset, end - 1} {
 			if got, ok := f.At(off); !ok || got != x {
 				t.Fatalf("byte %d is not in %q", off, x.Name)
 			}
-		}
-		if got, ok := f.Lookup(x.Name); !ok || got != x {
-			t.Fatalf("%q is not found", x.Name)
-		}
-		if n := int64(x.Experts()); n > 0 && n*x.ExpertStride() != x.Size {
-			t.Fatalf("%q: %d experts every %d bytes of %d", x.Name, n, x.ExpertStride(), x.Size)
 		}
 	}
 	if _, ok := f.At(f.DataOffset - 1); ok {
@@ -89,6 +91,7 @@ func FuzzParse(f *testing.F) {
 		{alignmentKey, ValueUint32, u32(8)},
 		{"t", ValueArray, stringArray("a", "", "b")},
 	}, tensors: []tensorSpec{{name: "blk.0.ffn_down_exps.bias", dims: []uint64{1, 2}, typ: I8}}}).encode())
+	f.Add(forksModel().encode())
 	f.Add([]byte(magic + "\x00\x00\x00\x03"))
 
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -147,6 +147,29 @@ func TestEveryTypeAgainstGGML(t *testing.T) {
 	compareWithGGML(t, probe, path)
 }
 
+// llama.cpp's own cases are accepted and refused as they say there.
+func TestHandcraftedAgainstGGML(t *testing.T) {
+	probe := ggmlProbe(t)
+	path := filepath.Join(t.TempDir(), "m.gguf")
+	for _, h := range gguf.Handcrafteds() {
+		if err := os.WriteFile(path, h.Bytes, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		how := "map"
+		if h.Data {
+			how = "load"
+		}
+		_, err := probe(how, path)
+		as := (err == nil) == h.GGML && (err == nil || !strings.Contains(err.Error(), "signal: "))
+		switch {
+		case !as && h.Varies != "":
+			t.Logf("%s: of some versions of ggml it is known that %s: %v", h.Name, h.Varies, err)
+		case !as:
+			t.Errorf("%s: ggml says %v, want that it accepts it: %v", h.Name, err, h.GGML)
+		}
+	}
+}
+
 // models returns the trained models beside the repository, or skips the test.
 func models(t *testing.T) []string {
 	t.Helper()

@@ -237,6 +237,19 @@ func (m *Model) Locate(file int, off int64) (Location, bool) {
 	return l, ok
 }
 
+// CheckTypes returns an error if a tensor has a type that ggml's main line does not read.
+func (m *Model) CheckTypes() error {
+	for _, f := range m.Files {
+		for i := range f.Tensors {
+			if t := &f.Tensors[i]; !t.Type.Valid() {
+				err := fmt.Errorf("tensor %.100q: %v is not a type that ggml reads", t.Name, t.Type)
+				return &fs.PathError{Op: "read", Path: f.Path, Err: err}
+			}
+		}
+	}
+	return nil
+}
+
 // Size is the number of bytes of all files.
 func (m *Model) Size() int64 {
 	var n int64

@@ -6,14 +6,13 @@ package gguf
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"math/bits"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 	"unsafe"
 )
 
@@ -56,8 +55,6 @@ const (
 	// firstRecords is for how many records memory is allocated before the first is read: the count
 	// in the file cannot be trusted.
 	firstRecords = 1024
-
-	askWhole = "is the download whole?" // most short files are unfinished downloads
 )
 
 // Parse reads the structure of the GGUF file of size bytes that r holds. It reads the metadata,
@@ -65,7 +62,7 @@ const (
 // only in Each, Strings and Fingerprint. It is an error if the metadata have more than 256 MiB, or
 // if the structure would take more than 32 MiB of memory.
 //
-// Errors wrap ErrNotGGUF, ErrTruncated or r's own; others describe what is malformed and where.
+// Errors wrap ErrNotGGUF, ErrTruncated, ErrDamaged, ErrUnsupported or r's own.
 func Parse(r io.ReaderAt, size int64) (*File, error) { return parse(r, size, pieceBytes) }
 
 func parse(r io.ReaderAt, size, piece int64) (*File, error) {
@@ -87,6 +84,26 @@ func parse(r io.ReaderAt, size, piece int64) (*File, error) {
 	return f, nil
 }
 
+// parseHead reads as much of the metadata as there is of them. The File has no tensors.
+func parseHead(r io.ReaderAt, size int64) (*File, error) {
+	p := &parser{src: &source{r: r, size: size, piece: pieceBytes}, headOnly: true}
+	f := &File{Size: size, Alignment: defaultAlignment, r: r}
+	_, entries, err := p.readHeader(f)
+	if err != nil {
+		return nil, err
+	}
+	f.enc = p.enc
+	if err := p.readMetadata(f, entries); err != nil && !errors.Is(err, ErrTruncated) {
+		return nil, err
+	}
+	f.byKey, err = sortByName(len(f.Metadata), func(i int32) string { return f.Metadata[i].Key })
+	if err != nil {
+		return nil, damaged("two metadata entries have the key %w", err)
+	}
+	f.kept, f.memory, f.DataOffset = slices.Clip(p.kept), p.memory, min(p.off, size)
+	return f, nil
+}
+
 // parser reads a file from front to back.
 type parser struct {
 	src  *source
@@ -94,7 +111,9 @@ type parser struct {
 	off  int64 // of the next byte
 	kept []byte
 
-	memory int64 // bytes that the structure takes up to now
+	memory     int64 // bytes that the structure takes up to now
+	sawUnnamed bool  // a tensor without a name
+	headOnly   bool  // what is declared need not exist
 
 	// What is being read, for error messages: "tensor", 3, `blk.0.attn_q.weight`.
 	kind  string
@@ -113,21 +132,16 @@ func (p *parser) position() string {
 	return fmt.Sprintf("%s %d (%.100q)", p.kind, p.index, p.name)
 }
 
-// errorf is fmt.Errorf with the position.
-func (p *parser) errorf(format string, args ...any) error {
-	return fmt.Errorf("%s: %w", p.position(), fmt.Errorf(format, args...))
-}
-
 // require returns an error unless n more bytes exist. what names them.
 func (p *parser) require(n uint64, what string) error {
 	remain := p.src.size - p.off
 	if n > uint64(remain) {
-		return fmt.Errorf("%w: byte %d, %s of %s: %d bytes needed, %d remain of the file's %d; %s",
-			ErrTruncated, p.off, what, p.position(), n, remain, p.src.size, askWhole)
+		return cutOff("byte %d, %s of %s: %d bytes needed, %d remain of the file's %d", p.off, what, p.position(), n,
+			remain, p.src.size)
 	}
 	// skipStrings may have exceeded the limit by one piece.
 	if n > uint64(max(0, maxMetadata-p.off)) {
-		return p.errorf("byte %d, %s: metadata larger than %d MiB", p.off, what, maxMetadata>>20)
+		return p.beyond("byte %d, %s: metadata larger than %d MiB", p.off, what, maxMetadata>>20)
 	}
 	return nil
 }
@@ -148,7 +162,7 @@ func (p *parser) readBytes(n uint64, what string) ([]byte, error) {
 // account accounts for n bytes of memory that the structure takes from now on.
 func (p *parser) account(n int64) error {
 	if p.memory += n; p.memory > maxStructure {
-		return p.errorf("the structure up to here takes more than %d MiB of memory", maxStructure>>20)
+		return p.beyond("the structure up to here takes more than %d MiB of memory", maxStructure>>20)
 	}
 	return nil
 }
@@ -194,16 +208,19 @@ func (p *parser) readCount(minBytes int64, what string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+	if p.headOnly {
+		return int64(min(n, math.MaxInt64)), nil // reading ends where the file does
+	}
 	if remain := p.src.size - p.off; n > uint64(remain/minBytes) {
-		return 0, fmt.Errorf("%w: %s of %s is %d, the %d bytes that remain hold at most %d; %s",
-			ErrTruncated, what, p.position(), n, remain, remain/minBytes, askWhole)
+		return 0, cutOff("%s of %s is %d, the %d bytes that remain hold at most %d", what, p.position(), n, remain,
+			remain/minBytes)
 	}
 	return int64(n), nil
 }
 
-// readName reads a key or a tensor name. Names end up in tables, terminals and spreadsheets, so
-// unprintable ones are rejected.
-func (p *parser) readName(lengthOf, what string) (string, error) {
+// readName reads a key or a tensor name of at least shortest bytes. It may hold any bytes, as ggml
+// accepts them.
+func (p *parser) readName(lengthOf, what string, shortest uint64) (string, error) {
 	n, err := p.readLength(lengthOf)
 	if err != nil {
 		return "", err
@@ -211,21 +228,17 @@ func (p *parser) readName(lengthOf, what string) (string, error) {
 	if err := p.require(n, what); err != nil {
 		return "", err
 	}
-	if n == 0 || n > maxName {
-		return "", p.errorf("%s has %d bytes, not 1 to %d", what, n, maxName)
+	if n < shortest {
+		return "", p.errorf("%s has %d bytes", what, n)
+	}
+	if n > maxName {
+		return "", p.beyond("%s has %d bytes, more than %d", what, n, maxName)
 	}
 	b, err := p.readBytes(n, what)
 	if err != nil {
 		return "", err
 	}
-	if err := p.account(int64(n)); err != nil {
-		return "", err
-	}
-	s := string(b)
-	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return "", p.errorf("%s %.100q is not printable text", what, s)
-	}
-	return s, nil
+	return string(b), p.account(int64(n))
 }
 
 // readHeader reads the magic, the version and the counts. It finds out the byte order.
@@ -254,7 +267,7 @@ func (p *parser) readHeader(f *File) (tensors, entries int64, err error) {
 	case 2, 3:
 		p.enc.lengthBytes = 8
 	default:
-		return 0, 0, fmt.Errorf("GGUF version %d, this reader knows 1 to 3", f.Version)
+		return 0, 0, parseError(ErrUnsupported, "GGUF version %d, which is not 1 to 3", f.Version)
 	}
 	if tensors, err = p.readCount(p.minTensorBytes(), "the tensor count"); err != nil {
 		return 0, 0, err
@@ -267,9 +280,9 @@ func (p *parser) readHeader(f *File) (tensors, entries int64, err error) {
 // value of one byte.
 func (p *parser) minKVBytes() int64 { return p.enc.lengthBytes + 1 + 4 + 1 }
 
-// minTensorBytes is the size of the smallest record: a name of one byte with its length, the number
-// of dimensions, one dimension, the type, the offset.
-func (p *parser) minTensorBytes() int64 { return p.enc.lengthBytes + 1 + 4 + p.enc.lengthBytes + 4 + 8 }
+// minTensorBytes is the size of the smallest record: the length of an empty name, the number of
+// dimensions, the type, the offset.
+func (p *parser) minTensorBytes() int64 { return p.enc.lengthBytes + 4 + 4 + 8 }
 
 // readMetadata reads n entries.
 func (p *parser) readMetadata(f *File, n int64) error {
@@ -281,7 +294,7 @@ func (p *parser) readMetadata(f *File, n int64) error {
 		if err != nil {
 			return err
 		}
-		if kv.Key, err = p.readName("the key's length", "the key"); err != nil {
+		if kv.Key, err = p.readName("the key's length", "the key", 1); err != nil {
 			return err
 		}
 		p.name = kv.Key
@@ -293,15 +306,17 @@ func (p *parser) readMetadata(f *File, n int64) error {
 				return p.errorf("the alignment is of type %v, not u32", kv.Type)
 			}
 			f.Alignment = int64(p.enc.u32(p.kept[kv.kept:]))
-			if a := f.Alignment; a < 8 || a > maxAlignment || a&(a-1) != 0 {
-				return p.errorf("the alignment is %d, not a power of two from 8 to %d", a, maxAlignment)
+			if a := f.Alignment; a == 0 || a&(a-1) != 0 {
+				return p.errorf("the alignment is %d, not a power of two", a)
+			} else if a > maxAlignment {
+				return p.beyond("the alignment is %d, more than %d", a, maxAlignment)
 			}
 		}
 		f.Metadata = append(f.Metadata, kv)
 	}
-	var twice string
-	if f.byKey, twice = sortByName(len(f.Metadata), func(i int32) string { return f.Metadata[i].Key }); twice != "" {
-		return fmt.Errorf("two metadata entries have the key %.100q", twice)
+	var err error
+	if f.byKey, err = sortByName(len(f.Metadata), func(i int32) string { return f.Metadata[i].Key }); err != nil {
+		return damaged("two metadata entries have the key %w", err)
 	}
 	return nil
 }
@@ -314,7 +329,7 @@ func (p *parser) readValue(kv *KV) error {
 	}
 	kv.Type, kv.Len = ValueType(t), 1
 	if kv.Type >= valueTypeCount {
-		return p.errorf("unknown value type %d", t)
+		return p.beyond("unknown value type %d", t)
 	}
 	switch kv.Type {
 	case ValueArray:
@@ -359,10 +374,10 @@ func (p *parser) readArray(kv *KV) error {
 	}
 	kv.Elem = ValueType(t)
 	if kv.Elem >= valueTypeCount {
-		return p.errorf("unknown type %d of array elements", t)
+		return p.beyond("unknown type %d of array elements", t)
 	}
 	if kv.Elem == ValueArray {
-		return p.errorf("an array of arrays, which ggml does not read either")
+		return p.beyond("an array of arrays, which ggml does not read either")
 	}
 	width := valueTypes[kv.Elem].bytes
 	if kv.Elem == ValueString {
@@ -426,9 +441,9 @@ func (p *parser) readTensors(f *File, n int64) error {
 	if err := p.placeTensors(f); err != nil {
 		return err
 	}
-	var twice string
-	if f.byName, twice = sortByName(len(f.Tensors), func(i int32) string { return f.Tensors[i].Name }); twice != "" {
-		return fmt.Errorf("two tensors have the name %.100q", twice)
+	var err error
+	if f.byName, err = sortByName(len(f.Tensors), func(i int32) string { return f.Tensors[i].Name }); err != nil {
+		return damaged("two tensors have the name %w", err)
 	}
 	return nil
 }
@@ -458,52 +473,86 @@ func (p *parser) readTensorTable(f *File, n int64) error {
 // placeTensors makes the tensors' offsets absolute, and sorts the tensors by them. It checks the
 // alignment, and that tensors lie in the file and do not overlap.
 func (p *parser) placeTensors(f *File) error {
+	data := f.Size - f.DataOffset
+	unsized := false
 	for i := range f.Tensors {
 		t := &f.Tensors[i]
 		p.kind, p.index, p.name = "tensor", int64(i), t.Name
 		if t.Offset%f.Alignment != 0 {
 			return p.errorf("offset %d is not a multiple of the alignment %d", t.Offset, f.Alignment)
 		}
-		data := f.Size - f.DataOffset
-		if t.Offset > data || t.Size > data-t.Offset {
-			return fmt.Errorf("%w: %s needs %d bytes from %d of the data that begin at byte %d, the file has %d "+
-				"bytes; %s",
-				ErrTruncated, p.position(), t.Size, t.Offset, f.DataOffset, f.Size, askWhole)
+		if t.Offset > data || !isUnsized(t) && t.Size > data-t.Offset {
+			return cutOff("%s needs %d bytes from %d of the data that begin at byte %d, the file has %d bytes",
+				p.position(), max(t.Size, 0), t.Offset, f.DataOffset, f.Size)
 		}
+		unsized = unsized || isUnsized(t)
 		t.Offset += f.DataOffset
 	}
-	slices.SortFunc(f.Tensors, func(a, b Tensor) int { return cmp.Compare(a.Offset, b.Offset) })
-	for i := 1; i < len(f.Tensors); i++ {
-		if a, b := &f.Tensors[i-1], &f.Tensors[i]; b.Offset < a.End() {
-			return fmt.Errorf("tensors %.100q (bytes %d to %d) and %.100q (from byte %d) overlap",
-				a.Name, a.Offset, a.End(), b.Name, b.Offset)
+	compare := func(a, b Tensor) int {
+		// Of tensors that begin at the same byte, only the last may have any.
+		return cmp.Or(cmp.Compare(a.Offset, b.Offset), compareBools(hasElements(&a), hasElements(&b)))
+	}
+	if f.InOrder = slices.IsSortedFunc(f.Tensors, compare); !f.InOrder {
+		slices.SortFunc(f.Tensors, compare)
+	}
+	if unsized {
+		layOut(f)
+	}
+	return checkExtents(f)
+}
+
+// checkExtents checks that tensors in the order of their offsets lie in the file, do not overlap, and
+// have bytes if they have elements.
+func checkExtents(f *File) error {
+	end := f.DataOffset
+	for i := range f.Tensors {
+		t := &f.Tensors[i]
+		if t.Offset < end {
+			a := &f.Tensors[i-1]
+			return damaged("tensors %.100q (bytes %d to %d) and %.100q (from byte %d) overlap", a.Name, a.Offset,
+				a.End(), t.Name, t.Offset)
 		}
+		if t.Size > f.Size-t.Offset {
+			return cutOff("tensor %.100q needs %d bytes from byte %d, the file has %d bytes", t.Name, t.Size, t.Offset,
+				f.Size)
+		}
+		if t.Size == 0 && t.Opaque() && hasElements(t) {
+			if i+1 == len(f.Tensors) {
+				return cutOff("tensor %.100q begins at byte %d, where the file ends", t.Name, t.Offset)
+			}
+			return damaged("tensors %.100q and %.100q begin at the same byte %d", t.Name, f.Tensors[i+1].Name, t.Offset)
+		}
+		end = t.End()
 	}
 	return nil
 }
 
-// readTensor reads one tensor's record; its Offset stays relative to the data. The shape is
-// appended to dims.
+// readTensor reads one tensor's record; its Offset stays relative to the data, and its size is not
+// known yet if isUnsized. The shape is appended to dims.
 func (p *parser) readTensor(t *Tensor, dims []int64) ([]int64, error) {
 	var err error
-	if t.Name, err = p.readName("the name's length", "the name"); err != nil {
+	if t.Name, err = p.readName("the name's length", "the name", 0); err != nil {
 		return nil, err
 	}
 	p.name = t.Name
+	// Zeros are records without a name. In a sparse file there may be any number of them.
+	if t.Name == "" && p.sawUnnamed {
+		return nil, p.errorf("it is the second tensor without a name")
+	}
+	p.sawUnnamed = p.sawUnnamed || t.Name == ""
 	n, err := p.readU32("the number of dimensions")
 	if err != nil {
 		return nil, err
 	}
-	if n < 1 || n > maxDims {
-		return nil, p.errorf("%d dimensions, not 1 to %d", n, maxDims)
+	if n > maxDims {
+		return nil, p.beyond("%d dimensions, not 0 to %d", n, maxDims)
 	}
 	first := len(dims)
-	dims, elems, err := p.readShape(dims, n)
-	if err != nil {
+	if dims, err = p.readShape(dims, n); err != nil {
 		return nil, err
 	}
 	t.Shape = dims[first:len(dims):len(dims)]
-	if err := p.account(int64(8 * n)); err != nil {
+	if err := p.account(int64(8 * len(t.Shape))); err != nil {
 		return nil, err
 	}
 
@@ -511,16 +560,15 @@ func (p *parser) readTensor(t *Tensor, dims []int64) ([]int64, error) {
 	if err != nil {
 		return nil, err
 	}
+	if number > MaxNumber {
+		return nil, p.errorf("type(%d), which no fork of ggml has", number)
+	}
 	t.Type = Type(number)
-	row, err := t.Type.RowBytes(t.Shape[0])
-	if err != nil {
-		return nil, p.errorf("%w", err)
+	if t.Type.Valid() {
+		if t.Size, err = t.Type.Bytes(t.Shape); err != nil {
+			return nil, p.errorf("%w", err)
+		}
 	}
-	hi, size := bits.Mul64(uint64(row), elems/uint64(t.Shape[0]))
-	if hi != 0 || size > maxOffset {
-		return nil, p.errorf("its size does not fit 63 bits")
-	}
-	t.Size = int64(size)
 
 	offset, err := p.readU64("the offset")
 	if err != nil {
@@ -533,29 +581,32 @@ func (p *parser) readTensor(t *Tensor, dims []int64) ([]int64, error) {
 	return dims, nil
 }
 
-// readShape appends n dimensions to dims, and returns their product as well.
-func (p *parser) readShape(dims []int64, n uint32) (to []int64, elems uint64, err error) {
-	elems = 1
+// readShape appends n dimensions to dims. Without any, the tensor is of one element, and so is its
+// shape. A dimension may be 0: ggml reads such tensors.
+func (p *parser) readShape(dims []int64, n uint32) ([]int64, error) {
+	if n == 0 {
+		return append(dims, 1), nil
+	}
+	elems := uint64(1) // of the dimensions that are not 0: ggml multiplies in the order of the file
 	for d := range n {
 		ne, err := p.readLength("the dimensions")
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
-		if ne == 0 || ne > maxOffset {
-			return nil, 0, p.errorf("dimension %d is %d", d, ne)
+		if ne > maxOffset {
+			return nil, p.errorf("dimension %d is %d", d, ne)
 		}
 		var hi uint64
-		if hi, elems = bits.Mul64(elems, ne); hi != 0 || elems > maxOffset {
-			return nil, 0, p.errorf("its number of elements does not fit 63 bits")
+		if hi, elems = bits.Mul64(elems, max(ne, 1)); hi != 0 || elems > maxOffset {
+			return nil, p.errorf("its number of elements does not fit 63 bits")
 		}
 		dims = append(dims, int64(ne))
 	}
-	return dims, elems, nil
+	return dims, nil
 }
 
-// sortByName sorts the numbers 0..n-1 by name. It also returns a name that occurs twice, or ""
-// (names are never empty).
-func sortByName(n int, name func(int32) string) (order []int32, twice string) {
+// sortByName sorts the numbers 0..n-1 by name. It is an error, with the name, if one occurs twice.
+func sortByName(n int, name func(int32) string) (order []int32, err error) {
 	order = make([]int32, n)
 	for i := range order {
 		order[i] = int32(i)
@@ -563,8 +614,8 @@ func sortByName(n int, name func(int32) string) (order []int32, twice string) {
 	slices.SortFunc(order, func(a, b int32) int { return strings.Compare(name(a), name(b)) })
 	for i := 1; i < n; i++ {
 		if name(order[i-1]) == name(order[i]) {
-			return nil, name(order[i])
+			return nil, fmt.Errorf("%.100q", name(order[i]))
 		}
 	}
-	return order, ""
+	return order, nil
 }

@@ -150,7 +150,7 @@ func TestHoles(t *testing.T) {
 		},
 		{
 			"tensor count one too many", func(m *model) { m.tensorCount = ptr(uint64(len(m.tensors) + 1)) },
-			"tensor 6", nil,
+			"overlap", nil, // the padding is a record of zeros
 		},
 		{
 			"metadata count of all ones", func(m *model) { m.kvCount = ptr[uint64](math.MaxUint64) },
@@ -163,7 +163,6 @@ func TestHoles(t *testing.T) {
 
 		{"empty key", set("", ValueUint8, []byte{1}), "the key has 0 bytes", nil},
 		{"long key", set(strings.Repeat("k", maxName+1), ValueUint8, []byte{1}), "the key has 65536 bytes", nil},
-		{"control character in a key", set("a\x1b[2Jb", ValueUint8, []byte{1}), `"a\x1b[2Jb" is not printable`, nil},
 		{"duplicate key", set("v.u8", ValueUint8, []byte{1}), `two metadata entries have the key "v.u8"`, nil},
 		{
 			"unknown value type", set("k", valueTypeCount, []byte{1}),
@@ -206,7 +205,6 @@ func TestHoles(t *testing.T) {
 		},
 
 		{"alignment 0", alignment(ValueUint32, u32(0)), "the alignment is 0", nil},
-		{"alignment 4", alignment(ValueUint32, u32(4)), "the alignment is 4", nil},
 		{"alignment 7", alignment(ValueUint32, u32(7)), "the alignment is 7", nil},
 		{"alignment 48", alignment(ValueUint32, u32(48)), "the alignment is 48", nil},
 		{"alignment 2^30", alignment(ValueUint32, u32(1<<30)), "the alignment is 1073741824", nil},
@@ -214,23 +212,18 @@ func TestHoles(t *testing.T) {
 		{"alignment of another type", alignment(ValueUint64, u64(64)), "the alignment is of type u64", nil},
 		{"alignment as a string", alignment(ValueString, str("64")), "the alignment is of type str", nil},
 
-		{"empty tensor name", named(""), "the name has 0 bytes", nil},
 		{"duplicate tensor name", named("output.weight"), `two tensors have the name "output.weight"`, nil},
-		{"newline in a tensor name", named("a\nb"), `"a\nb" is not printable`, nil},
-		{"NUL in a tensor name", named("a\x00b"), "is not printable", nil},
-		{"invalid UTF-8 in a tensor name", named("a\xff"), "is not printable", nil},
-		{"text direction override in a tensor name", named("a\u202eb"), "is not printable", nil},
-		{"no dimensions", dims(F32), "0 dimensions", nil},
 		{"five dimensions", dims(F32, 1, 1, 1, 1, 1), `tensor 5 ("blk.1.odd"): 5 dimensions`, nil},
-		{"dimension 0", dims(F32, 4, 0), "dimension 1 is 0", nil},
 		{"negative dimension", dims(F32, math.MaxUint64), "dimension 0 is 18446744073709551615", nil},
 		{"product wraps to 0", dims(F32, 1<<32, 1<<32), "number of elements does not fit", nil},
 		{"product wraps to a small number", dims(F32, 1<<62, 4, 1<<60, 16), "number of elements does not fit", nil},
 		{"product of 63 bits, size of 65", dims(F32, 1, 1<<62), "its size does not fit", nil},
 		{"row of 65 bits", dims(F32, 1<<62), "does not fit 63 bits", nil},
 		{"row not of whole blocks", dims(Q4_K, 255), "not a whole number of Q4_K blocks", nil},
-		{"removed type", dims(Type(4), 32), `tensor 5 ("blk.1.odd"): type(4)`, nil},
-		{"unknown type", dims(Type(43), 32), `tensor 5 ("blk.1.odd"): type(43)`, nil},
+		{
+			"unknown type without a byte", dims(Type(43), 32), `tensor "blk.1.odd" begins at byte 2176, where the file ends`,
+			ErrTruncated,
+		},
 		{"type of all ones", dims(Type(math.MaxUint32), 32), "type(4294967295)", nil},
 		{"size beyond the file", dims(F32, 1<<40), "tensor 5", ErrTruncated},
 		{"offset beyond the file", at(1 << 40), "tensor 5", ErrTruncated},
@@ -255,6 +248,16 @@ func TestHoles(t *testing.T) {
 			runtime.ReadMemStats(&after)
 			if err == nil {
 				t.Fatalf("no error; tensors %+v", f.Tensors)
+			}
+			kinds := 0
+			for kind, todo := range advice {
+				text := err.Error()
+				if errors.Is(err, kind) && strings.HasSuffix(text, "; "+todo) && strings.Count(text, todo) == 1 {
+					kinds++
+				}
+			}
+			if kinds != 1 {
+				t.Errorf("error %q does not say what to do", err)
 			}
 			if !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %q does not say %q", err, tt.want)

@@ -13,10 +13,16 @@ import (
 type Tensor struct {
 	Name   string
 	Type   Type
-	Shape  []int64 // elements per dimension, fastest first, 1 to 4 dimensions as in the file, each at least 1
+	Shape  []int64 // elements per dimension, fastest first, 1 to 4 dimensions, none negative
 	Offset int64   // absolute byte offset in the file
-	Size   int64   // bytes, without the padding that may follow
+	// Size is in bytes, without the padding that may follow. Of an opaque tensor it has the padding, up to
+	// the next tensor or the end of the file. It is 0 if a dimension is.
+	Size int64
 }
+
+// Opaque reports whether nothing but the extent is known of the tensor's bytes, because its type is
+// not known.
+func (t *Tensor) Opaque() bool { return !t.Type.Known() }
 
 // End is the absolute offset of the byte after the tensor.
 func (t *Tensor) End() int64 { return t.Offset + t.Size }
@@ -88,13 +94,14 @@ func (t *Tensor) Experts() int {
 }
 
 // ExpertStride is the size in bytes of one expert's slice. Expert e is at [Offset+e*ExpertStride,
-// Offset+(e+1)*ExpertStride). It is 0 if Experts is.
+// Offset+(e+1)*ExpertStride). It is 0 if Experts is, and if it is not known where slices begin. The
+// slices of an opaque tensor are taken to be equal parts of it, if it has such.
 func (t *Tensor) ExpertStride() int64 {
-	n := t.Experts()
-	if n == 0 {
+	n := int64(t.Experts())
+	if n == 0 || t.Size%n != 0 || t.Type.Known() && t.Type.BlockElems() == 0 {
 		return 0
 	}
-	return t.Size / int64(n)
+	return t.Size / n
 }
 
 // ExpertAt is the expert that byte off of the file belongs to; -1 if it belongs to none, or is not

@@ -1,17 +1,26 @@
 package gguf
 
-// This file holds the table of ggml's tensor types: names, block lengths and block bytes.
+// This file holds the table of the tensor types of ggml's main line: names, block lengths and block
+// bytes. type_fork.go has those of forks.
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"math/bits"
+	"slices"
 )
 
-// Type is the number that a GGUF file stores for a tensor's element type (enum ggml_type in ggml.h).
+// Type is a tensor's element type. For most types it is the number that a GGUF file stores (enum
+// ggml_type in ggml.h). Forks have given the same number to different types. Of these all but one
+// have a value of this package's own, and Number is the file's.
+//
+// A type is one of three kinds: one that ggml's main line reads (Valid), one that only a fork reads
+// (Known, but not Valid), or one of which nothing but the number is known.
 type Type uint32
 
-// The types that a GGUF file may hold. The missing numbers (4, 5, 31 to 33, 36 to 38) were removed
-// from ggml and are rejected.
+// The types that ggml's main line reads. The missing numbers (4, 5, 31 to 33, 36 to 38) were removed
+// from it, but some forks read them.
 const (
 	F32    Type = 0
 	F16    Type = 1
@@ -52,15 +61,24 @@ const (
 	typeCount = 43
 )
 
-// typeInfo describes a type.
-type typeInfo struct {
+// blocks describes a type of ggml's main line.
+type blocks struct {
 	name  string
 	elems int64 // elements per block
 	bytes int64 // bytes per block
 }
 
+// typeInfo describes any type.
+type typeInfo struct {
+	blocks
+	head int64 // bytes before the blocks of each row
+	// whole is the size of a tensor of a type whose rows have no size of their own; else nil.
+	whole func(shape []int64) (bytes int64, err error)
+	fork  string // who reads it; "" for ggml's main line
+}
+
 // types is ggml.c's type_traits (August 2026); the tests compare it with the real libggml-base.
-var types = [typeCount]typeInfo{
+var types = [typeCount]blocks{
 	F32: {"F32", 1, 4}, F16: {"F16", 1, 2}, BF16: {"BF16", 1, 2}, F64: {"F64", 1, 8},
 	I8: {"I8", 1, 1}, I16: {"I16", 1, 2}, I32: {"I32", 1, 4}, I64: {"I64", 1, 8},
 	Q4_0: {"Q4_0", 32, 18}, Q4_1: {"Q4_1", 32, 20}, Q5_0: {"Q5_0", 32, 22}, Q5_1: {"Q5_1", 32, 24},
@@ -74,48 +92,109 @@ var types = [typeCount]typeInfo{
 	MXFP4: {"MXFP4", 32, 17}, NVFP4: {"NVFP4", 64, 36}, Q1_0: {"Q1_0", 128, 18}, Q2_0: {"Q2_0", 64, 18},
 }
 
-// Valid reports whether t is a type that ggml still supports.
+// Valid reports whether t is a type that ggml's main line reads.
 func (t Type) Valid() bool { return t < typeCount && types[t].elems != 0 }
 
-// String is the usual name ("Q8_0", "IQ2_XXS"), or "type(N)" for an unknown number.
+// Known reports whether the size of a tensor of the type follows from its shape.
+func (t Type) Known() bool {
+	_, ok := t.info()
+	return ok
+}
+
+// Fork names the fork of ggml that reads the type ("ik_llama.cpp"). It is "" if ggml's main line
+// reads it, and if the type is not known.
+func (t Type) Fork() string {
+	info, _ := t.info()
+	return info.fork
+}
+
+// Number is the number that a file stores for the type.
+func (t Type) Number() uint32 { return uint32(t) & MaxNumber }
+
+func (t Type) info() (typeInfo, bool) {
+	if t.Valid() {
+		return typeInfo{blocks: types[t]}, true
+	}
+	info, ok := forkTypes[t]
+	return info, ok
+}
+
+// String is the usual name ("Q8_0", "IQ2_XXS", "IQ4_KS"), or "type(N)" if it is not known.
 func (t Type) String() string {
-	if !t.Valid() {
-		return fmt.Sprintf("type(%d)", uint32(t))
+	info, ok := t.info()
+	if !ok {
+		return fmt.Sprintf("type(%d)", t.Number())
 	}
-	return types[t].name
+	return info.name
 }
 
-// BlockElems is the number of elements in one block: 1 for plain types, 32 to 256 for quantised
-// ones, 0 if t is not valid.
+// BlockElems is the number of elements in one block: 1 for plain types, 16 to 256 for quantised
+// ones, 0 if t is not known, or its tensors have no blocks.
 func (t Type) BlockElems() int64 {
-	if !t.Valid() {
-		return 0
-	}
-	return types[t].elems
+	info, _ := t.info()
+	return info.elems
 }
 
-// BlockBytes is the number of bytes in one block; 0 if t is not valid.
+// BlockBytes is the number of bytes in one block; 0 if t is not known, or its tensors have no blocks.
 func (t Type) BlockBytes() int64 {
-	if !t.Valid() {
-		return 0
-	}
-	return types[t].bytes
+	info, _ := t.info()
+	return info.bytes
 }
 
-// RowBytes is the number of bytes in a row of elems elements (ggml_row_size). It is an error if
-// that is no whole number of blocks.
+// HeadBytes is the number of bytes that precede the blocks of each row. Types of ggml's main line
+// have none.
+func (t Type) HeadBytes() int64 {
+	info, _ := t.info()
+	return info.head
+}
+
+// RowBytes is the number of bytes in a row of elems elements, with its head (ggml_row_size). It is an
+// error if that is no whole number of blocks, if the type is not known, or if rows of it have no size
+// of their own.
 func (t Type) RowBytes(elems int64) (int64, error) {
-	if !t.Valid() {
-		return 0, fmt.Errorf("%v is not a type that ggml reads", t)
+	info, ok := t.info()
+	if !ok {
+		return 0, fmt.Errorf("%v is not a type whose size is known", t)
 	}
-	info := types[t]
+	if info.whole != nil {
+		return 0, fmt.Errorf("rows of %s have no size of their own", info.name)
+	}
 	if elems < 0 || elems%info.elems != 0 {
 		return 0, fmt.Errorf("a row of %d elements is not a whole number of %s blocks of %d", elems, info.name,
 			info.elems)
 	}
 	hi, lo := bits.Mul64(uint64(elems/info.elems), uint64(info.bytes))
-	if hi != 0 || lo > 1<<63-1 {
+	if hi != 0 || lo > math.MaxInt64-uint64(info.head) {
 		return 0, fmt.Errorf("a row of %d elements of %s does not fit 63 bits", elems, info.name)
 	}
-	return int64(lo), nil
+	return int64(lo) + info.head, nil
+}
+
+// errLarge says that a tensor's size cannot be an offset in a file.
+var errLarge = errors.New("its size does not fit 63 bits")
+
+// Bytes is the number of bytes of a tensor (ggml_nbytes). The shape has one to four dimensions, the
+// fastest first, none negative. If one is 0, so is the result. The errors are those of RowBytes; for
+// a type whose rows have no size of their own, a shape that it cannot have.
+func (t Type) Bytes(shape []int64) (int64, error) {
+	info, _ := t.info()
+	empty := slices.Contains(shape, 0)
+	if info.whole != nil {
+		if empty {
+			return 0, nil
+		}
+		return info.whole(shape)
+	}
+	size, err := t.RowBytes(shape[0])
+	if err != nil || empty {
+		return 0, err
+	}
+	for _, n := range shape[1:] {
+		hi, lo := bits.Mul64(uint64(size), uint64(n))
+		if hi != 0 || lo > math.MaxInt64 {
+			return 0, errLarge
+		}
+		size = int64(lo)
+	}
+	return size, nil
 }

@@ -99,10 +99,11 @@ func (w *Weights) Lookup(name string) (Weight, bool) {
 }
 
 // At returns the handle for a location in w.Model, as its Lookup and Locate return it: for the
-// expert's slice if the location names an expert, else for the whole tensor.
+// expert's slice if the location names an expert and it is known where its slice is, else for the
+// whole tensor.
 func (w *Weights) At(l Location) Weight {
 	h := Weight{Tensor: l.Tensor, Expert: -1, w: w, extent: extent{l.File, l.Tensor.Offset, l.Tensor.Size}}
-	if stride := l.Tensor.ExpertStride(); l.Expert >= 0 && l.Expert < l.Tensor.Experts() {
+	if stride := l.Tensor.ExpertStride(); stride > 0 && l.Expert >= 0 && l.Expert < l.Tensor.Experts() {
 		h.Expert, h.extent.off, h.extent.size = l.Expert, l.Tensor.Offset+int64(l.Expert)*stride, stride
 	}
 	return h
@@ -184,8 +185,8 @@ func (v *Floats) Release() {
 // Float32 returns the weights as float32, computed by Dequantize. After Release they stay cached
 // until their memory is needed. Then the values that were released longest ago are evicted. Float32
 // never waits for a Release: it returns ErrCacheFull if the values do not fit together with those
-// that have not been released. It returns ErrTruncated or EIO as View does, and
-// errors.ErrUnsupported for a big-endian file.
+// that have not been released. It returns ErrNoDecoder as Dequantize does, ErrTruncated or EIO as View
+// does, and errors.ErrUnsupported for a big-endian file.
 func (h Weight) Float32() (*Floats, error) {
 	if err := h.w.beginUse(); err != nil {
 		return nil, h.errorf(err)
@@ -195,6 +196,9 @@ func (h Weight) Float32() (*Floats, error) {
 		return nil, h.errorf(fmt.Errorf("%w: weights in big-endian order", errors.ErrUnsupported))
 	}
 	typ := h.Tensor.Type
+	if typ.BlockBytes() == 0 {
+		return nil, h.errorf(fmt.Errorf("%v: %w", typ, ErrNoDecoder))
+	}
 	n := h.extent.size / typ.BlockBytes() * typ.BlockElems()
 	e, err := h.w.cache.acquire(h.extent, n, h.dequantise)
 	if err != nil {

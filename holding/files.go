@@ -6,6 +6,7 @@ package holding
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,6 +47,10 @@ type File struct {
 	// Changed says that the file at Path is not the one that the process maps, or is no complete
 	// GGUF file any more. Then only Path is set.
 	Changed bool `json:"changed"`
+	// Problem says why a file that is Changed cannot be read.
+	Problem string `json:"problem,omitempty"`
+	// Foreign says which types that ggml's main line does not read its tensors have, a line for each.
+	Foreign []string `json:"foreign_types,omitempty"`
 
 	ID proc.FileID `json:"-"` // as in the memory map
 	At proc.Place  `json:"-"` // to open it; zero if it is Changed
@@ -138,6 +143,9 @@ func (e *Examiner) findModels(sp *space, h *Holding) []*model {
 		}
 		h.Files = append(h.Files, m.file)
 	}
+	if len(h.Files) == 0 {
+		h.Inside = e.findInside(sp)
+	}
 	return read
 }
 
@@ -164,7 +172,7 @@ func (e *Examiner) openModels(sp *space) (all []*model) {
 			continue // one of the many files that a process maps and that cannot be opened from here
 		}
 		if err != nil {
-			m = &model{file: File{Path: c.first.Path, Changed: true}}
+			m = &model{file: File{Path: c.first.Path, Changed: true, Problem: explainUnreadable(err)}}
 		}
 		m.file.Closed = sp.open != nil && !sp.open[c.first.Path]
 		if m.gguf != nil {
@@ -174,6 +182,18 @@ func (e *Examiner) openModels(sp *space) (all []*model) {
 		all = append(all, m)
 	}
 	return all
+}
+
+// explainUnreadable says why a model that is mapped cannot be read, and what to do.
+func explainUnreadable(err error) string {
+	const restart = "restart llama.cpp with the model that is there now"
+	switch {
+	case errors.Is(err, proc.ErrOtherFile), errors.Is(err, fs.ErrNotExist):
+		return "it was replaced or removed since the process mapped it; " + restart
+	case errors.Is(err, gguf.ErrTruncated):
+		return fmt.Sprintf("%v Was it cut off since the process mapped it? Then %s", err, restart)
+	}
+	return err.Error()
 }
 
 // addSpans finds out which parts of the models are mapped.
@@ -240,7 +260,7 @@ func (e *Examiner) openModel(c *mapped, before map[proc.FileID]part) (*model, er
 	device, readAhead := e.sys.deviceOf(info)
 	m := &model{gguf: known.gguf, file: File{
 		Path: at.Path, At: at, Size: info.Size(), Store: known.store, System: known.system,
-		Device: device, ReadAhead: readAhead, PageOut: mayPageOut(f),
+		Device: device, ReadAhead: readAhead, PageOut: mayPageOut(f), Foreign: gguf.ForeignTypes(known.gguf),
 	}}
 	if m.file.Resident, err = pagecache.Resident(f, 0, info.Size()); err != nil {
 		m.file.Resident = -1
@@ -282,8 +302,8 @@ func (m *model) countUnread(h *Holding, ranges [][2]int64) {
 // StoreOf returns what the pages of an open file are to the kernel, and the name of its file system
 // (see File.System).
 func StoreOf(f *os.File) (s Store, system string, err error) {
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &stat); err != nil {
 		return "", "", fmt.Errorf("ask for the file system of %s: %w", f.Name(), err)
 	}
 	var st unix.Statx_t
@@ -291,7 +311,7 @@ func StoreOf(f *os.File) (s Store, system string, err error) {
 	if err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return "", "", fmt.Errorf("ask for the attributes of %s: %w", f.Name(), err)
 	}
-	s, system = storeOf(int64(fs.Type), st.Attributes&st.Attributes_mask)
+	s, system = storeOf(int64(stat.Type), st.Attributes&st.Attributes_mask)
 	return s, system, nil
 }
 

@@ -35,8 +35,10 @@ import (
 
 // Holding is how a process holds its model. Amounts are bytes.
 type Holding struct {
-	PID     int     `json:"pid"`
-	Files   []File  `json:"files"`   // GGUF files that it maps, by address
+	PID   int    `json:"pid"`
+	Files []File `json:"files"` // GGUF files that it maps, by address
+	// Inside says, if there are no Files, that a GGUF file lies inside of a file that it maps.
+	Inside  string  `json:"inside,omitempty"`
 	Weights Weights `json:"weights"` // of these files; if there are none, those that were found in the process's memory
 	Mode    Mode    `json:"mode"`
 	Exact   bool    `json:"exact"` // the process's own table of tensors was found, so Weights is not presumed
@@ -127,7 +129,9 @@ type Examiner struct {
 	sys     system
 	pid     int
 	noModel map[proc.FileID]bool // files that are no models
-	parts   map[proc.FileID]part // what was read of the models
+	// noInside are files in which no model was found.
+	noInside map[proc.FileID]bool
+	parts    map[proc.FileID]part // what was read of the models
 	// hits are addresses where weights were found in the process's memory. They are looked for
 	// there first.
 	hits []uint64
@@ -150,7 +154,10 @@ func (e *Examiner) askProgram() loadflags.Program {
 func New(pid int) *Examiner { return newExaminer(system{"/"}, pid) }
 
 func newExaminer(sys system, pid int) *Examiner {
-	return &Examiner{sys: sys, pid: pid, noModel: map[proc.FileID]bool{}, parts: map[proc.FileID]part{}}
+	return &Examiner{
+		sys: sys, pid: pid, parts: map[proc.FileID]part{},
+		noModel: map[proc.FileID]bool{}, noInside: map[proc.FileID]bool{},
+	}
 }
 
 // Examine finds out how the process holds its model now. What may not be seen is left out: without

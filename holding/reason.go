@@ -169,10 +169,8 @@ func (j *judge) addFile(f *File) {
 	}
 	switch {
 	case f.Changed:
-		j.add(j.Mode == ModeNone, FileChanged,
-			"%s cannot be read as the file that the process maps: it was replaced, cut off or is damaged; "+
-				"restart llama.cpp with the model that is there now",
-			name)
+		j.add(j.Mode == ModeNone, FileChanged, "%s cannot be read as the file that the process maps: %s", name,
+			visible.Line(f.Problem))
 	case f.Store == StoreMemory:
 		j.add(matters, InMemory,
 			"%s lies on %s%s: its pages are memory already, and paging them out would swap; put the model on a disk",
@@ -323,6 +321,10 @@ func (h *Holding) WhereWeights() (findings []Finding) {
 		return nil // the weights that it computes with are in that file
 	}
 	if h.Mode == ModeNone {
+		if h.Inside != "" {
+			add(true, NoModel, "the process maps no GGUF file, but %s", h.Inside)
+			return findings
+		}
 		add(true, NoModel,
 			"the process maps no GGUF file, and no weights were found in its memory: it is no llama.cpp, or has "+
 				"not loaded its model yet")

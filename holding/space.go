@@ -39,6 +39,7 @@ type space struct {
 	open     map[string]bool         // paths of files that the process has open, as the kernel has them; nil: not known
 	areas    []area                  // by address
 	files    map[proc.FileID]*mapped // those that may be models
+	programs map[proc.FileID]*mapped // those with code
 	devices  []string
 	backends []string
 }
@@ -56,8 +57,7 @@ func (s system) readSpace(pid int) (*space, error) {
 		return nil, err
 	}
 	defer f.Close()
-	sp := &space{files: map[proc.FileID]*mapped{}}
-	programs := map[proc.FileID]bool{}
+	sp := &space{files: map[proc.FileID]*mapped{}, programs: map[proc.FileID]*mapped{}}
 	err = proc.EachArea(f, func(a *proc.Area) {
 		is := area{start: a.Start, end: a.End, offset: a.Offset, file: a.File}
 		named := strings.HasPrefix(a.Path, "/")
@@ -73,24 +73,29 @@ func (s system) readSpace(pid int) (*space, error) {
 			is.mayHoldTables = !a.Shared && !named && !strings.HasPrefix(a.Path, "[stack")
 			is.heap = a.Path == "[heap]"
 		case a.Executable:
-			programs[a.File] = true
+			sp.addMapped(sp.programs, a)
 			sp.backends = addBackend(sp.backends, a.Path)
 		case a.Readable && named:
 			is.kind = kindFile
-			if m := sp.files[a.File]; m != nil {
-				m.bytes += a.End - a.Start
-				break
-			}
-			m := &mapped{first: a.Mapping, bytes: a.End - a.Start}
-			m.first.Path = strings.Clone(a.Path)
-			sp.files[a.File] = m
+			sp.addMapped(sp.files, a)
 		}
 		sp.areas = append(sp.areas, is)
 	})
-	for id := range programs {
+	for id := range sp.programs {
 		delete(sp.files, id)
 	}
 	return sp, err
+}
+
+// addMapped adds an area to what is known of its file.
+func (s *space) addMapped(to map[proc.FileID]*mapped, a *proc.Area) {
+	if m := to[a.File]; m != nil {
+		m.bytes += a.End - a.Start
+		return
+	}
+	m := &mapped{first: a.Mapping, bytes: a.End - a.Start}
+	m.first.Path = strings.Clone(a.Path)
+	to[a.File] = m
 }
 
 // isMemoryPath reports whether a path in a memory map stands for memory that belongs to no file.
@@ -117,12 +122,15 @@ func (s *space) areaAt(address uint64) *area {
 }
 
 // maxFiles bounds how many of the files that a process maps are looked at, the largest first. Usual
-// processes map some 50, and a model is not among the small ones.
-const maxFiles = 512
+// processes map some 50, and a model is not among the small ones. A split model may have some thousand
+// parts.
+const maxFiles = 1 << 13
 
 // candidates lists the files that may be models, the largest first.
-func (s *space) candidates() []*mapped {
-	all := slices.SortedFunc(maps.Values(s.files), func(a, b *mapped) int {
+func (s *space) candidates() []*mapped { return largest(s.files) }
+
+func largest(files map[proc.FileID]*mapped) []*mapped {
+	all := slices.SortedFunc(maps.Values(files), func(a, b *mapped) int {
 		return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.first.Start, b.first.Start))
 	})
 	return all[:min(len(all), maxFiles)]

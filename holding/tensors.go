@@ -322,9 +322,10 @@ func (t *table) noteLoose(name string, data uint64, valid bool, size uint64) boo
 	return true
 }
 
-// hasTypeAndShape reports whether a tensor in memory has the type and the shape of this weight.
+// hasTypeAndShape reports whether a tensor in memory has the shape of this weight, and its type unless
+// that is not known.
 func (w *weight) hasTypeAndShape(raw []byte, l *ggml.Layout) bool {
-	if uint32(w.of.Type) != binary.LittleEndian.Uint32(raw[l.Type:]) {
+	if !w.of.Opaque() && w.of.Type.Number() != binary.LittleEndian.Uint32(raw[l.Type:]) {
 		return false
 	}
 	for i := range uint32(4) {

@@ -15,6 +15,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/gguf"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/visible"
 	"tensorcast/trace/tables"
 )
 
@@ -72,9 +73,9 @@ func (m *model) addFiles(files []*gguf.File, row int) []tables.StructureRow {
 			t := &f.Tensors[i]
 			p.rows[t] = int32(row + len(rows))
 			rows = append(rows, tables.StructureRow{
-				Name: t.Name, Offset: t.Offset, Size: t.Size, Type: t.Type.String(), Layer: int32(t.Layer()),
-				Component: t.Component(),
-				File:      p.name, Shape: t.Shape, Experts: int32(t.Experts()), ExpertStride: t.ExpertStride(),
+				Name: shownName(t.Name), Offset: t.Offset, Size: t.Size, Type: t.Type.String(),
+				Layer: int32(t.Layer()), Component: shownName(t.Component()),
+				File: p.name, Shape: t.Shape, Experts: int32(t.Experts()), ExpertStride: t.ExpertStride(),
 				Model: m.index,
 			})
 			if layer := t.Layer(); layer >= 0 {
@@ -84,6 +85,14 @@ func (m *model) addFiles(files []*gguf.File, row int) []tables.StructureRow {
 		m.parts = append(m.parts, p)
 	}
 	return rows
+}
+
+// shownName is a tensor's name as tables have it: some text, whatever the file has.
+func shownName(name string) string {
+	if name == "" {
+		return `""`
+	}
+	return visible.Line(name)
 }
 
 // files returns the files of the model's parts.

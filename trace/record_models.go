@@ -4,8 +4,10 @@ package trace
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"tensorcast/event"
 	"tensorcast/gguf"
@@ -36,7 +38,7 @@ func (r *Recorder) recordFile(e event.FileSeen) error {
 		r.opts.Log.Debug("not a model", "file", e.Path)
 		return r.registerFile(e.File, nil)
 	case err != nil && len(r.models) > 0:
-		r.opts.Log.Warn("the target reads weights of another file, which is not recorded", "file", e.Path, "error", err)
+		r.warnOfFile(e.Path, err)
 		return r.registerFile(e.File, nil)
 	case err != nil:
 		return fmt.Errorf("read the structure of the model: %w", err)
@@ -50,6 +52,21 @@ func (r *Recorder) recordFile(e event.FileSeen) error {
 		return err
 	}
 	return r.registerFile(e.File, r.partWithID(e.ID))
+}
+
+// warnOfFile says that a file is not recorded. A target may read any number of them, so most are told of
+// only in the log's details.
+func (r *Recorder) warnOfFile(path string, err error) {
+	const told = 8
+	level := slog.LevelWarn
+	if r.unrecorded++; r.unrecorded > told {
+		level = slog.LevelDebug
+	}
+	const message = "the target reads weights of another file, which is not recorded"
+	r.opts.Log.Log(context.Background(), level, message, "file", path, "error", err)
+	if r.unrecorded == told {
+		r.opts.Log.Warn("further files that are not recorded are not told of")
+	}
 }
 
 // partWithID returns the part of a known model whose file has the id, nil if there is none.

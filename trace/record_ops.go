@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"tensorcast/event"
+	"tensorcast/gguf"
 	"tensorcast/trace/tables"
 )
 
@@ -112,8 +113,25 @@ func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (sourceRead, er
 		Op: o.Name, Tensor: row, DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer,
 	}
 	read.slices, read.stride = src.Slices(o.GatherDim)
+	if t.Opaque() {
+		read.boundBy(t, src, o.GatherDim)
+	}
 	p.model.noteLayer(int(read.Layer))
 	return read, nil
+}
+
+// boundBy makes what is known of a read of an opaque tensor agree with the tensor's extent. The target
+// may know the type's size. If it does not, or contradicts the file, a matrix is read as a whole, and
+// an expert's slice is an equal part of it, if there are such.
+func (read *sourceRead) boundBy(t *gguf.Tensor, src *event.Source, dim int) {
+	rest := t.End() - read.Offset
+	if read.Bytes > 0 && read.Bytes <= rest {
+		return
+	}
+	read.Bytes, read.slices, read.stride = rest, 0, 0
+	if dim > 0 && dim < len(src.NE) && src.NE[dim] > 0 {
+		read.slices, read.stride = src.NE[dim], rest/src.NE[dim]
+	}
 }
 
 // gatheredIDs returns the distinct ids of an op, in order of first occurrence. Each is the number of a

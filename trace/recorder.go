@@ -90,9 +90,10 @@ type Recorder struct {
 
 	// Models (record_models.go).
 
-	models []*model
-	files  map[event.FileID]*modelPart // nil for a file that belongs to no model
-	rows   []tables.StructureRow
+	models     []*model
+	files      map[event.FileID]*modelPart // nil for a file that belongs to no model
+	unrecorded int                         // files that belong to no model, and could not be read
+	rows       []tables.StructureRow
 
 	// Steps (record_steps.go).
 

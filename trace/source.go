@@ -21,7 +21,7 @@ const maxSourceName = 63
 // the source contradicts the files: no tensor is there, or one of another type, or the source ends
 // behind it, or the source has the name of another tensor. A name that no tensor has contradicts
 // nothing: a program may use a tensor under two names (tied embeddings), and may name views as it
-// likes.
+// likes. Of an opaque tensor only the place and the name are compared.
 func findTensor(s *event.Source, file *gguf.File, files []*gguf.File) (*gguf.Tensor, error) {
 	contradicts := func(format string, args ...any) error {
 		return fmt.Errorf("%w: it says that %q of type %v has %d bytes at byte %d of %s, where the file has "+format,
@@ -31,9 +31,11 @@ func findTensor(s *event.Source, file *gguf.File, files []*gguf.File) (*gguf.Ten
 	switch {
 	case !ok:
 		return nil, contradicts("no tensor")
-	case t.Type != s.Type:
+	case s.Name == t.Name && t.Opaque():
+		return t, nil
+	case uint32(s.Type) != t.Type.Number() && !t.Opaque():
 		return nil, contradicts("%s of type %v", t.Name, t.Type)
-	case s.Bytes() > t.End()-s.Offset:
+	case s.Bytes() > t.End()-s.Offset && !t.Opaque():
 		return nil, contradicts("%s, which ends after %d bytes", t.Name, t.End()-s.Offset)
 	case len(s.Name) > maxSourceName || !isPrintable(s.Name):
 		return nil, contradicts("%s, and that is no name", t.Name)

@@ -13,6 +13,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
+	"tensorcast/trace/tables"
 )
 
 // longName is a tensor's name, of which ggml keeps 63 bytes.
@@ -123,5 +124,61 @@ func TestFindTensor(t *testing.T) {
 				t.Errorf("%s: Slices(%d) = %d, %d: want a product that fits int64", what, dim, n, size)
 			}
 		}
+	}
+}
+
+// Of an opaque tensor the file tells the place and the name. What the target says of its size is taken
+// where it agrees with the extent.
+func TestOpaqueTensor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.gguf")
+	const extent = 8 * 1024
+	(&gguftest.Model{
+		Tensors: []gguftest.Tensor{
+			{Name: "blk.0.ffn_up_exps.weight", Type: 999, Shape: []int64{64, 16, 8}},
+			{Name: "blk.0.attn_q.weight", Type: gguf.F32, Shape: []int64{64}},
+		},
+		Sizes: map[string]int64{"blk.0.ffn_up_exps.weight": extent},
+	}).Write(t, path)
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := func(typ gguf.Type, row int64) event.Source {
+		return event.Source{
+			Name: "blk.0.ffn_up_exps.weight", Offset: f.Tensors[0].Offset, Type: typ,
+			NE: [4]int64{64, 16, 8, 1}, NB: [4]int64{1, row, 16 * row, 128 * row},
+		}
+	}
+	for what, c := range map[string]struct {
+		source              event.Source
+		bytes, slices, each int64
+	}{
+		"the target knows its type":        {source(gguf.Q8_0, 34), 128 * 2 * 34 / 64 * 32, 8, 16 * 34},
+		"strides that fit":                 {source(999, 60), 8 * 16 * 60, 8, 16 * 60},
+		"strides larger than the extent":   {source(999, 1<<20), extent, 8, extent / 8},
+		"strides of nothing":               {source(999, 0), extent, 8, extent / 8},
+		"a type that the target renumbers": {source(1000, 64), extent, 8, extent / 8},
+	} {
+		if c.source.Type == gguf.Q8_0 {
+			c.source.NB[0] = 17 // half a block per 32 elements, so that a row has 34 bytes
+			c.bytes = 64*17/32 + 15*34 + 7*16*34
+		}
+		x, err := findTensor(&c.source, f, []*gguf.File{f})
+		if err != nil || x != &f.Tensors[0] {
+			t.Errorf("%s: %v, %v", what, x, err)
+			continue
+		}
+		read := sourceRead{Access: tables.Access{Offset: c.source.Offset, Bytes: c.source.Bytes()}}
+		read.slices, read.stride = c.source.Slices(2)
+		read.boundBy(x, &c.source, 2)
+		if read.Bytes != c.bytes || read.slices != c.slices || read.stride != c.each {
+			t.Errorf("%s: %d bytes, %d slices of %d; want %d, %d of %d", what, read.Bytes, read.slices, read.stride,
+				c.bytes, c.slices, c.each)
+		}
+	}
+	other := source(999, 64)
+	other.Name = "blk.0.attn_q.weight"
+	if _, err := findTensor(&other, f, []*gguf.File{f}); !errors.Is(err, event.ErrLayout) {
+		t.Errorf("with another's name: %v", err)
 	}
 }

@@ -65,7 +65,7 @@ const (
 	maxFinishTime = 500 * time.Millisecond
 
 	// These bound memory, whatever programs write. None of them is near what a llama.cpp program needs.
-	maxFiles   = 1 << 10 // that a process reads weights from
+	maxFiles   = 1 << 12 // that a process reads weights from
 	maxPath    = 4 << 12 // bytes of a path: PATH_MAX, each byte escaped
 	maxCommand = 1 << 12 // bytes; the shim sends fewer
 	maxOpen    = 1 << 12 // decodes that have not ended

@@ -26,10 +26,10 @@ import (
 
 const long = `ggufmap prints the structure of GGUF model files: one row per tensor, in file order, with the columns
 
-  tensor_name   as in the file
+  tensor_name   as in the file, with control characters and bytes that are no UTF-8 as \x1b
   offset_bytes  absolute, from the file's first byte
-  size_bytes    without padding
-  type          ggml's element type (F16, Q8_0, Q4_K, ...)
+  size_bytes    without padding (with it, up to the next tensor, if the type is not known)
+  type          ggml's element type (F16, Q8_0, Q4_K, ...), a fork's (IQ4_KS, I2_S, ...), or type(N)
   layer         N of blk.N., -1 if the tensor is in no layer
   component     the name after blk.N., else the whole name
 
@@ -43,6 +43,9 @@ seventh column, file. Only the metadata is read, so a model of any size takes mi
   --summary   sums of bytes by layer, component, type and when they are read, and the largest tensors; text unless
               --format is given
   --check     problems of the files, one per line; exit code 1 if there are any
+
+A tensor of a type that ggml's main line does not read is mapped, too: --summary and --check tell of it, and --strict
+refuses the file. Of a file that is cut off behind its metadata, --metadata shows these.
 
 In CSV, text that a spreadsheet would run as a formula gets a leading apostrophe.
 
@@ -78,7 +81,7 @@ const memoryLimit = 96 << 20
 type options struct {
 	output, format                          string
 	wide, experts, metadata, summary, check bool
-	part                                    bool
+	part, strict                            bool
 	elements                                int64
 }
 
@@ -109,6 +112,7 @@ func newCommand() *cobra.Command {
 	flags.BoolVar(&o.summary, "summary", false, "sums of bytes instead of the tensors")
 	flags.BoolVar(&o.check, "check", false, "report problems of the files")
 	flags.BoolVar(&o.part, "part", false, "take only the given parts of a split model")
+	flags.BoolVar(&o.strict, "strict", false, "refuse files with types that ggml's main line does not read")
 	formats := []string{"csv", "json", "arrow", "parquet"}
 	cli.EnumVar(cmd, &o.format, "format", "", formats, "format of the table; arrow is an IPC file")
 	flags.StringVarP(&o.output, "output", "o", "-", "write to `FILE`, - for standard output")
@@ -132,14 +136,22 @@ func (o *options) validate(stdout io.Writer) error {
 	return nil
 }
 
+// opened is what was found at the paths.
+type opened struct {
+	models   []*gguf.Model
+	findings []inspect.Finding
+	cut      error // the first error of a file of which only metadata could be read
+}
+
 // run writes the requested table. All files have been read and checked before anything is written.
 // A table on standard output that is longer than the buffer remains incomplete if a file changes
 // meanwhile.
 func (o *options) run(ctx context.Context, paths []string, stdout, stderr io.Writer) error {
-	models, findings, err := o.open(ctx, paths)
+	found, err := o.open(ctx, paths)
 	if err != nil {
 		return err
 	}
+	models, findings := found.models, found.findings
 	write := func(w io.Writer) error {
 		out := bufio.NewWriterSize(interruptible{ctx, w}, outputBuffer)
 		if err := o.write(ctx, out, stderr, models, findings); err != nil {
@@ -162,7 +174,7 @@ func (o *options) run(ctx context.Context, paths []string, stdout, stderr io.Wri
 		}
 		return findingsError{len(findings), len(files)}
 	}
-	return nil
+	return found.cut
 }
 
 // outputBuffer is the size of the output buffer in bytes. Shorter tables are written at once.
@@ -182,29 +194,34 @@ func (i interruptible) Write(b []byte) (int, error) {
 }
 
 // open opens the models that the paths name, each once. With --check, a file that cannot be opened
-// is a finding, not an error.
-func (o *options) open(
-	ctx context.Context, paths []string,
-) (models []*gguf.Model, findings []inspect.Finding, err error) {
+// is a finding, not an error. With --metadata, of a file that is cut off what there is of them is
+// shown.
+func (o *options) open(ctx context.Context, paths []string) (found opened, err error) {
 	var seen []os.FileInfo
 	for _, path := range paths {
 		if err := ctx.Err(); err != nil {
-			return nil, nil, err
+			return found, err
 		}
 		info, err := os.Stat(path)
 		if err == nil && isOneOf(info, seen) {
 			continue // part of a model that is already open
 		}
 		m, err := o.openModel(path)
+		if errors.Is(err, gguf.ErrTruncated) && o.metadata {
+			if head, errHead := gguf.OpenHead(path); errHead == nil {
+				found.cut = cmp.Or(found.cut, fmt.Errorf("only metadata could be read: %w", err))
+				m, err = head, nil
+			}
+		}
 		if err != nil {
 			if !o.check {
-				return nil, nil, err
+				return found, err
 			}
 			var e *fs.PathError
 			if errors.As(err, &e) && e.Path == path { // the finding names the file already
 				err = e.Err
 			}
-			findings = append(findings, inspect.Finding{File: path, Text: err.Error()})
+			found.findings = append(found.findings, inspect.Finding{File: path, Text: err.Error()})
 			continue
 		}
 		for _, f := range m.Files {
@@ -212,12 +229,12 @@ func (o *options) open(
 				seen = append(seen, info)
 			}
 		}
-		models = append(models, m)
+		found.models = append(found.models, m)
 		if o.check {
-			findings = append(findings, inspect.Check(m)...)
+			found.findings = append(found.findings, inspect.Check(m)...)
 		}
 	}
-	return models, findings, nil
+	return found, nil
 }
 
 // isOneOf reports whether a file has been seen.
@@ -231,15 +248,20 @@ func isOneOf(info os.FileInfo, seen []os.FileInfo) bool {
 }
 
 // openModel opens the model of a file, or with --part only the file.
-func (o *options) openModel(path string) (*gguf.Model, error) {
-	if o.part {
-		return gguf.OpenPart(path)
+func (o *options) openModel(path string) (m *gguf.Model, err error) {
+	switch {
+	case o.part:
+		m, err = gguf.OpenPart(path)
+	default:
+		m, err = gguf.OpenModel(path)
+		if errors.Is(err, gguf.ErrMissingPart) || errors.Is(err, gguf.ErrPartName) {
+			err = fmt.Errorf("%w; --part takes this file alone", err)
+		}
 	}
-	m, err := gguf.OpenModel(path)
-	if errors.Is(err, gguf.ErrMissingPart) || errors.Is(err, gguf.ErrPartName) {
-		err = fmt.Errorf("%w; --part takes this file alone", err)
+	if err == nil && o.strict {
+		err = m.CheckTypes()
 	}
-	return m, err
+	return m, gguf.ExplainOpen(err)
 }
 
 // write writes the requested table in the requested format.

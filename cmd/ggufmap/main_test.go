@@ -263,6 +263,8 @@ func TestErrors(t *testing.T) {
 	text := write(t, filepath.Join(dir, "text"), []byte("no model at all"))
 	cut := write(t, filepath.Join(dir, "cut.gguf"), tinyModel()[:70])
 	short := write(t, filepath.Join(dir, "short.gguf"), tinyModel()[:150])
+	fork := filepath.Join(dir, "fork.gguf")
+	forkModel().Write(t, fork)
 	part(0, 2).Write(t, filepath.Join(dir, "s-00001-of-00002.gguf"))
 	for i := range 2 {
 		part(i, 2).Write(t, filepath.Join(dir, fmt.Sprintf("w-%05d-of-00002.gguf", i+1)))
@@ -286,6 +288,7 @@ func TestErrors(t *testing.T) {
 		{"output onto a part",
 			[]string{"-o", filepath.Join(dir, "w-00002-of-00002.gguf"), filepath.Join(dir, "w-00001-of-00002.gguf")}, 1,
 			"is the model itself"},
+		{"a fork's type with --strict", []string{"--strict", fork}, 1, "IQ4_KS is not a type that ggml reads"},
 		{"no argument", nil, 2, "a model file is needed"},
 		{"two tables", []string{"--wide", "--experts", model}, 2, "exclude each other"},
 		{"unknown format", []string{"--format", "xml", model}, 2,
@@ -304,6 +307,63 @@ func TestErrors(t *testing.T) {
 	}
 	if b, err := os.ReadFile(model); err != nil || !bytes.Equal(b, tinyModel()) {
 		t.Error("the model was changed")
+	}
+}
+
+// forkModel has tensors of a type that only a fork reads, and one of a type that nobody knows.
+func forkModel() *gguftest.Model {
+	return &gguftest.Model{
+		KVs: []gguftest.KV{{Key: "general.architecture", Value: "llama"}},
+		Tensors: []gguftest.Tensor{
+			{Name: "blk.0.attn_q.weight", Type: 144, Shape: []int64{512, 64}},
+			{Name: "blk.0.ffn_down_exps.weight", Type: 999, Shape: []int64{512, 64, 4}},
+			{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{64}},
+		},
+		Sizes: map[string]int64{"blk.0.ffn_down_exps.weight": 4096},
+	}
+}
+
+// A type that ggml does not know is mapped, and told of.
+func TestTypesOfForks(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.gguf")
+	forkModel().Write(t, path)
+	for _, tt := range []struct {
+		flag string
+		code int
+		want []string
+	}{
+		{"--part", 0, []string{
+			",17664,IQ4_KS,0,attn_q.weight", ",4096,type(999),0,ffn_down_exps.weight", ",256,F32,-1,output_norm.weight",
+		}},
+		{"--experts", 0, []string{",1024,type(999),0,ffn_down_exps.weight,3,down"}},
+		{"--summary", 0, []string{
+			"llama.cpp refuses the file: it has 1 tensor of type IQ4_KS of ik_llama.cpp",
+			"llama.cpp refuses the file: it has 1 tensor of unknown type(999), of which only the extent is known",
+		}},
+		{"--check", 1, []string{"1 tensor of type IQ4_KS of ik_llama.cpp, which llama.cpp refuses"}},
+	} {
+		code, stdout, _ := call(t, tt.flag, path)
+		for _, want := range tt.want {
+			if code != tt.code || !strings.Contains(stdout, want) {
+				t.Errorf("%s: exit %d (want %d), %s\ndoes not say %q", tt.flag, code, tt.code, stdout, want)
+			}
+		}
+	}
+}
+
+// Of a file that is cut off, the metadata are shown as far as they go.
+func TestMetadataOfCutFile(t *testing.T) {
+	dir := t.TempDir()
+	whole := write(t, filepath.Join(dir, "whole.gguf"), tinyModel())
+	_, all, _ := call(t, "--metadata", whole)
+	lines := strings.SplitAfter(all, "\n")
+	for length, want := range map[int]int{24: 1, 40: 1, 60: 2, 80: 3, 100: 3, 150: 3} {
+		path := write(t, filepath.Join(dir, "cut.gguf"), tinyModel()[:length])
+		code, stdout, stderr := call(t, "--metadata", path)
+		if code != 1 || stdout != strings.Join(lines[:want], "") ||
+			!strings.HasPrefix(stderr, "ggufmap: only metadata could be read: read "+path+": truncated: ") {
+			t.Errorf("%d bytes: exit %d, stdout %q, stderr %q", length, code, stdout, stderr)
+		}
 	}
 }
 

@@ -13,17 +13,23 @@ import (
 	"slices"
 
 	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 
+	"tensorcast/gguf"
 	"tensorcast/holding"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/regular"
 	"tensorcast/internal/tabular"
+	"tensorcast/internal/visible"
 	"tensorcast/prefetch/costs"
 )
 
 // fileCosts are the costs of reading a file of the model.
 type fileCosts struct {
 	Path        string       `json:"path"`
+	Model       []string     `json:"model,omitempty"` // what is to be said of the file as a model, a line for each
 	Costs       *costs.Costs `json:"costs,omitempty"`
 	NotMeasured string       `json:"not_measured,omitempty"` // why there are none
 }
@@ -62,7 +68,34 @@ func measureFile(ctx context.Context, path string) (fileCosts, error) {
 		return fileCosts{}, err
 	}
 	c, err := measure(ctx, proc.Place{Path: path, ID: id})
-	return fileCosts{Path: path, Costs: c}, err
+	return fileCosts{Path: path, Model: describeModel(path), Costs: c}, err
+}
+
+// describeModel says what is to be said of a file as a model: why it cannot be read, or which types of
+// forks it has. Costs can be measured all the same, of any file. A file that is not in memory is not
+// left there, so that costs can be measured again.
+func describeModel(path string) (lines []string) {
+	f, err := regular.Open(path)
+	if err != nil {
+		return nil // measure says why
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil {
+		if n, err := pagecache.Resident(f, 0, info.Size()); err == nil && n == 0 {
+			defer func() { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }()
+		}
+	}
+	m, err := gguf.OpenPart(path)
+	if explained := gguf.ExplainOpen(err); explained != err || gguf.IsParseError(err) {
+		return []string{visible.Line(cli.Message(explained))}
+	}
+	if err != nil {
+		return nil
+	}
+	for _, types := range m.ForeignTypes() {
+		lines = append(lines, fmt.Sprintf("%s: it has %s; that does not matter here", path, types))
+	}
+	return lines
 }
 
 // measure measures the costs on a file. It is an error if the file's pages are not read from a disk.
@@ -93,6 +126,16 @@ var wayNames = map[costs.Way]string{
 	costs.WayPages:        "single pages",
 	costs.WayFolios:       "large folios",
 	costs.WayFoliosByPage: "large folios, touched before",
+}
+
+// printModel writes what is to be said of the file as a model.
+func (c fileCosts) printModel(to io.Writer) error {
+	for _, line := range c.Model {
+		if _, err := fmt.Fprintln(to, "prefetchd doctor: "+line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // print writes the figures for people.

@@ -68,11 +68,11 @@ usage.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if model != "" {
 				c, err := measureFile(cmd.Context(), model)
-				switch {
-				case err != nil:
-					return err
-				case asJSON:
+				if asJSON && err == nil {
 					return cli.WriteJSON(cmd.OutOrStdout(), c)
+				}
+				if err := errors.Join(c.printModel(cmd.ErrOrStderr()), err); err != nil {
+					return err
 				}
 				return c.print(cmd.OutOrStdout())
 			}
@@ -354,6 +354,9 @@ func (d *diagnosis) printFile(w io.Writer, f holding.File) {
 		about = []string{"not readable as the file that the process maps"}
 	}
 	fmt.Fprintf(w, "  model\t%s: %s\n", visible.Line(f.Path), visible.Line(strings.Join(about, ", ")))
+	for _, types := range f.Foreign {
+		fmt.Fprintf(w, "  \tit has %s; that does not matter here\n", types)
+	}
 }
 
 // size formats a number of bytes. Negative numbers are 0.

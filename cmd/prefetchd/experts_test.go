@@ -128,6 +128,22 @@ func TestMixture(t *testing.T) {
 	}
 }
 
+// TestUnknownMixture checks that a mixture of a type that nobody knows is helped.
+func TestUnknownMixture(t *testing.T) {
+	r := newMixture(t, 100)
+	whole := r.options.Model
+	r.options.Model = llamatest.Copy(t, whole)
+	dropFromCache(t, r.options.Model)
+	r.startStopped()
+	llamatest.RenameType(t, r.options.Model, gguf.Q8_0, 999)
+	h := r.help()
+	h.waitSettled(t)
+	r.resumeTarget()
+	r.options.Model = whole
+	r.finish()
+	checkExperts(t, r, h.summary(t))
+}
+
 // TestTrainedMixture checks a mixture whose routers were trained, with less room for experts than a
 // token reads.
 func TestTrainedMixture(t *testing.T) {

@@ -375,6 +375,29 @@ func TestSplitModel(t *testing.T) {
 	}
 }
 
+// TestUnknownType checks that a model of a type that nobody knows is helped as its original is.
+func TestUnknownType(t *testing.T) {
+	for _, number := range []uint32{gguf.Q8_0.Number(), 999} {
+		t.Run(gguf.Type(number).String(), func(t *testing.T) {
+			r := newRig(t, 0.6, 150)
+			whole := r.options.Model
+			r.options.Model = llamatest.Copy(t, whole)
+			dropFromCache(t, r.options.Model)
+			r.start()
+			llamatest.RenameType(t, r.options.Model, gguf.Q8_0, number)
+			h := r.help()
+			r.options.Model = whole
+			r.finish()
+			if s := h.summary(t); s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Pinned < r.size/4 ||
+				s.Streamed == 0 || s.Learned != 1 || s.Strategy != "auto" {
+				t.Errorf("summary %+v for a model of %d bytes", s, r.size)
+			} else {
+				t.Logf("%d MiB a token, %d pinned, %d streamed", s.PerToken>>20, s.Pinned>>20, s.Streamed>>20)
+			}
+		})
+	}
+}
+
 // TestLongPrompt checks the help with a prompt that is computed in several passes, of which only the
 // last goes through the whole model.
 func TestLongPrompt(t *testing.T) {

@@ -380,6 +380,39 @@ func TestOldGGML(t *testing.T) {
 	}
 }
 
+// A model in as many parts as it has tensors has the rows that it has in one file.
+func TestManyParts(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	model := synth.Config{Layers: 112, Embd: 64, FF: 64, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
+	o := llama.Options{
+		Model: llamatest.Model(t, model), Prompt: "parts", Tokens: 3, Threads: 1, NoRepack: true,
+	}
+	_, whole := traced(t, in, o)
+	m, err := gguf.OpenModel(o.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Model = llamatest.SplitInto(t, o.Model, m.Tensors())[0]
+	c, parts := traced(t, in, o)
+	_, preloaded := traced(t, in, o, "--preload")
+	if m.Tensors() < 1000 || len(c.Meta.Models) != 1 || len(c.Meta.Models[0].Files) != m.Tensors() ||
+		c.Meta.Models[0].LayersElsewhere != "" {
+		t.Errorf("%d parts: %+v", m.Tensors(), c.Meta.Models)
+	}
+	bytes := func(rows []tables.Access) (sum int64) {
+		for _, r := range rows {
+			sum += r.Bytes
+		}
+		return sum
+	}
+	if len(whole) < 3*m.Tensors() || len(parts) != len(whole) || bytes(parts) != bytes(whole) ||
+		len(preloaded) != len(whole) || bytes(preloaded) != bytes(whole) {
+		t.Errorf("%d rows with %d bytes, preloaded %d with %d, want %d with %d", len(parts), bytes(parts), len(preloaded),
+			bytes(preloaded), len(whole), bytes(whole))
+	}
+}
+
 func TestAttachToRunning(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -452,6 +485,72 @@ func TestAttachToRunning(t *testing.T) {
 	if plain.Text != plain.Repeat[0].Text {
 		t.Error("the driver itself is not deterministic")
 	}
+}
+
+// A model of a type that nobody knows is traced as its original is: a llama.cpp that has loaded it is
+// traced before and after its file gets another number for the type.
+func TestUnknownType(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	for name, model := range map[string]synth.Config{"dense": denseModel, "experts": moeModel} {
+		t.Run(name, func(t *testing.T) {
+			o := llama.Options{
+				Model: llamatest.Copy(t, llamatest.Model(t, model)), Prompt: "unknown", Tokens: 200, Threads: 1,
+				NoRepack: true, Repeat: 1 << 20,
+			}
+			target := in.Command(t.Context(), o)
+			if err := target.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+			testenv.WaitMapped(t, target.Process.Pid, o.Model)
+			known := readsOfToken(t, target.Process.Pid, o.Model)
+			llamatest.RenameType(t, o.Model, gguf.Q8_0, 999)
+			unknown := readsOfToken(t, target.Process.Pid, o.Model)
+			if len(known) < 10 || !slices.Equal(known, unknown) {
+				t.Errorf("%d reads, %d of the type that is not known:\n%s\n%s", len(known), len(unknown), known,
+					unknown)
+			}
+		})
+	}
+}
+
+// readsOfToken traces a process for some tokens, and returns what a token reads: in order, with how many
+// experts and bytes.
+func readsOfToken(t *testing.T, pid int, model string) (reads []string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "capture")
+	tracer := exec.Command(tracerBinary, "-o", dir, "--pid", fmt.Sprint(pid))
+	var stderr bytes.Buffer
+	tracer.Stderr = &stderr
+	if err := tracer.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "rows to be written", func() bool {
+		m, err := os.Stat(filepath.Join(dir, trace.AccessFile))
+		return err == nil && m.Size() > 64<<10 || tracer.Process.Signal(syscall.Signal(0)) != nil
+	})
+	err := errors.Join(tracer.Process.Signal(os.Interrupt), tracer.Wait())
+	if err != nil {
+		t.Fatalf("tracer: %v\n%s", err, stderr.String())
+	}
+	c, rows := readCapture(t, dir)
+	f, err := gguf.Open(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, last := rows[0].Step, rows[len(rows)-1].Step
+	for _, a := range rows {
+		if a.Step != (first+last)/2 {
+			continue
+		}
+		x, ok := f.Lookup(c.Structure[a.Tensor].Name)
+		if !ok || x.Offset != c.Structure[a.Tensor].Offset || c.Structure[a.Tensor].Type != x.Type.String() {
+			t.Errorf("the capture has %+v, the file %+v", c.Structure[a.Tensor], x)
+		}
+		reads = append(reads, fmt.Sprintf("%s %s %d %d", a.Op, x.Name, a.Bytes, len(a.Experts)))
+	}
+	return reads
 }
 
 // The target's output is the same with and without tracer.

@@ -7,18 +7,25 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"testing"
 
 	"tensorcast/gguf"
 )
 
-// Alignment is the alignment of every model's tensors, in bytes.
+// Alignment is the alignment of a model's tensors in bytes, unless Model has another.
 const Alignment = 32
 
 // Model is the metadata and tensors of a model, written as GGUF version 3, little endian.
 type Model struct {
 	KVs     []KV
 	Tensors []Tensor
+	// Sizes are the bytes of tensors, by name. The others have as many as their types say.
+	Sizes map[string]int64
+	// Alignment is that of the tensors, in bytes; 0 for the usual one. It is written as metadata.
+	Alignment int64
+	// Cut is how many bytes to leave out at the end.
+	Cut int64
 }
 
 // KV is a metadata entry. Value is a bool, uint16, uint32, int32, float32, string or a slice of
@@ -43,7 +50,7 @@ func (m *Model) Write(tb testing.TB, path string) {
 	if err := os.WriteFile(path, head, 0o666); err != nil {
 		tb.Fatal(err)
 	}
-	if err := os.Truncate(path, int64(len(head))+data); err != nil {
+	if err := os.Truncate(path, int64(len(head))+data-m.Cut); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -51,10 +58,16 @@ func (m *Model) Write(tb testing.TB, path string) {
 // encode returns the bytes before the weights, and the size of the weights.
 func (m *Model) encode(tb testing.TB) (b []byte, data int64) {
 	le := binary.LittleEndian
+	kvs, alignment := m.KVs, int64(Alignment)
+	if m.Alignment > 0 {
+		alignment = m.Alignment
+		kvs = append(slices.Clip(kvs), KV{"general.alignment", uint32(alignment)})
+	}
+	roundUp := func(n int64) int64 { return (n + alignment - 1) / alignment * alignment }
 	b = le.AppendUint32([]byte("GGUF"), 3)
 	b = le.AppendUint64(b, uint64(len(m.Tensors)))
-	b = le.AppendUint64(b, uint64(len(m.KVs)))
-	for _, kv := range m.KVs {
+	b = le.AppendUint64(b, uint64(len(kvs)))
+	for _, kv := range kvs {
 		t, value, err := encodeValue(kv.Value)
 		if err != nil {
 			tb.Fatalf("%s: %v", kv.Key, err)
@@ -65,17 +78,17 @@ func (m *Model) encode(tb testing.TB) (b []byte, data int64) {
 	for _, t := range m.Tensors {
 		b = appendString(b, t.Name)
 		b = le.AppendUint32(b, uint32(len(t.Shape)))
-		size, err := t.Type.RowBytes(t.Shape[0])
-		if err != nil {
-			tb.Fatal(err)
-		}
-		for i, n := range t.Shape {
+		for _, n := range t.Shape {
 			b = le.AppendUint64(b, uint64(n))
-			if i > 0 {
-				size *= n
+		}
+		size, given := m.Sizes[t.Name]
+		if !given {
+			var err error
+			if size, err = t.Type.Bytes(t.Shape); err != nil {
+				tb.Fatal(err)
 			}
 		}
-		b = le.AppendUint32(b, uint32(t.Type))
+		b = le.AppendUint32(b, t.Type.Number())
 		b = le.AppendUint64(b, uint64(data))
 		data += roundUp(size)
 	}
@@ -111,9 +124,6 @@ func encodeValue(value any) (t gguf.ValueType, b []byte, err error) {
 	}[fmt.Sprintf("%T", value)]
 	return t, b, err
 }
-
-// roundUp rounds up to the alignment.
-func roundUp(n int64) int64 { return (n + Alignment - 1) / Alignment * Alignment }
 
 // arrayHead encodes an array's type and length.
 func arrayHead(elem gguf.ValueType, n int) []byte {

@@ -4,6 +4,7 @@ package inspect
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"tensorcast/gguf"
@@ -53,6 +54,11 @@ func (c *checker) report(f *gguf.File, tensor, format string, args ...any) {
 	}
 }
 
+// tensorAlignment is the multiple in bytes at which ggml's CPU backend wants a buffer of tensors to
+// begin (TENSOR_ALIGNMENT in ggml-impl.h). llama.cpp makes the mapping of a file such a buffer, from
+// its first tensor on.
+const tensorAlignment = 32
+
 // checkFile checks what concerns one file alone.
 func (c *checker) checkFile(f *gguf.File) {
 	if f.Version == 1 {
@@ -61,19 +67,73 @@ func (c *checker) checkFile(f *gguf.File) {
 	if f.BigEndian {
 		c.report(f, "", "big endian, which llama.cpp reads on big-endian machines only")
 	}
+	if n := len(f.Tensors); n > 0 && f.Tensors[0].Offset%tensorAlignment != 0 {
+		c.report(f, "", "the tensors begin at byte %d, which is no multiple of %d (general.alignment is %d): llama.cpp "+
+			"aborts when it maps the file (--no-mmap reads it)", f.Tensors[0].Offset, tensorAlignment, f.Alignment)
+	}
+	if !f.InOrder {
+		c.report(f, "", "the records of the tensors are not in the order of their data, which llama.cpp refuses")
+	}
+	for i := range f.Metadata {
+		if key := f.Metadata[i].Key; !isText(key) {
+			c.report(f, "", "the key %.100q is no printable text, but llama.cpp reads it", key)
+		}
+	}
+	c.checkTypes(f)
 	end := f.DataOffset
 	for i := range f.Tensors {
 		t := &f.Tensors[i]
-		if len(t.Name) >= maxGGMLName {
-			c.report(f, t.Name, "the name has %d bytes, llama.cpp refuses %d and more", len(t.Name), maxGGMLName)
-		}
+		c.checkTensor(f, t)
 		if t.Offset > end {
 			c.report(f, t.Name, "the %d bytes before it, from byte %d, are no tensor's", t.Offset-end, end)
 		}
 		end = (t.End() + f.Alignment - 1) &^ (f.Alignment - 1)
 	}
-	if f.Size > end {
+	switch {
+	case f.Size > end:
 		c.report(f, "", "the last %d bytes, from byte %d, are no tensor's", f.Size-end, end)
+	case f.Size < end && !f.Tensors[len(f.Tensors)-1].Opaque():
+		c.report(f, "", "the padding behind the last tensor lacks %d bytes: llama.cpp loads the model, but ggml "+
+			"refuses to read all of the file's data at once", end-f.Size)
+	}
+}
+
+// checkTensor checks the record of one tensor.
+func (c *checker) checkTensor(f *gguf.File, t *gguf.Tensor) {
+	switch {
+	case len(t.Name) >= maxGGMLName:
+		c.report(f, t.Name, "the name has %d bytes, llama.cpp refuses %d and more", len(t.Name), maxGGMLName)
+	case strings.Contains(t.Name, "\x00"):
+		c.report(f, t.Name, "the name has a zero byte, at which llama.cpp takes it to end")
+	case t.Name == "":
+		c.report(f, t.Name, "the tensor from byte %d has no name, but llama.cpp reads it", t.Offset)
+	case !isText(t.Name):
+		c.report(f, t.Name, "the name is no printable text, but llama.cpp reads it")
+	}
+	if i := slices.Index(t.Shape, 0); i > 0 {
+		c.report(f, t.Name, "dimension %d is 0: llama.cpp divides by it, and some versions end there", i)
+	} else if i == 0 {
+		c.report(f, t.Name, "it has no elements, but llama.cpp reads it")
+	}
+}
+
+// isText reports whether a name can be shown as it is.
+func isText(name string) bool { return name != "" && name == visible.Line(name) }
+
+// checkTypes reports the types that llama.cpp refuses, each once with the first of its tensors.
+func (c *checker) checkTypes(f *gguf.File) {
+	count := map[gguf.Type]int{}
+	for i := range f.Tensors {
+		count[f.Tensors[i].Type]++
+	}
+	for i := range f.Tensors {
+		t := &f.Tensors[i]
+		n := count[t.Type]
+		if t.Type.Valid() || n == 0 {
+			continue
+		}
+		count[t.Type] = 0
+		c.report(f, t.Name, "%s, which llama.cpp refuses", gguf.DescribeType(t.Type, n))
 	}
 }
 

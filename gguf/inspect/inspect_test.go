@@ -384,6 +384,15 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	last := func(m *gguftest.Model) *gguftest.Tensor { return &m.Tensors[len(m.Tensors)-1] }
+	two := func(typ gguf.Type) func(*gguftest.Model) {
+		return func(m *gguftest.Model) {
+			for i := range 2 {
+				m.Tensors = append(m.Tensors, gguftest.Tensor{
+					Name: fmt.Sprintf("blk.%d.ffn_fork.weight", i), Type: typ, Shape: []int64{512, 64},
+				})
+			}
+		}
+	}
 	tests := []struct {
 		name string
 		edit func(m *gguftest.Model)
@@ -424,6 +433,60 @@ func TestCheck(t *testing.T) {
 		},
 		{"no token", set("tokenizer.ggml.bos_token_id", uint32(math.MaxUint32)), nil},
 		{"no tokens", func(m *gguftest.Model) { m.KVs = m.KVs[:4] }, nil},
+		{
+			"a type of a fork", two(144),
+			[]string{"tensor blk.0.ffn_fork.weight: 2 tensors of type IQ4_KS of ik_llama.cpp, which llama.cpp refuses"},
+		},
+		{
+			"an unknown type", func(m *gguftest.Model) {
+				last(m).Type, m.Sizes = 999, map[string]int64{last(m).Name: 64}
+			},
+			[]string{"tensor blk.1.ffn_up_shexp.weight: 1 tensor of unknown type(999), of which only the extent is known " +
+				"(mapping, tracing and replay need no more), which llama.cpp refuses"},
+		},
+		{
+			"the first layout of Q2_0", two(gguf.Q2_0G128),
+			[]string{"tensor blk.0.ffn_fork.weight: 2 tensors of type Q2_0 in groups of 128, as it was published before " +
+				"ggml had it with groups of 64, which llama.cpp refuses"},
+		},
+		{
+			"a dimension of 0", func(m *gguftest.Model) { last(m).Shape = []int64{64, 0} },
+			[]string{"tensor blk.1.ffn_up_shexp.weight: dimension 1 is 0: llama.cpp divides by it, " +
+				"and some versions end there"},
+		},
+		{
+			"the first dimension of 0", func(m *gguftest.Model) { last(m).Shape = []int64{0, 64} },
+			[]string{"tensor blk.1.ffn_up_shexp.weight: it has no elements, but llama.cpp reads it"},
+		},
+		{"no dimensions", func(m *gguftest.Model) {
+			last(m).Type, last(m).Shape, m.Sizes = gguf.F32, nil, map[string]int64{last(m).Name: 4}
+		}, nil},
+		{"a small alignment", func(m *gguftest.Model) { m.Alignment = 8 },
+			[]string{"the tensors begin at byte 1560, which is no multiple of 32 (general.alignment is 8): " +
+				"llama.cpp aborts when it maps the file (--no-mmap reads it)"}},
+		{"a small alignment that does no harm", func(m *gguftest.Model) {
+			m.Alignment = 16
+			m.KVs = append(m.KVs, gguftest.KV{Key: "k", Value: strings.Repeat("x", 10)})
+		}, nil},
+		{"half of the padding",
+			func(m *gguftest.Model) { last(m).Type, last(m).Shape, m.Cut = gguf.F32, []int64{1}, 16 },
+			[]string{"the padding behind the last tensor lacks 16 bytes: llama.cpp loads the model, but ggml " +
+				"refuses to read all of the file's data at once"}},
+		{
+			"names that are no text", func(m *gguftest.Model) {
+				for i, name := range []string{"", "a\xff", "a\x1b[2J", "a\x00b"} {
+					m.Tensors[i].Name = name
+				}
+				m.KVs = append(m.KVs, gguftest.KV{Key: "\u202ek", Value: true})
+			},
+			[]string{
+				`the key "\u202ek" is no printable text, but llama.cpp reads it`,
+				"has no name, but llama.cpp reads it",
+				`tensor a\xff: the name is no printable text, but llama.cpp reads it`,
+				`tensor a\x1b[2J: the name is no printable text, but llama.cpp reads it`,
+				`tensor a\x00b: the name has a zero byte, at which llama.cpp takes it to end`,
+			},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

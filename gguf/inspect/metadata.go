@@ -33,7 +33,7 @@ func Metadata(models []*gguf.Model, limit int64) *Table {
 					if len(names) > 1 {
 						cells = append(cells, str(names[f]))
 					}
-					cells = append(cells, str(kv.Key), str(typ), num(kv.Len), cell{value: &value{f, kv, limit}})
+					cells = append(cells, shown(kv.Key), str(typ), num(kv.Len), cell{value: &value{f, kv, limit}})
 					if err := row(cells); err != nil {
 						return fmt.Errorf("metadata of %s: %w", f.Path, err)
 					}

@@ -23,16 +23,16 @@ var six = []column{
 // sixCells replaces cells by those of the first six columns.
 func sixCells(cells []cell, t *gguf.Tensor, offset, size int64) []cell {
 	return append(cells[:0],
-		str(t.Name), num(offset), num(size), str(t.Type.String()), num(t.Layer()), str(t.Component()))
+		shown(t.Name), num(offset), num(size), str(t.Type.String()), num(t.Layer()), shown(t.Component()))
 }
 
 // Structure returns a row per tensor, in the order of models, files and offsets. The first six
 // columns are always
 //
-//	tensor_name   as in the file
+//	tensor_name   as in the file, but for what is no printable text (see package visible)
 //	offset_bytes  absolute in its file
-//	size_bytes    without padding
-//	type          ggml's name
+//	size_bytes    without padding, unless the type is not known
+//	type          ggml's name, that of a fork, or "type(N)"
 //	layer         N of "blk.N.", -1 if the tensor is in no layer
 //	component     the name after "blk.N.", else the whole name
 //
@@ -65,7 +65,8 @@ func Structure(models []*gguf.Model) *Table {
 //
 //	shape                elements per dimension, fastest first: "4096x14336x8"
 //	expert_count         0 unless the tensor has a slice per expert
-//	expert_stride_bytes  size of a slice, and distance from one slice to the next; 0 likewise
+//	expert_stride_bytes  size of a slice, and distance from one slice to the next; 0 likewise, and if
+//	                     it is not known
 //	kind                 "attention", "expert", ...
 //	resident_bytes       bytes of the tensor in the page cache, exact to a page at either end; null
 //	                     if that is not known
@@ -134,7 +135,7 @@ const maxSlices = 1 << 24
 // Experts returns a row per expert's slice, in the order of models, files and offsets. It has the
 // six columns of Structure, with the slice's extent, then
 //
-//	expert      from 0
+//	expert      from 0; -1 for all of them, where it is not known where the slices of a type begin
 //	projection  "gate", "up", "down" or "gate_up"; "" where each expert has tensors of its own
 //
 // and, if there is more than one file, the column file. Shared experts, which every token uses, are
@@ -158,7 +159,7 @@ func Experts(models []*gguf.Model) (*Table, error) {
 						continue
 					}
 					n, stride, first := x.Experts(), x.ExpertStride(), 0
-					if n == 0 { // a tensor that holds a single expert
+					if stride == 0 { // a tensor that holds a single expert, or of which slices are not known
 						n, stride, first = 1, x.Size, x.ExpertAt(x.Offset)
 					}
 					projection := str(x.Projection())

@@ -26,6 +26,7 @@ type Summary struct {
 	Files int
 	Bytes int64 // of all files
 	Rows  []SummaryRow
+	Notes []string // what llama.cpp refuses, one line for each type
 }
 
 // SummaryRow is the sum over one group of tensors.
@@ -111,7 +112,7 @@ func sumModel(m *gguf.Model) *Summary {
 	}
 	s.sort()
 	s.addExpertsOfToken(m.Files[0])
-	return &Summary{Files: len(m.Files), Bytes: m.Size(), Rows: s.summaryRows()}
+	return &Summary{Files: len(m.Files), Bytes: m.Size(), Rows: s.summaryRows(), Notes: m.ForeignTypes()}
 }
 
 // add adds a tensor to all criteria. untied says that the model has an output matrix besides the
@@ -135,9 +136,9 @@ func (s *modelSums) add(t *gguf.Tensor, untied bool) {
 		layer = strconv.Itoa(n)
 	}
 	s.layer.add(layer, t.Size)
-	s.component.add(t.Component(), t.Size)
+	s.component.add(visible.Line(t.Component()), t.Size)
 	s.typ.add(t.Type.String(), t.Size)
-	s.single.rows = append(s.single.rows, SummaryRow{Name: t.Name, Tensors: 1, Bytes: t.Size})
+	s.single.rows = append(s.single.rows, SummaryRow{Name: visible.Line(t.Name), Tensors: 1, Bytes: t.Size})
 	if len(s.single.rows) == 2*maxLargest {
 		slices.SortFunc(s.single.rows, compareSizes)
 		s.single.rows = s.single.rows[:maxLargest]
@@ -245,6 +246,12 @@ func (s *Summary) WriteText(w io.Writer) error {
 		}
 		fmt.Fprintf(out, "%-*s  %8d  %16d  %10s  %5.1f %%\n",
 			width, r.Name, r.Tensors, r.Bytes, humanize.IBytes(uint64(r.Bytes)), 100*r.Share)
+	}
+	if len(s.Notes) > 0 {
+		fmt.Fprintln(out)
+	}
+	for _, n := range s.Notes {
+		fmt.Fprintf(out, "llama.cpp refuses the file: it has %s\n", n)
 	}
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write the summary: %w", err)

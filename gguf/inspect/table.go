@@ -19,6 +19,7 @@ import (
 	"strconv"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/visible"
 )
 
 // Table is a table that is made again each time it is written. If it shows metadata or residency,
@@ -54,7 +55,11 @@ type cell struct {
 	value *value // instead of s: a text that may be too long for memory
 }
 
-func str(s string) cell           { return cell{s: s} }
+func str(s string) cell { return cell{s: s} }
+
+// shown is a name that a file chose, with what is no printable text made visible.
+func shown(name string) cell { return str(visible.Line(name)) }
+
 func num[T int | int64](n T) cell { return cell{n: int64(n)} }
 
 // Names are the names of the columns.

@@ -3,6 +3,7 @@
  *   ggmlprobe LIB types COUNT  a line "number elements bytes name" per tensor type below COUNT that is in use
  *   ggmlprobe LIB map FILE     "data alignment count", then a line "offset size type name" per tensor;
  *                              offsets count from data
+ *   ggmlprobe LIB load FILE    reads all data, and prints nothing
  *
  * The declarations are those of ggml.h and gguf.h, which a test machine need not have. */
 #include <dlfcn.h>
@@ -39,6 +40,12 @@ static int print_types(int count) {
 	return 0;
 }
 
+static int load(const char *path) {
+	void *(*init)(const char *, struct gguf_init_params) = find_function("gguf_init_from_file");
+	void *ctx = NULL;
+	return !init(path, (struct gguf_init_params){.no_alloc = false, .ctx = &ctx});
+}
+
 static int print_map(const char *path) {
 	void *(*init)(const char *, struct gguf_init_params) = find_function("gguf_init_from_file");
 	size_t (*alignment)(void *) = find_function("gguf_get_alignment");
@@ -60,7 +67,7 @@ static int print_map(const char *path) {
 
 int main(int argc, char **argv) {
 	if (argc != 4) {
-		fprintf(stderr, "usage: ggmlprobe LIB types COUNT | ggmlprobe LIB map FILE\n");
+		fprintf(stderr, "usage: ggmlprobe LIB {types COUNT | map FILE | load FILE}\n");
 		return 2;
 	}
 	lib = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL);
@@ -68,5 +75,7 @@ int main(int argc, char **argv) {
 		fprintf(stderr, "%s\n", dlerror());
 		return 1;
 	}
+	if (strcmp(argv[2], "load") == 0)
+		return load(argv[3]);
 	return strcmp(argv[2], "types") == 0 ? print_types(atoi(argv[3])) : print_map(argv[3]);
 }

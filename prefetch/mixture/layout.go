@@ -116,7 +116,7 @@ func AddUnread(cycle *pattern.Cycle, file int, part *gguf.File) {
 	for k := range part.Tensors {
 		t := &part.Tensors[k]
 		isRead := func(r pattern.CycleRead) bool { return r.File == file && r.Offset == t.Offset }
-		if t.Experts() == 0 || t.Layer() < 0 || slices.ContainsFunc(experts, isRead) {
+		if t.ExpertStride() == 0 || t.Layer() < 0 || slices.ContainsFunc(experts, isRead) {
 			continue
 		}
 		experts = append(experts, pattern.CycleRead{File: file, Tensor: t.Name, Offset: t.Offset, Length: t.Size,

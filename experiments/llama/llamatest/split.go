@@ -17,6 +17,12 @@ import (
 // first one, and returns their paths.
 func Split(t testing.TB, path string) (parts [2]string) {
 	t.Helper()
+	return [2]string(SplitInto(t, path, 2))
+}
+
+// SplitInto is Split for any number of parts, up to that of tensors. Each has at least one tensor.
+func SplitInto(t testing.TB, path string, count int) (parts []string) {
+	t.Helper()
 	model, err := gguf.OpenModel(path)
 	if err != nil {
 		t.Fatal(err)
@@ -37,12 +43,14 @@ func Split(t testing.TB, path string) (parts [2]string) {
 			table = at
 		}
 	}
-	half := 0
-	for tensors[half].Offset < int64(len(whole))/2 {
-		half++
-	}
 	dir := t.TempDir()
-	for no, mine := range [][]gguf.Tensor{tensors[:half], tensors[half:]} {
+	for no := range count {
+		end := 1 // of the tensors in this part
+		for left := count - no - 1; len(tensors)-end > left &&
+			(left == 0 || tensors[end].Offset < int64(len(whole))*int64(no+1)/int64(count)); end++ {
+		}
+		mine := tensors[:end]
+		tensors = tensors[end:]
 		pairs, n := []byte(nil), uint64(3)
 		if no == 0 {
 			pairs, n = whole[header:table:table], kvs+3
@@ -51,9 +59,9 @@ func Split(t testing.TB, path string) (parts [2]string) {
 		pairs = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint32(str(pairs, "split.no"), u16),
 			uint16(no))
 		pairs = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint32(str(pairs, "split.count"), u16),
-			uint16(len(parts)))
+			uint16(count))
 		pairs = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(str(pairs, "split.tensors.count"),
-			i32), uint32(len(tensors)))
+			i32), uint32(model.Tensors()))
 		b := append([]byte(nil), whole[:8]...)
 		b = binary.LittleEndian.AppendUint64(b, uint64(len(mine)))
 		b = append(binary.LittleEndian.AppendUint64(b, n), pairs...)
@@ -73,7 +81,7 @@ func Split(t testing.TB, path string) (parts [2]string) {
 			b = append(b, whole[mine[i].Offset:mine[i].End()]...)
 			pad()
 		}
-		parts[no] = filepath.Join(dir, fmt.Sprintf("split-%05d-of-%05d.gguf", no+1, len(parts)))
+		parts = append(parts, filepath.Join(dir, fmt.Sprintf("split-%05d-of-%05d.gguf", no+1, count)))
 		if err := os.WriteFile(parts[no], b, 0o644); err != nil {
 			t.Fatal(err)
 		}
