@@ -246,6 +246,15 @@ func (b *layer) vector(name string, std float64, shape ...int64) {
 // bias adds a bias that is small compared to the values that it is added to.
 func (b *layer) bias(component string, shape ...int64) { b.vector(component+".bias", 0.1, shape...) }
 
+// routerBias adds a bias that the choice of experts sees. It is 0 where a trace says what is chosen.
+func (b *layer) routerBias(component string, n int64) {
+	if b.cfg.Routes != nil {
+		b.vector(component+".bias", 0, n)
+		return
+	}
+	b.bias(component, n)
+}
+
 func elementCount(shape []int64) int64 {
 	n := int64(1)
 	for _, d := range shape {
@@ -339,12 +348,12 @@ func (b *layer) experts(ff int64) {
 	case c.Arch == qwen2Arch:
 		b.vector("ffn_gate_inp_shexp.weight", 1/math.Sqrt(float64(b.embd)), b.embd)
 	case c.Arch == gptossArch:
-		b.bias("ffn_gate_inp", n)
+		b.routerBias("ffn_gate_inp", n)
 		b.bias("ffn_gate_exps", ff, n)
 		b.bias("ffn_up_exps", ff, n)
 		b.bias("ffn_down_exps", b.embd, n)
 	case c.Sigmoid, c.Arch == deepseek4Arch && !hashed:
-		b.bias("exp_probs_b", n)
+		b.routerBias("exp_probs_b", n)
 	case hashed:
 		b.add("ffn_gate_tid2eid.weight", gguf.I32, []int64{int64(c.Used), int64(c.Vocab)},
 			span{elems: int64(c.Used) * int64(c.Vocab), choose: c.Used, of: c.Experts})

@@ -33,6 +33,7 @@ const (
 	tokenNormal  = 1
 	tokenUnknown = 2
 	tokenControl = 3
+	tokenDefined = 4 // its text is found before anything else in a prompt is split
 	tokenByte    = 6
 )
 
@@ -131,8 +132,9 @@ func (e *encoder) kvArray(name string, elemType uint32, n int) {
 //
 // Further tokens (with a larger Vocab) are distinct words, each preceded by a space. They have at
 // least two letters. There are no tokens of a space and one letter, so the tokenizer never merges
-// bytes into the words: they appear only in the model's output.
-func token(id int) (text string, score float32, kind uint32) {
+// bytes into the words: they appear only in the model's output. With Config.Routes the first of them are
+// the trace's tokens, which a prompt may have, too.
+func (c Config) token(id int) (text string, score float32, kind uint32) {
 	switch {
 	case id == tokenUnk:
 		return "<unk>", 0, tokenUnknown
@@ -144,6 +146,9 @@ func token(id int) (text string, score float32, kind uint32) {
 		return spaceMark, 0, tokenNormal
 	case id < ByteVocab:
 		return fmt.Sprintf("<0x%02X>", id-firstByte), 0, tokenByte
+	}
+	if c.Routes != nil && id < ByteVocab+len(c.Routes.Tokens) {
+		return TokenText(id - ByteVocab), 0, tokenDefined
 	}
 	var word []byte
 	for n := id - ByteVocab + 27; n > 0; n = (n - 1) / 26 { // bijective base 26; 27 is the first number with two digits
@@ -194,17 +199,17 @@ func header(cfg Config, tensors []Tensor) []byte {
 	e.kvStr("tokenizer.ggml.model", "llama")
 	e.kvArray("tokenizer.ggml.tokens", kvString, cfg.Vocab)
 	for id := range cfg.Vocab {
-		text, _, _ := token(id)
+		text, _, _ := cfg.token(id)
 		e.str(text)
 	}
 	e.kvArray("tokenizer.ggml.scores", kvFloat32, cfg.Vocab)
 	for id := range cfg.Vocab {
-		_, score, _ := token(id)
+		_, score, _ := cfg.token(id)
 		e.u32(math.Float32bits(score))
 	}
 	e.kvArray("tokenizer.ggml.token_type", kvInt32, cfg.Vocab)
 	for id := range cfg.Vocab {
-		_, _, kind := token(id)
+		_, _, kind := cfg.token(id)
 		e.u32(kind)
 	}
 	e.kvU32("tokenizer.ggml.bos_token_id", tokenBOS)

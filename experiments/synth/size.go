@@ -28,10 +28,14 @@ func Sized(target int64, base Config) (Config, error) {
 	}
 	// 64 and 256 are multiples of the types' block lengths.
 	ffStep := max(64, int(base.Type.BlockElems()))
-	ffRatio := 2.75 / float64(max(base.Used, 1))
+	ffRatio := 2.75 / float64(max(base.withDefaults().Used, 1))
 
 	best, bestCost, bestSize := Config{}, math.Inf(1), 0.
-	for embd := embdStep; embd <= widest; embd += embdStep {
+	narrowest := embdStep
+	if base.Routes != nil {
+		narrowest = (leastWidth(len(base.Routes.Tokens)) + embdStep - 1) / embdStep * embdStep
+	}
+	for embd := narrowest; embd <= widest; embd += embdStep {
 		c := base.withDefaults()
 		c.Embd, c.Layers, c.FF = embd, 1, ffStep
 		c.Heads, c.KVHeads = usualHeads(embd)

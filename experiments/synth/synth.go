@@ -6,16 +6,19 @@
 // experts, or another one with another kind of router ([Archs]), and a byte-level vocabulary. Their
 // weights are noise, but they behave: activations stay finite through any number of layers, greedy
 // text varies and depends on the whole prompt, the experts change from token to token, and the
-// end-of-text token practically never comes. "lab synth" and tests use it.
+// end-of-text token practically never comes. With [Config].Routes, a mixture's experts are those that a
+// recorded trace says instead, token by token ([Routing]). "lab synth" and tests use it.
 package synth
 
 // This file defines the configuration of a model and checks whether llama.cpp can run it.
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
 	"tensorcast/gguf"
+	"tensorcast/moe"
 )
 
 // Config describes a model. The zero values of Vocab and Ctx mean the usual values; all other
@@ -43,9 +46,17 @@ type Config struct {
 	Fused      bool // the experts' gate and up are one tensor (deepseek2)
 	Hashed     int  // first layers in which the token's id chooses the experts (deepseek4)
 
-	Type gguf.Type // of all matrices except the router: one of Types
-	Seed uint64    // of all values
-	Tied bool      // no output.weight: token_embd.weight is used for the logits, too
+	// Routes is a trace that is planted, see Routing; nil: routing is random. Then 0 means the trace's
+	// number for Layers, Experts and Used. Layers with experts are the trace's in turn, whatever their
+	// number.
+	Routes *moe.Trace
+	Recall float64 // Routing.Recall that is wanted; 0 means UsualRecall
+
+	// Of all matrices except the router: one of Types. With Routes, the embedding and the output are Q8_0
+	// if this is quantised.
+	Type gguf.Type
+	Seed uint64 // of all values
+	Tied bool   // no output.weight: token_embd.weight is used for the logits, too
 }
 
 // ByteVocab is the size of the byte-level vocabulary: <unk>, <s>, </s> and the 256 bytes.
@@ -91,6 +102,9 @@ func (e *ConfigError) Error() string { return e.Setting + ": " + e.Reason }
 func (c Config) withDefaults() Config {
 	if c.Vocab == 0 {
 		c.Vocab = ByteVocab
+		if c.Routes != nil {
+			c.Vocab += len(c.Routes.Tokens)
+		}
 	}
 	if c.Ctx == 0 {
 		c.Ctx = 4096
@@ -100,6 +114,14 @@ func (c Config) withDefaults() Config {
 	}
 	if graphs[c.Arch].shared && c.Shared == 0 {
 		c.Shared = 1
+	}
+	if c.Routes != nil {
+		c.Experts, c.Used = cmp.Or(c.Experts, c.Routes.Experts), cmp.Or(c.Used, c.Routes.K)
+		c.Recall = cmp.Or(c.Recall, UsualRecall)
+		if c.Layers == 0 {
+			c.Layers = 2 // or a layer would not count as dense
+			c.Layers = len(c.Routes.Layers) + c.denseLayers()
+		}
 	}
 	return c
 }
@@ -112,6 +134,11 @@ func (c Config) check() error {
 	g, ok := graphs[c.Arch]
 	if !ok {
 		return &ConfigError{"arch", fmt.Sprintf("%q is not one of %s", c.Arch, strings.Join(Archs(), ", "))}
+	}
+	if c.Routes != nil {
+		if err := c.checkRoutes(); err != nil {
+			return err
+		}
 	}
 	minExperts := 0
 	if c.Experts != 0 || c.Used != 0 || c.Arch != llamaArch {

@@ -11,6 +11,7 @@ package synth
 // fusing a multiplication and an addition.)
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -293,4 +294,34 @@ func (s *sampler) shapeQ4K(buf []byte, sp span) {
 			qs[i] = s.q4k[r]
 		}
 	}
+}
+
+// appendRow appends given values in type t, F32, F16 or Q8_0. With Q8_0 their number is a multiple of the
+// block's.
+func appendRow(b []byte, t gguf.Type, row []float32) ([]byte, error) {
+	switch t {
+	case gguf.F32:
+		for _, v := range row {
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+		}
+	case gguf.F16:
+		for _, v := range row {
+			b = binary.LittleEndian.AppendUint16(b, half.Round(v))
+		}
+	case gguf.Q8_0:
+		for block := range slices.Chunk(row, int(t.BlockElems())) {
+			most := float32(0)
+			for _, v := range block {
+				most = max(most, v, -v)
+			}
+			unit := cmp.Or(float64(most)/127, 1)
+			b = binary.LittleEndian.AppendUint16(b, half.Round(most/127))
+			for _, v := range block {
+				b = append(b, byte(int8(math.RoundToEven(float64(v)/unit))))
+			}
+		}
+	default:
+		return nil, fmt.Errorf("no way to encode values in type %v", t)
+	}
+	return b, nil
 }

@@ -51,6 +51,9 @@ func (p *Plan) Write(ctx context.Context, w io.Writer, progress func(written int
 
 // writeTensor writes the values of t to w; buf is scratch space.
 func (p *Plan) writeTensor(ctx context.Context, w io.Writer, s *sampler, t Tensor, buf []byte) error {
+	if t.rows != nil {
+		return writeRows(ctx, w, t)
+	}
 	random := stream(p.Config.Seed, t.Name)
 	for _, sp := range t.spans {
 		unit := t.Type.BlockBytes() * int64(max(sp.choose, 1))
@@ -72,6 +75,27 @@ func (p *Plan) writeTensor(ctx context.Context, w io.Writer, s *sampler, t Tenso
 				return err
 			}
 			left -= int64(len(piece))
+		}
+	}
+	return nil
+}
+
+// writeRows writes the values of t, which are computed.
+func writeRows(ctx context.Context, w io.Writer, t Tensor) error {
+	makeRow := t.rows()
+	row := make([]float32, t.Shape[0])
+	var encoded []byte
+	for i := range elementCount(t.Shape[1:]) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		makeRow(i, row)
+		var err error
+		if encoded, err = appendRow(encoded[:0], t.Type, row); err != nil {
+			return err
+		}
+		if _, err := w.Write(encoded); err != nil {
+			return err
 		}
 	}
 	return nil

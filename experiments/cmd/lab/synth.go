@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 
 	"github.com/dustin/go-humanize"
@@ -20,6 +21,7 @@ import (
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/regular"
+	"tensorcast/moe"
 )
 
 // dimensions are the flags that --size replaces.
@@ -27,7 +29,7 @@ var dimensions = []string{"layers", "embd", "ff", "heads", "kv-heads"}
 
 func synthCommand() *cobra.Command {
 	cfg := synth.Config{Arch: synth.Archs()[0]}
-	var out string
+	var out, routes string
 	var size int64
 	var factor int
 	typeName := "Q8_0"
@@ -39,6 +41,15 @@ experts, or with --arch another mixture of experts, whose router is of another k
 it like any other; its text is varied nonsense. The same flags give the same bytes.
 
 Either --size chooses the dimensions, or --layers, --embd, --ff, --heads (and --kv-heads) give them.
+
+With --routes the routers choose what a recorded trace of a real model's routing says, token by token.
+The model says the trace's tokens one after the other (" t0", " t1" and so on, whatever the prompt), and
+begins again after the last. Width, type and size are free, but the experts are the trace's. Layers
+beyond the trace's choose as its layers from the first on. A prompt that is text chooses as tokens of the
+trace's prompt do. A prompt that names the trace's tokens, as " t0 t1 t2", chooses as these. The trace is
+CSV as the project BigMoeOnEdge publishes it ("route_trace v1"), plain or compressed by gzip. How well a
+layer's choice can be foretold from what the router before has read is set with --recall. Measure within
+the trace's length: when it begins again, whoever watches may know it by heart.
 
 With --inflate it copies a trained mixture of experts instead and makes its experts N times as wide,
 by blocks with a scale of 0 and random digits: they add nothing, so that text and routing stay the
@@ -55,6 +66,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
       --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
   lab synth -o gptoss.gguf --arch gpt-oss --experts 32 --used 4 --layers 4 --embd 256 --ff 256 --heads 4 --kv-heads 2
   lab synth -o hashed.gguf --arch deepseek4 --hashed 2 --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
+  lab synth -o routed.gguf --routes qwen.route.csv.gz --arch qwen3moe --layers 24 --embd 1024 --ff 384 --heads 16
   lab synth -o - --size 20MB --type F16 | sha256sum
   lab synth -o big.gguf --inflate 32 tiny-moe-q8_0.gguf`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -81,10 +93,16 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 			if cfg.Type, err = synth.ParseType(typeName); err != nil {
 				return cli.Usage(err)
 			}
+			if cfg.Routes, err = readRoutes(cmd, routes); err != nil {
+				return err
+			}
+			if cfg.Routes != nil && !cmd.Flags().Changed("vocab") {
+				cfg.Vocab = 0
+			}
 			if cfg, err = applySize(cmd, cfg, size); err != nil {
 				return cli.Usage(err)
 			}
-			plan, err := synth.NewPlan(cfg)
+			plan, err := synth.NewPlanContext(cmd.Context(), cfg)
 			if err != nil {
 				return asUsage(err)
 			}
@@ -100,8 +118,11 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.IntVar(&factor, "inflate", 0,
 		"copy a mixture of experts, with experts `N` times as wide; text and routing stay the same")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
-	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model")
-	f.IntVar(&cfg.Used, "used", 0, "experts used per token")
+	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model (with --routes: the trace's)")
+	f.IntVar(&cfg.Used, "used", 0, "experts used per token (with --routes: the trace's)")
+	f.StringVar(&routes, "routes", "", "`FILE` with the trace of what routers are to choose, token by token")
+	f.Float64Var(&cfg.Recall, "recall", synth.UsualRecall, "with --routes: the share of a layer's choice that the "+
+		"router before foretells;\nthe default was measured on trained models")
 	cli.EnumVar(cmd, &cfg.Arch, "arch", "", synth.Archs(), "architecture, which has a kind of router")
 	f.IntVar(&cfg.Groups, "groups", 0, "groups of experts, of which the best are chosen first")
 	f.IntVar(&cfg.GroupsUsed, "groups-used", 0, "groups used per token")
@@ -111,14 +132,14 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.BoolVar(&cfg.Fused, "fused", false, "gate and up of the experts in one tensor (deepseek2)")
 	f.IntVar(&cfg.Hashed, "hashed", 0, "first layers in which the token's id chooses the experts (deepseek4)")
 	f.BoolVar(&cfg.Tied, "tied", false, "no output.weight: the token embeddings are used for the logits, too")
-	f.IntVar(&cfg.Layers, "layers", 0, "layers")
+	f.IntVar(&cfg.Layers, "layers", 0, "layers (with --routes: by default the trace's)")
 	f.IntVar(&cfg.Embd, "embd", 0,
 		"width of the model, a multiple of the type's block (Q4_K, TQ1_0 and TQ2_0: 256, Q1_0: 128, Q2_0: 64, "+
 			"Q8_0 and Q4_0: 32)")
 	f.IntVar(&cfg.FF, "ff", 0, "width of the feed-forward network (of each expert), a multiple of the type's block")
 	f.IntVar(&cfg.Heads, "heads", 0, "attention heads")
 	f.IntVar(&cfg.KVHeads, "kv-heads", 0, "key/value heads (default: as many as --heads)")
-	f.IntVar(&cfg.Vocab, "vocab", synth.ByteVocab, "tokens")
+	f.IntVar(&cfg.Vocab, "vocab", synth.ByteVocab, "tokens; with --routes the trace's come on top by default")
 	f.IntVar(&cfg.Ctx, "ctx", 4096, "context length to declare")
 	return cmd
 }
@@ -132,6 +153,30 @@ func checkInflation(cmd *cobra.Command) (err error) {
 		}
 	})
 	return err
+}
+
+// readRoutes reads the trace that is to be planted; nil if name is empty.
+func readRoutes(cmd *cobra.Command, name string) (*moe.Trace, error) {
+	recall := cmd.Flags().Lookup("recall")
+	if name == "" {
+		if recall.Changed {
+			return nil, cli.Usagef("--recall is for a model with --routes: name a trace")
+		}
+		return nil, nil
+	}
+	if r, err := cmd.Flags().GetFloat64("recall"); err != nil || !(r > 0 && r <= 1) {
+		return nil, cli.Usagef("--recall=%s: give a number above 0, and 1 at most", recall.Value)
+	}
+	f, err := regular.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	t, err := moe.ReadCSV(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return t, nil
 }
 
 // applySize sets cfg's dimensions from size, if size is given. Then the dimensions' own flags must
@@ -188,6 +233,11 @@ func writePlan(ctx context.Context, plan *synth.Plan, out string, stdout, stderr
 	if err != nil {
 		return fmt.Errorf("write model: %w", err)
 	}
+	if r := plan.Routing; r != nil {
+		if err := describeRouting(r, plan.Config, stderr); err != nil {
+			return err
+		}
+	}
 	if !cli.IsTerminal(stderr) {
 		return nil
 	}
@@ -198,6 +248,26 @@ func writePlan(ctx context.Context, plan *synth.Plan, out string, stdout, stderr
 	}
 	_, err = fmt.Fprintf(stderr, "%s: %s, %v, %s: %d layers, width %d, feed-forward %d, %d heads (%d key/value)\n",
 		out, humanize.Bytes(uint64(plan.Size)), c.Type, kind, c.Layers, c.Embd, c.FF, c.Heads, c.KVHeads)
+	return err
+}
+
+// describeRouting says what was planted of a trace.
+func describeRouting(r *synth.Routing, c synth.Config, w io.Writer) error {
+	said := fmt.Sprintf("The trace's tokens are %q to %q, and generated text begins with %q.\n", synth.TokenText(0),
+		synth.TokenText(r.Tokens-1), synth.TokenText(r.Prompt))
+	wanted := ""
+	if math.Abs(r.Recall-c.Recall) > 0.03 {
+		wanted = fmt.Sprintf(", where %.2f was wanted", c.Recall)
+	}
+	said += fmt.Sprintf("The router before foretells a layer's choice with a recall of %.2f%s.\n", r.Recall, wanted)
+	if c.Layers != r.Layers {
+		said += fmt.Sprintf("The model has %d layers and the trace %d: the trace's are taken from the first on, again "+
+			"and again if need be.\n", c.Layers, r.Layers)
+	}
+	if r.Missing > 0 {
+		said += fmt.Sprintf("Choices that are not in the trace, of a token in a layer, are random: %d.\n", r.Missing)
+	}
+	_, err := io.WriteString(w, said)
 	return err
 }
 

@@ -3,6 +3,7 @@ package main
 // This file tests "lab synth": its flags, its errors and its output.
 
 import (
+	"compress/gzip"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -145,6 +146,90 @@ func TestInflate(t *testing.T) {
 				if ff, _ := f.Uint("llama.feed_forward_length"); ff != 256 {
 					t.Errorf("feed_forward_length is %d, want 256", ff)
 				}
+			}
+		})
+	}
+}
+
+// TestSynthRoutes plants a trace, and checks that one that cannot be planted leaves nothing and gets one line
+// that says why.
+func TestSynthRoutes(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, data string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	head := "# route_trace v1\n# n_layer=2 n_expert=8 n_expert_used=2\nturn,phase,step,layer,slot,expert\n"
+	rows := "0,0,0,0,0,3\n0,0,0,0,1,7\n0,0,0,1,0,1\n0,0,0,1,1,0\n0,1,1,0,0,2\n0,1,1,0,1,3\n"
+	write("routes.csv", head+rows)
+	write("beyond.csv", head+"0,0,0,0,0,8\n")
+	write("empty.csv", head)
+	write("text", "no trace\n")
+	write("cut.csv.gz", "\x1f\x8b\x08")
+	var zipped strings.Builder
+	z := gzip.NewWriter(&zipped)
+	if _, err := z.Write([]byte(head + rows)); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	write("routes.csv.gz", zipped.String())
+
+	widths := []string{"--embd", "256", "--ff", "64", "--heads", "4"}
+	with := func(file string, more ...string) []string { return append(append(more, "--routes", file), widths...) }
+	for name, tt := range map[string]struct {
+		args   []string
+		code   int
+		stderr []string // parts of its lines, one for each
+	}{
+		"plain": {with("routes.csv"), 0, []string{`" t0" to " t1"`, "where 0.78 was wanted", "random: 1"}},
+		"gzip":  {with("routes.csv.gz"), 0, []string{`begins with " t1"`, "recall", "random: 1"}},
+		"its numbers": {
+			with("routes.csv", "--experts", "8", "--used", "2", "--layers", "2"), 0,
+			[]string{"tokens", "recall", "random: 1"},
+		},
+		"more layers": {
+			with("routes.csv", "--layers", "3"), 0,
+			[]string{"tokens", "recall", "3 layers and the trace 2", "random: 1"},
+		},
+		"size": {
+			[]string{"--routes", "routes.csv", "--size", "20MB"}, 0,
+			[]string{"tokens", "recall", "layers", "random"},
+		},
+		"other experts":  {with("routes.csv", "--experts", "16"), 2, []string{"experts: 16, but the trace has 8"}},
+		"other used":     {with("routes.csv", "--used", "1"), 2, []string{"used: 1, but the trace has 2"}},
+		"no widths":      {[]string{"--routes", "routes.csv"}, 2, []string{"--size"}},
+		"beyond":         {with("beyond.csv"), 1, []string{"beyond.csv: line 4: expert 8, want 0 to 7"}},
+		"no rows":        {with("empty.csv"), 1, []string{"empty.csv: no routes"}},
+		"no trace":       {with("text"), 1, []string{"no routing trace"}},
+		"cut":            {with("cut.csv.gz"), 1, []string{"cut.csv.gz: decompress"}},
+		"no file":        {with("none"), 1, []string{"none"}},
+		"directory":      {with("."), 1, []string{"regular"}},
+		"recall of 0":    {with("routes.csv", "--recall", "0"), 2, []string{"--recall=0"}},
+		"recall of NaN":  {with("routes.csv", "--recall", "NaN"), 2, []string{"--recall=NaN"}},
+		"recall alone":   {append([]string{"--recall", "0.5", "--layers", "2"}, widths...), 2, []string{"--routes"}},
+		"no such router": {with("routes.csv", "--arch", "deepseek4"), 2, []string{"deepseek4"}},
+		"inflated":       {[]string{"--routes", "routes.csv", "--inflate", "4", "m.gguf"}, 2, []string{"--routes"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "out.gguf")
+			cmd, stdout, stderr := labProcess(t, append([]string{"synth", "-o", out}, tt.args...)...)
+			cmd.Dir = dir
+			code := exitCode(t, cmd.Run())
+			lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n")
+			ok := code == tt.code && stdout.Len() == 0 && len(lines) == len(tt.stderr)
+			for i := 0; ok && i < len(lines); i++ {
+				ok = strings.Contains(lines[i], tt.stderr[i])
+			}
+			if !ok {
+				t.Errorf("exit %d, want %d; stdout %q, stderr %q, want lines with %q", code, tt.code, stdout.String(),
+					lines, tt.stderr)
+			}
+			if _, err := gguf.Open(out); (err == nil) != (tt.code == 0) {
+				t.Error(err)
 			}
 		})
 	}
