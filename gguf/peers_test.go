@@ -141,11 +141,11 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// BenchmarkPeers reads a file with 262k tokens, and one with 9 tensors in each of its layers, with this package and with
-// the peers, by turns. Of us and of gguf-parser-go it tells the memory that was allocated in all; of the other one, which
-// collects garbage when it likes, the process's memory in the end.
+// BenchmarkPeers reads files with this package and with the peers. Of us and of gguf-parser-go it tells the memory that
+// was allocated in all. Of the other one, which collects garbage when it likes, it tells the process's memory in the
+// end.
 func BenchmarkPeers(b *testing.B) {
-	const times = "20"
+	const times = "5"
 	peers, files := fetchPeers(b), peerFiles(b)
 	for name, path := range files {
 		b.Run(name+"/tensorcast", func(b *testing.B) {

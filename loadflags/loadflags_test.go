@@ -1,6 +1,7 @@
 package loadflags
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,9 +11,9 @@ import (
 	"syscall"
 	"testing"
 
-	"tensorcast/experiments/llama/llamatest"
-	"tensorcast/experiments/synth"
+	"tensorcast/experiments/llama"
 	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/testenv"
 )
 
@@ -258,7 +259,14 @@ func TestStarter(t *testing.T) {
 
 // A real llama.cpp tells by its files which flags it has, and which types it can copy.
 func TestRealFiles(t *testing.T) {
-	in := llamatest.ForTest(t)
+	testenv.NeedMachine(t)
+	in, err := llama.Install(t.Context()) // not by llamatest, which depends on this package
+	if errors.Is(err, llama.ErrUnavailable) && os.Getenv("CI") == "" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	common, err := filepath.Glob(filepath.Join(in.Dir, "libllama-common.so*"))
 	if err != nil || len(common) == 0 {
 		t.Skipf("this llama.cpp has no libllama-common: %v", err)
@@ -310,10 +318,8 @@ func TestForesee(t *testing.T) {
 	if !isRepacked(&gguf.Tensor{Type: gguf.Q4_K, Shape: []int64{256, 8}}, thisProcessor()) {
 		t.Skip("ggml has no other layout for Q4_K on this processor")
 	}
-	config := synth.Config{Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Vocab: 512, Type: gguf.Q4_K, Seed: 1}
-	tied := config
-	tied.Tied = true
-	plain, shared := openModel(t, config), openModel(t, tied)
+	plain := openModel(t, "token_embd", "blk.0.attn_q", "blk.0.ffn_up", "output")
+	shared := openModel(t, "token_embd", "blk.0.attn_q", "blk.0.ffn_up")
 	matrices, table, all := int64(0), int64(0), int64(0)
 	for _, tensor := range plain.Files[0].Tensors {
 		all += tensor.Size
@@ -348,11 +354,19 @@ func TestForesee(t *testing.T) {
 	}
 }
 
-func openModel(t *testing.T, config synth.Config) *gguf.Model {
+// openModel opens a model of matrices in Q4_K, and a vector.
+func openModel(t *testing.T, matrices ...string) *gguf.Model {
 	t.Helper()
-	m, err := gguf.OpenModel(llamatest.Model(t, config))
+	m := gguftest.Model{Tensors: []gguftest.Tensor{{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{256}}}}
+	for i, name := range matrices {
+		shape := []int64{256, int64(64 * (i + 1))}
+		m.Tensors = append(m.Tensors, gguftest.Tensor{Name: name + ".weight", Type: gguf.Q4_K, Shape: shape})
+	}
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	m.Write(t, path)
+	opened, err := gguf.OpenModel(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return m
+	return opened
 }

@@ -128,7 +128,8 @@ func (c Config) checkRoutes() error {
 		return &ConfigError{"recall", fmt.Sprintf("%v is outside 0 to 1", c.Recall)}
 	case c.Embd > 0 && c.Embd < leastWidth(tokens):
 		return &ConfigError{"embd",
-			fmt.Sprintf("%d is too narrow for a trace of %d tokens, which needs %d", c.Embd, tokens, leastWidth(tokens))}
+			fmt.Sprintf("%d is too narrow for a trace of %d tokens, which needs %d", c.Embd, tokens,
+				leastWidth(tokens))}
 	case c.Vocab < ByteVocab+tokens:
 		return &ConfigError{"vocab", fmt.Sprintf("%d is less than %d, which the bytes and the trace's %d tokens need",
 			c.Vocab, ByteVocab+tokens, tokens)}

@@ -114,7 +114,9 @@ func TestPlantedRouters(t *testing.T) {
 					name := func(c string) string { return fmt.Sprintf("blk.%d.%s.weight", layer, c) }
 					add := func(point event.Point, norm string) []float32 {
 						v := normed(x, r.rows(name(norm))[0])
-						inputs = append(inputs, &tables.HiddenRow{Step: int32(token), Layer: int32(layer), Point: point, Values: v})
+						inputs = append(inputs, &tables.HiddenRow{
+							Step: int32(token), Layer: int32(layer), Point: point, Values: v,
+						})
 						return v
 					}
 					add(event.PointAttention, "attn_norm")
@@ -160,7 +162,8 @@ func TestPlantedRouters(t *testing.T) {
 				}
 			}
 			if compared != 2 || math.Abs(plan.Routing.Recall-want) > 0.03 {
-				t.Errorf("recall %.3f, compared with %d; want %.3f, compared with 2", plan.Routing.Recall, compared, want)
+				t.Errorf("recall %.3f, compared with %d; want %.3f, compared with 2", plan.Routing.Recall, compared,
+					want)
 			}
 		})
 	}
@@ -265,7 +268,8 @@ func TestRoutesRefused(t *testing.T) {
 			t.Errorf("%s: %v", setting, err)
 		}
 	}
-	if _, err := synth.NewPlan(routed(randomTrace(t, 40, 5, 2, 8, 2), func(c *synth.Config) { c.Embd = 96 })); err != nil {
+	wide := routed(randomTrace(t, 40, 5, 2, 8, 2), func(c *synth.Config) { c.Embd = 96 })
+	if _, err := synth.NewPlan(wide); err != nil {
 		t.Error(err) // 40 tokens need 77
 	}
 }
