@@ -167,7 +167,7 @@ func BenchmarkPeers(b *testing.B) {
 					best, memory = min(best, nanos), bytes
 				}
 				b.ReportMetric(float64(best), "ns/op")
-				b.ReportMetric(float64(memory), "B/op")
+				b.ReportMetric(float64(memory)/1e6, "MB")
 			})
 		}
 	}
