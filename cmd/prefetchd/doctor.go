@@ -340,6 +340,8 @@ func (d *diagnosis) printFile(w io.Writer, f holding.File) {
 	about := []string{size(f.Size)}
 	if f.Resident >= 0 {
 		about = append(about, size(f.Resident)+" resident")
+	} else {
+		about = append(about, "not known how much of it is resident")
 	}
 	if f.System != "" {
 		about = append(about, "on "+f.System)

@@ -166,7 +166,7 @@ func (m *costing) residentBytes(lanes []lane, part func(lane) pages.Range) (int6
 	var sum int64
 	for _, l := range lanes {
 		r := part(l)
-		n, err := pagecache.Resident(m.file.File, r.Offset, r.Length)
+		n, err := m.file.Resident(r)
 		if err != nil {
 			return 0, err
 		}

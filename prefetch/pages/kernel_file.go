@@ -24,6 +24,7 @@ type File struct {
 	Path       string
 	File       *os.File
 	info       os.FileInfo
+	residency  *pagecache.Residency
 	Size       int64  // bytes
 	PieceBytes int64  // bytes of one request to read single pages ahead
 	base       uint64 // address of the first byte in the target
@@ -59,7 +60,8 @@ const (
 	maxSmallInRow = 8
 )
 
-// OpenFile opens and maps a file. folio is the size of large folios to try, in bytes, or 0.
+// OpenFile opens and maps a file. folio is the size of large folios to try, in bytes, or 0. The error wraps
+// pagecache.ErrUnknown if the kernel does not tell which pages of the file are in memory.
 func OpenFile(at proc.Place, folio int64) (*File, error) {
 	f, err := at.Open()
 	if err != nil {
@@ -73,11 +75,18 @@ func OpenFile(at proc.Place, folio int64) (*File, error) {
 		Path: at.Path, File: f, info: info, Size: info.Size(),
 		FolioBytes: folio, PieceBytes: pieceBytes(f), maxPages: maxReadPages(f),
 	}
-	if err := m.mapAndAdvise(); err != nil {
+	if err = m.mapAndAdvise(); err == nil {
+		m.residency = pagecache.ResidencyOf(f, m.Mapping)
+		err = m.residency.Check()
+	}
+	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
+
+// Resident returns how many bytes of a range are in the page cache: see [pagecache.Residency.Bytes].
+func (m *File) Resident(r Range) (int64, error) { return m.residency.Bytes(r.Offset, r.Length) }
 
 // mapAndAdvise maps the file, and advises the kernel how it is read. The caller must call unmapAll, even
 // after an error.
@@ -164,7 +173,8 @@ func (m *File) Probe() error {
 	probed := 0
 	for at := (m.Size/m.FolioBytes - 1) * m.FolioBytes; at >= 0 && probed < inspectFirst; at -= m.FolioBytes {
 		r := Range{Offset: at, Length: m.FolioBytes}
-		if there, err := pagecache.Resident(m.File, r.Offset, min(2*m.FolioBytes, m.Size-r.Offset)); err != nil {
+		two := Range{Offset: at, Length: min(2*m.FolioBytes, m.Size-at)}
+		if there, err := m.Resident(two); err != nil {
 			return err
 		} else if there > 0 {
 			continue
