@@ -6,6 +6,7 @@ package holding
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,6 +47,8 @@ type File struct {
 	// Changed says that the file at Path is not the one that the process maps, or is no complete
 	// GGUF file any more. Then only Path is set.
 	Changed bool `json:"changed"`
+	// Denied says of a Changed file that this process may not read it, so that nothing is known of it.
+	Denied bool `json:"denied"`
 
 	ID proc.FileID `json:"-"` // as in the memory map
 	At proc.Place  `json:"-"` // to open it; zero if it is Changed
@@ -164,7 +167,7 @@ func (e *Examiner) openModels(sp *space) (all []*model) {
 			continue // one of the many files that a process maps and that cannot be opened from here
 		}
 		if err != nil {
-			m = &model{file: File{Path: c.first.Path, Changed: true}}
+			m = &model{file: File{Path: c.first.Path, Changed: true, Denied: errors.Is(err, fs.ErrPermission)}}
 		}
 		m.file.Closed = sp.open != nil && !sp.open[c.first.Path]
 		if m.gguf != nil {

@@ -1,24 +1,25 @@
 // Package disk says which disk a file system's device is, so that what was measured of a disk is not taken for that of
 // another ([Find]), and keeps what was measured ([Speeds]).
 //
-// A device number says neither. The kernel gives out anonymous ones (major number 0: tmpfs, overlayfs, btrfs, FUSE, NFS)
-// at each mount, and those of disks in the order in which it finds them at boot.
+// A device number does not say that. The kernel gives out anonymous ones (major number 0: tmpfs, overlayfs, btrfs,
+// FUSE, NFS) at each mount, and those of disks in the order in which it finds them at boot.
 package disk
 
 // This file finds out what a disk is.
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/internal/mounts"
 	"tensorcast/internal/regular"
 )
 
@@ -38,7 +39,7 @@ type System struct {
 }
 
 // here is the system that this process sees.
-var here = System{"/sys", "/proc/self/mountinfo"}
+var here = System{"/sys", mounts.Here}
 
 // Find says what disk a device is. number is the kernel's, major<<20 | minor, as in tracepoints and in memory maps;
 // stat has another one on btrfs and overlayfs. An overlay has no disk of its own: its files have the numbers of the
@@ -133,28 +134,15 @@ func readLine(path string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// findMount returns the type and the source of a mount of a device, as mountinfo has them (proc_pid_mountinfo(5)).
+// findMount returns the type and the source of a mount of a device.
 func (s System) findMount(number string) (kind, source string, err error) {
-	f, err := os.Open(s.MountInfo)
+	all, err := mounts.Read(s.MountInfo)
 	if err != nil {
 		return "", "", err
 	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 1<<20) // the options of an overlay name all of its layers
-	for lines.Scan() {
-		before, after, _ := strings.Cut(lines.Text(), " - ")
-		if is, what := strings.Fields(before), strings.Fields(after); len(is) > 2 && len(what) > 1 && is[2] == number {
-			return what[0], unescape(what[1]), nil
-		}
+	i := slices.IndexFunc(all, func(m mounts.Mount) bool { return m.Device == number })
+	if i < 0 {
+		return "", "", fmt.Errorf("find where device %s is mounted: %w", number, fs.ErrNotExist)
 	}
-	if err := lines.Err(); err != nil {
-		return "", "", fmt.Errorf("read %s: %w", s.MountInfo, err)
-	}
-	return "", "", fmt.Errorf("find where device %s is mounted: %w", number, fs.ErrNotExist)
-}
-
-// unescape undoes how mountinfo writes spaces, tabs, line ends and backslashes: as three octal digits.
-func unescape(text string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(text)
+	return all[i].Type, all[i].Source, nil
 }

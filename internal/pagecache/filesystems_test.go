@@ -35,6 +35,10 @@ func TestFileSystems(t *testing.T) {
 			}
 			defer unix.Munmap(mapping)
 			residencies := []*pagecache.Residency{pagecache.ResidencyOf(f, nil), pagecache.ResidencyOf(f, mapping)}
+			below := pagecache.ResidencyOf(f, mapping)
+			below.LookBelow()
+			defer below.Close()
+			residencies = append(residencies, below)
 			want := func(what string, offset, length, want int64) {
 				t.Helper()
 				for i, r := range residencies {

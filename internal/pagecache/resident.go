@@ -30,7 +30,8 @@ var ErrUnknown = errors.New("the kernel does not tell which pages of this file a
 // looks at each page and is slower.
 type Residency struct {
 	file    *os.File
-	mapping []byte // of all of the file; nil: a part of it is mapped for each question
+	mapping []byte   // of all of the file; nil: a part of it is mapped for each question
+	below   *os.File // see LookBelow; nil: not found
 	way     atomic.Int32
 }
 
@@ -39,6 +40,7 @@ const (
 	wayNotKnown = iota
 	wayCachestat
 	wayMincore
+	wayBelow // cachestat of the file of an overlay's layer
 )
 
 // ResidencyOf returns what tells how much of a file is in the page cache. The file must be open for
@@ -95,6 +97,9 @@ func (r *Residency) ask(offset, length int64) (int64, error) {
 		return 0, fmt.Errorf("offset %d", offset)
 	}
 	way := r.way.Load()
+	if way == wayBelow {
+		return askCachestat(r.below, offset, length)
+	}
 	if way != wayMincore {
 		n, err := askCachestat(r.file, offset, length)
 		if err == nil && n > 0 {

@@ -23,6 +23,7 @@ var FileSystems = []string{"ext4", "xfs", "btrfs", "tmpfs", "overlay", "bindfs"}
 //   - ext4, xfs, and btrfs, which compresses, lie in a file behind a loop device.
 //   - overlay has its files on the lowest layer, an ext4, as an image of a container has, and cannot be written.
 //   - bindfs shows a directory of an ext4 through a process (FUSE); "bindfs:OPTIONS" has options of mount.
+//     "bindfs:user" is mounted by the user 65534, and nobody else may look at it, not even root.
 func Mount(t testing.TB, name string, files ...string) (dir string) {
 	t.Helper()
 	NeedRoot(t)
@@ -44,11 +45,16 @@ func Mount(t testing.TB, name string, files ...string) (dir string) {
 	case "bindfs":
 		needProgram(t, "bindfs")
 		lower := Mount(t, "ext4", files...)
-		args := []string{"--no-allow-other", lower, dir}
-		if options != "" {
-			args = append([]string{"-o", options}, args...)
+		args := []string{"bindfs", "--no-allow-other", lower, dir}
+		switch options {
+		case "":
+		case "user":
+			args = append([]string{"setpriv", "--ruid", "65534", "--euid", "0", "--rgid", "65534", "--egid", "0",
+				"--clear-groups"}, args...)
+		default:
+			args = append(args, "-o", options)
 		}
-		tryToMount(t, dir, exec.Command("bindfs", args...))
+		tryToMount(t, dir, exec.Command(args[0], args[1:]...))
 	default:
 		t.Fatalf("no file system %q", name)
 	}

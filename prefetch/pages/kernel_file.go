@@ -87,7 +87,9 @@ func OpenFile(at proc.Place, folio int64) (*File, error) {
 	}
 	if err = m.mapAndAdvise(); err == nil {
 		m.residency = pagecache.ResidencyOf(f, m.Mapping)
-		err = m.residency.Check()
+		if err = m.residency.Check(); err == nil {
+			m.residency.LookBelow()
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -295,6 +297,9 @@ func (m *File) Close() error {
 	var err error
 	if m.slices != nil {
 		err = m.slices.close()
+	}
+	if m.residency != nil {
+		err = errors.Join(err, m.residency.Close())
 	}
 	return errors.Join(err, m.unmapAll(), m.Mapped.Close(), m.File.Close())
 }
