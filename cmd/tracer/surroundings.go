@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"strconv"
 	"strings"
 
@@ -80,15 +79,11 @@ func memoryLimit(pid int) (*tables.Memory, error) {
 }
 
 // describeDisk describes the disk with a file. The file's name comes from the target. The disk is measured if measure
-// allows it, and no valid measurement of this disk is kept.
+// allows it, and no valid measurement of this disk is kept. Only then the file is opened, because on FUSE that drops its
+// pages.
 func (s *surroundings) describeDisk(model trace.Seen, measure bool) (*tables.Disk, error) {
-	f, err := regular.Open(model.Path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	if err := unix.Stat(model.Path, &st); err != nil {
 		return nil, fmt.Errorf("look at %s: %w", model.Path, err)
 	}
 	number := cmp.Or(model.Device, uint64(unix.Major(st.Dev))<<20|uint64(unix.Minor(st.Dev)))
@@ -116,7 +111,7 @@ func (s *surroundings) describeDisk(model trace.Seen, measure bool) (*tables.Dis
 	if !measure || !s.probe || d.BytesPerSecond > 0 && !s.again {
 		return d, nil
 	}
-	if d.BytesPerSecond, err = measureBandwidth(f, model.Path, st.Size); err != nil {
+	if d.BytesPerSecond, err = measureBandwidth(model.Path); err != nil {
 		return d, err
 	}
 	s.again = false
@@ -124,21 +119,26 @@ func (s *surroundings) describeDisk(model trace.Seen, measure bool) (*tables.Dis
 }
 
 // measureBandwidth reads the file for a moment, bypassing the page cache. It returns bytes per second.
-func measureBandwidth(f *os.File, name string, size int64) (float64, error) {
+func measureBandwidth(name string) (float64, error) {
+	f, err := regular.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
 	const block = 2 << 20
 	var blocks []pages.Range
-	for at := int64(0); at+block <= size; at += block {
+	for at := int64(0); at+block <= info.Size(); at += block {
 		blocks = append(blocks, pages.Range{Offset: at, Length: block})
 	}
 	const minBlocks = 16 // fewer are read too fast to be timed
 	if len(blocks) < minBlocks {
 		return 0, fmt.Errorf("%s is too small to measure its disk", name)
 	}
-	id, err := proc.FileOf(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err != nil {
-		return 0, err
-	}
-	perSecond, err := costs.Bandwidth(proc.Place{Path: name, ID: id}, blocks)
+	perSecond, err := costs.Bandwidth(proc.Place{Path: name, ID: proc.IDOf(info)}, blocks)
 	if err == nil && !(perSecond > 0 && perSecond < 1e15) {
 		err = fmt.Errorf("the disk of %s cannot read %g bytes per second", name, perSecond)
 	}
