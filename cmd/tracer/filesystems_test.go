@@ -27,7 +27,9 @@ func TestFileSystems(t *testing.T) {
 			if name != "tmpfs" {
 				dropCache(t, path)
 			}
-			target := in.Command(t.Context(), llama.Options{Model: path, Prompt: "a", Tokens: 20, Threads: 1, NoRepack: true}).Args
+			target := in.Command(t.Context(), llama.Options{
+				Model: path, Prompt: "a", Tokens: 20, Threads: 1, NoRepack: true,
+			}).Args
 			dir := filepath.Join(t.TempDir(), "capture")
 			args := append([]string{"--no-probe", "--detail", "op+io", "-o", dir, "--"}, target...)
 			if r := finish(t, exec.Command(tracerBinary, args...)); r.status != 0 {

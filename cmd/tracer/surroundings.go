@@ -79,8 +79,8 @@ func memoryLimit(pid int) (*tables.Memory, error) {
 }
 
 // describeDisk describes the disk with a file. The file's name comes from the target. The disk is measured if measure
-// allows it, and no valid measurement of this disk is kept. Only then the file is opened, because on FUSE that drops its
-// pages.
+// allows it, and no valid measurement of this disk is kept. Only then the file is opened, because on FUSE that drops
+// its pages.
 func (s *surroundings) describeDisk(model trace.Seen, measure bool) (*tables.Disk, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(model.Path, &st); err != nil {
