@@ -99,22 +99,21 @@ func (s *surroundings) describeDisk(model trace.Seen, measure bool) (*tables.Dis
 	if is.InMemory {
 		return d, nil
 	}
-	d.BytesPerSecond = s.speeds.Get(is)
-	if d.BytesPerSecond > 0 && model.BytesPerSecond > contradiction*d.BytesPerSecond {
-		s.log.Debug("the target reads faster than was measured of its disk", "measured", d.BytesPerSecond,
-			"reads", model.BytesPerSecond)
-		d.BytesPerSecond = 0
-		if err := s.speeds.Put(is, 0); err != nil {
-			return d, err
-		}
+	kept := s.speeds.Get(is)
+	contradicted := kept > 0 && model.BytesPerSecond > contradiction*kept
+	if d.BytesPerSecond = kept; contradicted {
+		d.BytesPerSecond = model.BytesPerSecond
 	}
-	if !measure || !s.probe || d.BytesPerSecond > 0 && !s.again {
+	if !measure || !s.probe || kept > 0 && !contradicted && !s.again {
 		return d, nil
 	}
-	if d.BytesPerSecond, err = measureBandwidth(model.Path); err != nil {
+	measured, err := measureBandwidth(model.Path)
+	if err != nil {
 		return d, err
 	}
 	s.again = false
+	// Somebody else may have used the disk meanwhile. It can do what the target has seen it do.
+	d.BytesPerSecond = max(measured, model.BytesPerSecond)
 	return d, s.speeds.Put(is, d.BytesPerSecond)
 }
 

@@ -143,12 +143,17 @@ func TestDiskIsMeasuredOnce(t *testing.T) {
 	if _, d := s.describe(endedPID, slow, true); d.BytesPerSecond != wrong {
 		t.Errorf("of a target that reads as fast as was measured: %+v, want %g", d, wrong)
 	}
-	if _, d := s.describe(os.Getpid(), fast, false); d.BytesPerSecond != 0 {
-		t.Errorf("while a target reads faster than was measured: %+v, want no bandwidth", d)
+	if _, d := s.describe(os.Getpid(), fast, false); d.BytesPerSecond != fast.BytesPerSecond {
+		t.Errorf("while a target reads faster than was measured: %+v, want what it reads, %g", d, fast.BytesPerSecond)
 	}
-	put(wrong)
-	if _, d := s.describe(endedPID, fast, true); d.BytesPerSecond <= wrong {
-		t.Errorf("after a target has read faster than was measured: %+v, want more than %g", d, wrong)
+	if _, d := s.describe(endedPID, fast, true); d.BytesPerSecond <= fast.BytesPerSecond {
+		t.Errorf("after a target has read faster than was measured: %+v, want more than %g", d, fast.BytesPerSecond)
+	}
+	impossible := model
+	impossible.BytesPerSecond = 1 << 50
+	if _, d := s.describe(endedPID, impossible, true); d.BytesPerSecond != impossible.BytesPerSecond {
+		t.Errorf("the disk was slow when it was measured again: %+v, want what the target has read, %g", d,
+			impossible.BytesPerSecond)
 	}
 	put(wrong)
 	s.again = true

@@ -48,15 +48,13 @@ type measurement struct {
 // Get returns what was measured of a disk, in bytes per second, 0 if that is not known.
 func (s Speeds) Get(d Disk) float64 { return s.read()[d.Identity].BytesPerSecond }
 
-// Put keeps what was measured of a disk. 0 forgets it. Of a disk without an identity nothing is kept.
+// Put keeps what was measured of a disk. Of a disk without an identity nothing is kept.
 func (s Speeds) Put(d Disk, bytesPerSecond float64) error {
 	if s == "" || d.Identity == "" {
 		return nil
 	}
 	all := s.read()
-	if all[d.Identity] = (measurement{bytesPerSecond, time.Now().UTC()}); bytesPerSecond == 0 {
-		delete(all, d.Identity)
-	}
+	all[d.Identity] = measurement{bytesPerSecond, time.Now().UTC()}
 	if err := os.MkdirAll(filepath.Dir(string(s)), 0o755); err != nil {
 		return fmt.Errorf("keep what was measured of the disk: %w", err)
 	}
