@@ -8,6 +8,7 @@ require (
 	github.com/dustin/go-humanize v1.1.0
 	github.com/godbus/dbus/v5 v5.2.4
 	github.com/google/flatbuffers v24.3.25+incompatible
+	github.com/google/licensecheck v0.3.1
 	github.com/klauspost/compress v1.18.0
 	github.com/pawelgaczynski/giouring v0.0.0-20230826085535-69588b89acb9
 	github.com/prometheus/procfs v0.23.0

@@ -22,7 +22,9 @@ import (
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/disk"
 	"tensorcast/internal/pagecache"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 )
 
@@ -114,7 +116,8 @@ exec "` + driver + `" "$@"`,
 			t.Fatal(err)
 		}
 	}
-	f.env = append(os.Environ(), "PATH="+f.dir+"/shims:"+f.dir+"/bin:"+os.Getenv("PATH"))
+	f.env = append(os.Environ(), "PATH="+f.dir+"/shims:"+f.dir+"/bin:"+os.Getenv("PATH"),
+		"XDG_CACHE_HOME="+f.keepDiskSpeed(t))
 
 	root, err := cgroup.Root()
 	if err != nil {
@@ -129,6 +132,36 @@ exec "` + driver + `" "$@"`,
 		}
 	})
 	return f
+}
+
+// keepDiskSpeed makes a cache directory in which the disk of the models here has been measured, and returns it. The
+// documents' model is large enough to measure its disk, that of this test is not.
+func (f *follower) keepDiskSpeed(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(f.dir, "cache")
+	cached, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "tensorcast"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	llamas := filepath.Join("tensorcast", "llama")
+	if err := os.Symlink(filepath.Join(cached, llamas), filepath.Join(dir, llamas)); err != nil {
+		t.Fatal(err)
+	}
+	id, err := proc.FileOf(f.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	on, err := disk.Find(id.Dev)
+	if err != nil || on.Identity == "" {
+		t.Logf("this machine does not tell which disk %s is on: %v", f.dir, err)
+	}
+	if err := disk.Speeds(filepath.Join(dir, disk.FileName)).Put(on, 1.4e9); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // startServer starts a substitute for llama-server, which generates all the time.

@@ -29,10 +29,10 @@ type File struct {
 	Mapped   int64  `json:"mapped"`    // those of them that lie in the mapped part, whether they are used there or not
 	PerToken int64  `json:"per_token"` // see Holding
 	Routed   int64  `json:"routed"`    // see Holding
-	Resident int64  `json:"resident"`  // how much of the file is in the page cache; -1 if this process may not know
+	Resident int64  `json:"resident"`  // how much of the file is in the page cache; -1 if the kernel does not tell
 	// Unread is the part of Weights that the process does not read here any more once it has loaded its model, because
 	// it has a copy or they are on a GPU. It is 0 if its table of tensors was not found. UnreadResident is how much of
-	// that is in the page cache; -1 if this process may not know.
+	// that is in the page cache; -1 if the kernel does not tell.
 	Unread         int64  `json:"unread"`
 	UnreadResident int64  `json:"unread_resident"`
 	Store          Store  `json:"store"`
@@ -51,6 +51,8 @@ type File struct {
 	Problem string `json:"problem,omitempty"`
 	// Foreign says which types that ggml's main line does not read its tensors have, a line for each.
 	Foreign []string `json:"foreign_types,omitempty"`
+	// Denied says of a Changed file that this process may not read it, so that nothing is known of it.
+	Denied bool `json:"denied"`
 
 	ID proc.FileID `json:"-"` // as in the memory map
 	At proc.Place  `json:"-"` // to open it; zero if it is Changed
@@ -172,7 +174,9 @@ func (e *Examiner) openModels(sp *space) (all []*model) {
 			continue // one of the many files that a process maps and that cannot be opened from here
 		}
 		if err != nil {
-			m = &model{file: File{Path: c.first.Path, Changed: true, Problem: explainUnreadable(err)}}
+			m = &model{file: File{
+				Path: c.first.Path, Changed: true, Denied: errors.Is(err, fs.ErrPermission), Problem: explainUnreadable(err),
+			}}
 		}
 		m.file.Closed = sp.open != nil && !sp.open[c.first.Path]
 		if m.gguf != nil {
@@ -262,7 +266,11 @@ func (e *Examiner) openModel(c *mapped, before map[proc.FileID]part) (*model, er
 		Path: at.Path, At: at, Size: info.Size(), Store: known.store, System: known.system,
 		Device: device, ReadAhead: readAhead, PageOut: mayPageOut(f), Foreign: gguf.ForeignTypes(known.gguf),
 	}}
-	if m.file.Resident, err = pagecache.Resident(f, 0, info.Size()); err != nil {
+	residency := pagecache.ResidencyOf(f, nil)
+	if err = residency.Check(); err == nil {
+		m.file.Resident, err = residency.Bytes(0, info.Size())
+	}
+	if err != nil {
 		m.file.Resident = -1
 	}
 	return m, nil
@@ -289,8 +297,9 @@ func (m *model) countUnread(h *Holding, ranges [][2]int64) {
 		return
 	}
 	defer file.Close()
+	residency := pagecache.ResidencyOf(file, nil)
 	for _, r := range f.UnreadRanges {
-		n, err := pagecache.Resident(file, r[0], r[1]-r[0])
+		n, err := residency.Bytes(r[0], r[1]-r[0])
 		if err != nil {
 			f.UnreadResident = -1
 			return

@@ -25,6 +25,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 	"tensorcast/loadflags"
+	"tensorcast/processes/processestest"
 )
 
 // Addresses of the process that fixtures describe.
@@ -317,6 +318,26 @@ func TestChanged(t *testing.T) {
 			!strings.Contains(v.Line(), "model.gguf cannot be read") {
 			t.Errorf("%s: %+v, %+v", name, h, v)
 		}
+	}
+}
+
+// A model that root may not read is reported as such: FUSE keeps out everybody but who mounted it, even root.
+func TestDenied(t *testing.T) {
+	model := filepath.Join(t.TempDir(), "model.gguf")
+	if err := os.WriteFile(model, append([]byte("GGUF"), make([]byte, 1<<16)...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	dir := testenv.Mount(t, "bindfs:user", model)
+	program := processestest.Program(t, "standin", true)
+	as := []string{"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"}
+	p := processestest.Start(t, append(as, program, "model", filepath.Join(dir, "model.gguf"))...)
+	h, err := New(p.Next()).Examine(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := h.Judge(-1, false)
+	if v.Helps || !slices.Contains(reasonsOf(v, true), FileDenied) || !strings.Contains(v.Line(), "allow_other") {
+		t.Errorf("%+v, %+v, want that it is denied", h, v)
 	}
 }
 

@@ -36,6 +36,7 @@ const (
 	Fits            Reason = "fits"
 	OtherPrefetcher Reason = "other prefetcher"
 	FileChanged     Reason = "file changed"
+	FileDenied      Reason = "file denied"
 	Network         Reason = "network"
 	Readahead       Reason = "readahead"
 )
@@ -168,6 +169,12 @@ func (j *judge) addFile(f *File) {
 		reads = fmt.Sprintf(", and tokens read %s of it", formatBytes(read))
 	}
 	switch {
+	case f.Denied:
+		j.add(j.Mode == ModeNone, FileDenied,
+			"%s may not be read by this process, which is not the one that mounted it: mount FUSE (sshfs, bindfs, "+
+				"rclone) with the option allow_other or allow_root, or NFS with no_root_squash on the server; or copy "+
+				"the model to a disk",
+			name)
 	case f.Changed:
 		j.add(j.Mode == ModeNone, FileChanged, "%s cannot be read as the file that the process maps: %s", name,
 			visible.Line(f.Problem))

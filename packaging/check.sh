@@ -3,7 +3,7 @@
 #
 #   - Two builds, in clones at two paths, give the same bytes. (Both share Go's cache, so this
 #     compares linking and packing.)
-#   - The commands in the packages run, are static, and name their commit.
+#   - The commands in the packages run, are static, and name their commit. NOTICES names every module in them.
 #   - The .deb, installed by dpkg into an empty root and purged, leaves nothing.
 set -eu
 cd "$(dirname "$0")/.."
@@ -27,6 +27,9 @@ for c in ggufmap tracer analyze prefetchd; do
 	"$work/archive/bin/$c" --version | grep -q "revision $commit of 20" || fail "$c does not name its commit"
 	readelf --program-headers --wide "$work/archive/bin/$c" | grep -q INTERP && fail "$c is not static"
 	grep -q "^.TH .*${c}" -i "$work/archive/share/man/man1/$c.1" || fail "$c has no manual page"
+	for m in $(go version -m "$work/archive/bin/$c" | awk '$1 == "dep" { print $2 }'); do
+		grep -q "^$m " "$work/archive/share/doc/tensorcast/NOTICES" || fail "NOTICES does not name $m, which is in $c"
+	done
 	grep -q "__start_$c" "$work/archive/share/bash-completion/completions/$c" || fail "$c has no completion"
 done
 for l in libtfmbs_device.so libggml-tfmbs.so libtfmbs_intercept.so; do

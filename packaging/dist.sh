@@ -65,6 +65,10 @@ pack() {
 		printf 'Upstream-Name: tensorcast\n\n'
 		printf 'Files: *\nCopyright: the tensorcast authors\nLicense: Apache-2.0\n'
 		sed 's/^/ /; s/^ *$/ ./' "$work/license"
+		printf '\nFiles: usr/bin/*\nCopyright: the tensorcast authors, and those that NOTICES names\n'
+		printf 'License: Apache-2.0 and others\n'
+		printf ' The commands contain software of others. What that is, its licences and their texts\n'
+		printf ' are in /usr/share/doc/tensorcast/NOTICES.\n'
 	} > "$deb/usr/share/doc/tensorcast/copyright"
 	# The libraries need the highest version of the C library that their symbols name. The commands
 	# need no C library.

@@ -109,7 +109,7 @@ for u in "$here"/packaging/systemd/*.service; do # systemd also looks for units 
 	sed "s,@BINDIR@,${prefix:+/$prefix}/bin,g" "$u" > "$work/out"
 	put 644 "$work/out" "lib/systemd/system/${u##*/}"
 done
-for f in LICENSE README.md SECURITY.md; do put 644 "$here/$f" "share/doc/tensorcast/$f"; done
+for f in LICENSE NOTICES README.md SECURITY.md; do put 644 "$here/$f" "share/doc/tensorcast/$f"; done
 
 # Remove files that only an earlier installation had. The directories that it created stay in the list.
 grep '^file ' "$work/before" | grep -vxFf "$work/list" > "$work/old" || true

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"time"
 
 	"tensorcast/event"
 	"tensorcast/trace/tables"
@@ -151,6 +152,29 @@ type heldPageIn struct {
 	event.PageIn
 }
 
+// readRate is how fast bytes are read: the most in some window of rateTime or more.
+type readRate struct {
+	began int64 // ns, of this window
+	bytes int64 // read in it
+	best  float64
+}
+
+// rateTime is long enough that what the disk has in a cache, or has read ahead, makes little of it.
+const rateTime = int64(250 * time.Millisecond)
+
+// add counts bytes that were read at a time, in ns. Times may go back a little: threads are told apart by the kernel.
+func (w *readRate) add(at, bytes int64) {
+	took := at - w.began
+	switch {
+	case w.began == 0 || took > 2*rateTime: // nothing was read for a while
+		w.began, w.bytes = at, 0
+	case took >= rateTime:
+		w.best = max(w.best, float64(w.bytes)/time.Duration(took).Seconds())
+		w.began, w.bytes = at, 0
+	}
+	w.bytes += bytes
+}
+
 func (r *Recorder) recordPageIn(e event.PageIn) error {
 	p, known := r.files[e.File]
 	if !known {
@@ -160,6 +184,7 @@ func (r *Recorder) recordPageIn(e event.PageIn) error {
 	if p == nil || e.Bytes <= 0 || e.Offset < 0 {
 		return nil
 	}
+	r.readRate.add(e.Time, e.Bytes)
 	if err := r.notePageInsObserved(); err != nil {
 		return err
 	}

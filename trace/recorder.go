@@ -65,7 +65,18 @@ type RecorderOptions struct {
 	// Surroundings returns what limits a process's memory, and the disk that holds a model. A nil
 	// result leaves the previous one. It is called when a model is read, then at flushes, and when the
 	// capture ends (over).
-	Surroundings func(pid int, model string, over bool) (*tables.Memory, *tables.Disk)
+	Surroundings func(pid int, model Seen, over bool) (*tables.Memory, *tables.Disk)
+}
+
+// Seen is what the capturer has seen of the first model's first file.
+type Seen struct {
+	Path string
+	// Device is the number by which the kernel knows the device that holds it: major<<20 | minor. It is
+	// not stat's on btrfs, nor on overlayfs, where it is that of the layer below. 0: not known yet.
+	Device uint64
+	// BytesPerSecond is the most that was read from disk of any model for a while, by all processes
+	// together. 0: that is not observed, or it was little.
+	BytesPerSecond float64
 }
 
 // Recorder turns the events of one process into a capture. It is not safe for concurrent use. The
@@ -94,6 +105,8 @@ type Recorder struct {
 	files      map[event.FileID]*modelPart // nil for a file that belongs to no model
 	unrecorded int                         // files that belong to no model, and could not be read
 	rows       []tables.StructureRow
+
+	readRate readRate // what all page-ins of models were read at
 
 	// Steps (record_steps.go).
 
@@ -293,7 +306,7 @@ func (r *Recorder) updateMeta() error {
 		r.meta.Target = r.opts.Target(r.meta.PID)
 	}
 	if r.opts.Surroundings != nil && len(r.meta.Models) > 0 {
-		memory, disk := r.opts.Surroundings(r.meta.PID, r.meta.Models[0].Path, r.over)
+		memory, disk := r.opts.Surroundings(r.meta.PID, r.seen(), r.over)
 		r.meta.Memory = cmp.Or(memory, r.meta.Memory)
 		r.meta.Disk = cmp.Or(disk, r.meta.Disk)
 	}
@@ -314,6 +327,17 @@ func (r *Recorder) updateMeta() error {
 	r.meta.Counters.PageInsDropped = r.lost.pageIns + r.pending.lost
 	r.meta.Counters.Clipped += r.lost.unknownIDs
 	return nil
+}
+
+// seen returns what was seen of the first model.
+func (r *Recorder) seen() Seen {
+	s := Seen{Path: r.meta.Models[0].Path, BytesPerSecond: r.readRate.best}
+	for id, p := range r.files {
+		if p != nil && p == r.models[0].parts[0] {
+			s.Device = id.Dev
+		}
+	}
+	return s
 }
 
 // Finish ends the capture and returns its description. Call it once, after the last event. cause is

@@ -340,6 +340,8 @@ func (d *diagnosis) printFile(w io.Writer, f holding.File) {
 	about := []string{size(f.Size)}
 	if f.Resident >= 0 {
 		about = append(about, size(f.Resident)+" resident")
+	} else {
+		about = append(about, "not known how much of it is resident")
 	}
 	if f.System != "" {
 		about = append(about, "on "+f.System)
@@ -350,7 +352,10 @@ func (d *diagnosis) printFile(w io.Writer, f holding.File) {
 	if f.ReadAhead >= 0 {
 		about = append(about, "readahead "+size(f.ReadAhead))
 	}
-	if f.Changed {
+	switch {
+	case f.Denied:
+		about = []string{"this process may not read it"}
+	case f.Changed:
 		about = []string{"not readable as the file that the process maps"}
 	}
 	fmt.Fprintf(w, "  model\t%s: %s\n", visible.Line(f.Path), visible.Line(strings.Join(about, ", ")))

@@ -30,7 +30,7 @@ import (
 // dropCache drops a file from the page cache.
 func dropCache(t *testing.T, path string) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"tensorcast/ebpf"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/disk"
 	"tensorcast/trace/tables"
 )
 
@@ -103,6 +104,8 @@ With --strict also 1 if any event was lost or could not be read completely.`,
 	f.Uint32Var(&o.ringKiB, "buffer", 8192, "size of the event buffer in `KiB`, a power of two")
 	f.BoolVar(&o.noProbe, "no-probe", false,
 		"do not measure the bandwidth of the model's disk (0.3 s after the command's end, once a week)")
+	f.BoolVar(&o.probeAgain, "probe-again", false,
+		"measure it, even if it was measured in the last week; ~/.cache/"+disk.FileName+" has what was")
 	f.BoolVar(&o.strict, "strict", false, "fail if any event was lost or could not be read completely")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --follow one line for each process) "+
 		"on standard output, or on standard error\nwhere standard output is the command's or has the CSV")
@@ -110,6 +113,7 @@ With --strict also 1 if any event was lost or could not be read completely.`,
 		"attach through perf events, as on kernels before 6.6 (slower to attach and detach)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log which probes are set")
 	f.SetInterspersed(false)
+	root.MarkFlagsMutuallyExclusive("no-probe", "probe-again")
 	root.AddCommand(newDoctorCommand())
 	cli.AddBPFVersions(root, ebpf.Objects())
 	return root

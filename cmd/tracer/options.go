@@ -42,6 +42,8 @@ type options struct {
 	rotate  rotation
 	keep    int
 	noProbe bool
+	// probeAgain measures the disk even if a measurement is kept.
+	probeAgain bool
 
 	// Messages and the exit status.
 	strict  bool

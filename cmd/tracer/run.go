@@ -16,6 +16,7 @@ import (
 	"tensorcast/capture"
 	"tensorcast/event"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/disk"
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/proc"
@@ -104,7 +105,7 @@ func (s *session) openOutput(ctx context.Context, args []string, log *slog.Logge
 	if s.pid != 0 {
 		args = proc.CommandLine(int(s.pid))
 	}
-	around := &surroundings{probe: !s.noProbe, cache: cacheFile(), log: log}
+	around := &surroundings{probe: !s.noProbe, again: s.probeAgain, speeds: disk.UserSpeeds(), log: log}
 	ro := trace.RecorderOptions{
 		Command: args, PID: s.capture.PID(), Log: log, Advise: s.adviseLoading(args),
 		Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,

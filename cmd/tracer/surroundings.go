@@ -3,39 +3,40 @@ package main
 // This file finds out the limit of the target's memory, and the disk on which its model is.
 
 import (
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"math"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tensorcast/internal/cgroup"
-	"tensorcast/internal/outfile"
+	"tensorcast/internal/disk"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 	"tensorcast/prefetch/costs"
 	"tensorcast/prefetch/pages"
+	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
 
 // surroundings describes the memory limit and the disk for a capture.
 type surroundings struct {
-	probe bool   // the disk may be measured once the target has ended
-	cache string // file with earlier measurements; "" for none
-	log   *slog.Logger
+	probe  bool // the disk may be measured once the target has ended
+	again  bool // it is measured, once, though a measurement is kept
+	speeds disk.Speeds
+	log    *slog.Logger
 }
+
+// contradiction is how many times as fast as its disk was measured a target has to read, for the measurement to be
+// wrong. What it reads for a moment varies by less.
+const contradiction = 1.25
 
 // describe implements trace.RecorderOptions.Surroundings. It returns nil for facts that cannot be
 // found out. over says that the capture is over; then another process may have the id.
-func (s *surroundings) describe(pid int, model string, over bool) (memory *tables.Memory, disk *tables.Disk) {
+func (s *surroundings) describe(pid int, model trace.Seen, over bool) (memory *tables.Memory, on *tables.Disk) {
 	var err error
 	if !over {
 		if memory, err = memoryLimit(pid); err != nil {
@@ -43,10 +44,10 @@ func (s *surroundings) describe(pid int, model string, over bool) (memory *table
 		}
 	}
 	// The disk is not measured while the process may use it.
-	if disk, err = s.describeDisk(model, over && hasEnded(pid)); err != nil {
+	if on, err = s.describeDisk(model, over && hasEnded(pid)); err != nil {
 		s.log.Debug("cannot tell of the model's disk", "error", err)
 	}
-	return memory, disk
+	return memory, on
 }
 
 // hasEnded reports whether there is no such process.
@@ -77,109 +78,68 @@ func memoryLimit(pid int) (*tables.Memory, error) {
 	return m, nil
 }
 
-// describeDisk describes the disk with a file. The file's name comes from the target. The disk is
-// measured if measure allows it, and there is no measurement yet.
-func (s *surroundings) describeDisk(name string, measure bool) (*tables.Disk, error) {
-	f, err := regular.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
+// describeDisk describes the disk with a file. The file's name comes from the target. The disk is measured if measure
+// allows it, and no valid measurement of this disk is kept. Only then the file is opened, because on FUSE that drops
+// its pages.
+func (s *surroundings) describeDisk(model trace.Seen, measure bool) (*tables.Disk, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, fmt.Errorf("look at %s: %w", name, err)
+	if err := unix.Stat(model.Path, &st); err != nil {
+		return nil, fmt.Errorf("look at %s: %w", model.Path, err)
 	}
-	d := &tables.Disk{Device: fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))}
+	number := cmp.Or(model.Device, uint64(unix.Major(st.Dev))<<20|uint64(unix.Minor(st.Dev)))
+	d := &tables.Disk{Device: fmt.Sprintf("%d:%d", number>>20, number&(1<<20-1))}
 	if text, err := regular.Read("/sys/class/bdi/"+d.Device+"/read_ahead_kb", 64); err == nil {
 		d.ReadaheadKiB, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
-	known := s.readCache()
-	if earlier, ok := known[d.Device]; ok {
-		d.BytesPerSecond = earlier.BytesPerSecond
+	is, err := disk.Find(number)
+	if err != nil {
+		s.log.Debug("cannot tell which disk it is", "device", d.Device, "error", err)
+	}
+	d.Identity = is.Identity
+	if is.InMemory {
 		return d, nil
 	}
-	if !measure || !s.probe {
+	kept := s.speeds.Get(is)
+	contradicted := kept > 0 && model.BytesPerSecond > contradiction*kept
+	if d.BytesPerSecond = kept; contradicted {
+		d.BytesPerSecond = model.BytesPerSecond
+	}
+	if !measure || !s.probe || kept > 0 && !contradicted && !s.again {
 		return d, nil
 	}
-	if d.BytesPerSecond, err = measureBandwidth(f, name, st.Size); err != nil {
+	measured, err := measureBandwidth(model.Path)
+	if err != nil {
 		return d, err
 	}
-	known[d.Device] = measurement{d.BytesPerSecond, time.Now().UTC()}
-	return d, s.writeCache(known)
+	s.again = false
+	// Somebody else may have used the disk meanwhile. It can do what the target has seen it do.
+	d.BytesPerSecond = max(measured, model.BytesPerSecond)
+	return d, s.speeds.Put(is, d.BytesPerSecond)
 }
 
 // measureBandwidth reads the file for a moment, bypassing the page cache. It returns bytes per second.
-func measureBandwidth(f *os.File, name string, size int64) (float64, error) {
+func measureBandwidth(name string) (float64, error) {
+	f, err := regular.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
 	const block = 2 << 20
 	var blocks []pages.Range
-	for at := int64(0); at+block <= size; at += block {
+	for at := int64(0); at+block <= info.Size(); at += block {
 		blocks = append(blocks, pages.Range{Offset: at, Length: block})
 	}
 	const minBlocks = 16 // fewer are read too fast to be timed
 	if len(blocks) < minBlocks {
 		return 0, fmt.Errorf("%s is too small to measure its disk", name)
 	}
-	id, err := proc.FileOf(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err != nil {
-		return 0, err
-	}
-	perSecond, err := costs.Bandwidth(proc.Place{Path: name, ID: id}, blocks)
+	perSecond, err := costs.Bandwidth(proc.Place{Path: name, ID: proc.IDOf(info)}, blocks)
 	if err == nil && !(perSecond > 0 && perSecond < 1e15) {
 		err = fmt.Errorf("the disk of %s cannot read %g bytes per second", name, perSecond)
 	}
 	return perSecond, err
-}
-
-// measurement is a disk's entry in the cache file.
-type measurement struct {
-	BytesPerSecond float64   `json:"bytes_per_second"`
-	Measured       time.Time `json:"measured"`
-}
-
-// maxAge is how long measurements are valid, because other disks may get the same device numbers.
-const maxAge = 7 * 24 * time.Hour
-
-// cacheFile is the name of the file with measurements; "" if there is no directory for it.
-func cacheFile() string {
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		return ""
-	}
-	// Earlier versions wrote disks.json, with figures that are too low.
-	return filepath.Join(dir, "tensorcast", "bandwidths.json")
-}
-
-// readCache returns the valid measurements by device. Entries that cannot be read are left out, and
-// are measured again.
-func (s *surroundings) readCache() map[string]measurement {
-	all := map[string]measurement{}
-	if s.cache == "" {
-		return all
-	}
-	const maxBytes = 1 << 20
-	text, err := regular.Read(s.cache, maxBytes)
-	if err != nil {
-		return all
-	}
-	if json.Unmarshal(text, &all) != nil || all == nil {
-		return map[string]measurement{}
-	}
-	for device, m := range all {
-		age := time.Since(m.Measured)
-		if age < 0 || age > maxAge || !(m.BytesPerSecond > 0) || math.IsInf(m.BytesPerSecond, 0) {
-			delete(all, device)
-		}
-	}
-	return all
-}
-
-// writeCache writes the measurements to the cache file.
-func (s *surroundings) writeCache(all map[string]measurement) error {
-	if s.cache == "" {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(s.cache), 0o755); err != nil {
-		return fmt.Errorf("keep what was measured: %w", err)
-	}
-	return outfile.Write(s.cache, func(w io.Writer) error { return json.NewEncoder(w).Encode(all) })
 }

@@ -3,7 +3,6 @@ package main
 // This file tests what a capture says about the memory limit and the disk.
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +19,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/disk"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 )
@@ -53,10 +52,13 @@ func TestSurroundings(t *testing.T) {
 	}
 	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 	home, dir := t.TempDir(), filepath.Join(t.TempDir(), "capture")
-	kept, err := json.Marshal(map[string]measurement{device: {123456789, time.Now()}, "1:1": {1, time.Now()}})
-	err = errors.Join(err, os.MkdirAll(filepath.Join(home, "tensorcast"), 0o755),
-		os.WriteFile(filepath.Join(home, "tensorcast", "bandwidths.json"), kept, 0o644))
-	if err != nil {
+	is, err := disk.Find(uint64(unix.Major(st.Dev))<<20 | uint64(unix.Minor(st.Dev)))
+	if err != nil || is.Identity == "" {
+		t.Skipf("this machine does not tell which disk it is: %v", err)
+	}
+	const kept = 1 << 50 // faster than any target reads
+	speeds := disk.Speeds(filepath.Join(home, disk.FileName))
+	if err := errors.Join(speeds.Put(is, kept), speeds.Put(disk.Disk{Identity: "another"}, 1)); err != nil {
 		t.Fatal(err)
 	}
 	// A target that ends within tracer's interval of a second cannot be examined any more.
@@ -79,20 +81,20 @@ func TestSurroundings(t *testing.T) {
 		m.OtherBytes > limit {
 		t.Errorf("memory %+v, want %d of %s", m, limit, group.Name())
 	}
-	if d == nil || d.Device != device || d.BytesPerSecond != 123456789 {
-		t.Errorf("disk %+v, want %s with the cached bandwidth", d, device)
+	if d == nil || d.Device != device || d.Identity != is.Identity || d.BytesPerSecond != kept {
+		t.Errorf("disk %+v, want %s, %s, with the kept measurement", d, device, is.Identity)
 	}
 }
 
-// A disk is measured once, after the target's end, and only if that is allowed. The cached
-// measurement is valid for a week.
+// A disk is measured once, after the target's end, and only if that is allowed; again if that is wanted, or if a target
+// reads faster. Memory is not measured.
 func TestDiskIsMeasuredOnce(t *testing.T) {
 	dir := t.TempDir()
-	model := filepath.Join(dir, "model")
-	if err := os.WriteFile(model, make([]byte, 64<<20), 0o644); err != nil {
+	path := filepath.Join(dir, "model")
+	if err := os.WriteFile(path, make([]byte, 64<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := unix.Open(model, unix.O_RDONLY|unix.O_DIRECT, 0)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		t.Skipf("no direct I/O here: %v", err)
 	}
@@ -105,15 +107,19 @@ func TestDiskIsMeasuredOnce(t *testing.T) {
 		return c.Process.Pid
 	}()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	s := &surroundings{probe: true, cache: filepath.Join(dir, "cache", "disks.json"), log: log}
+	s := &surroundings{probe: true, speeds: disk.Speeds(filepath.Join(dir, "cache", "speeds.json")), log: log}
+	model := trace.Seen{Path: path}
 	m, d := s.describe(os.Getpid(), model, false)
 	if m == nil || d == nil || d.Device == "" || d.BytesPerSecond != 0 {
-		t.Errorf("during the capture: %+v, %+v; want the limit, and the disk without a bandwidth", m, d)
+		t.Fatalf("during the capture: %+v, %+v; want the limit, and the disk without a bandwidth", m, d)
+	}
+	if d.Identity == "" {
+		t.Skipf("this machine does not tell which disk %s is", d.Device)
 	}
 	if _, d := s.describe(os.Getpid(), model, true); d == nil || d.BytesPerSecond != 0 {
 		t.Errorf("after the capture of a process that goes on: %+v, want no bandwidth", d)
 	}
-	forbidden := &surroundings{cache: s.cache, log: log}
+	forbidden := &surroundings{speeds: s.speeds, log: log}
 	if _, d := forbidden.describe(endedPID, model, true); d == nil || d.BytesPerSecond != 0 {
 		t.Errorf("without permission to measure: %+v, want no bandwidth", d)
 	}
@@ -122,24 +128,53 @@ func TestDiskIsMeasuredOnce(t *testing.T) {
 		t.Fatalf("after the end: %+v, %+v; want no limit, and the bandwidth", m, d)
 	}
 	if _, again := s.describe(os.Getpid(), model, false); *again != *d {
-		t.Errorf("%+v, want the cached measurement: %+v", again, d)
+		t.Errorf("%+v, want the kept measurement: %+v", again, d)
 	}
-	old, err := json.Marshal(map[string]measurement{d.Device: {5, time.Now().Add(-2 * maxAge)}})
-	if err := errors.Join(err, os.WriteFile(s.cache, old, 0o644)); err != nil {
-		t.Fatal(err)
-	}
-	if _, d := s.describe(os.Getpid(), model, false); d.BytesPerSecond != 0 {
-		t.Errorf("with an old measurement: %+v, want no bandwidth", d)
-	}
-	for _, text := range []string{"", "null", "[", `{"a": {"bytes_per_second": -1}}`} {
-		if err := os.WriteFile(s.cache, []byte(text), 0o644); err != nil {
+
+	const wrong = 5e6
+	put := func(speed float64) {
+		if err := s.speeds.Put(disk.Disk{Identity: d.Identity}, speed); err != nil {
 			t.Fatal(err)
 		}
-		if known := s.readCache(); known == nil || len(known) != 0 {
-			t.Errorf("cache %q: %v, want an empty map", text, known)
-		}
 	}
-	if _, d := s.describe(os.Getpid(), filepath.Join(dir, "none"), true); d != nil {
+	put(wrong)
+	slow, fast := model, model
+	slow.BytesPerSecond, fast.BytesPerSecond = wrong, 2*wrong
+	if _, d := s.describe(endedPID, slow, true); d.BytesPerSecond != wrong {
+		t.Errorf("of a target that reads as fast as was measured: %+v, want %g", d, wrong)
+	}
+	if _, d := s.describe(os.Getpid(), fast, false); d.BytesPerSecond != fast.BytesPerSecond {
+		t.Errorf("while a target reads faster than was measured: %+v, want what it reads, %g", d, fast.BytesPerSecond)
+	}
+	if _, d := s.describe(endedPID, fast, true); d.BytesPerSecond <= fast.BytesPerSecond {
+		t.Errorf("after a target has read faster than was measured: %+v, want more than %g", d, fast.BytesPerSecond)
+	}
+	impossible := model
+	impossible.BytesPerSecond = 1 << 50
+	if _, d := s.describe(endedPID, impossible, true); d.BytesPerSecond != impossible.BytesPerSecond {
+		t.Errorf("the disk was slow when it was measured again: %+v, want what the target has read, %g", d,
+			impossible.BytesPerSecond)
+	}
+	put(wrong)
+	s.again = true
+	if _, d := s.describe(endedPID, model, true); d.BytesPerSecond <= wrong {
+		t.Errorf("measured again: %+v, want more than %g", d, wrong)
+	}
+	if _, d := s.describe(os.Getpid(), trace.Seen{Path: filepath.Join(dir, "none")}, true); d != nil {
 		t.Errorf("without a file: %+v, want nil", d)
+	}
+}
+
+// What is on a tmpfs has no disk, whatever had its device number before.
+func TestMemoryIsNoDisk(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "model")
+	if err := os.WriteFile(file, make([]byte, 64<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(testenv.Mount(t, "tmpfs", file), "model")
+	s := &surroundings{probe: true, log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	d, err := s.describeDisk(trace.Seen{Path: path}, true)
+	if err != nil || d.BytesPerSecond != 0 || d.Identity != "" {
+		t.Errorf("%+v, %v; want no bandwidth and no identity", d, err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strconv"
 	"strings"
 
@@ -99,13 +98,18 @@ func eachWideRow(f *gguf.File, name string, unknown func(error), row func([]cell
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
+	residency := pagecache.ResidencyOf(file, nil)
 	known := true
+	if err := residency.Check(); errors.Is(err, pagecache.ErrUnknown) {
+		unknown(err)
+		known = false
+	}
 	var cells []cell
 	for i := range f.Tensors {
 		x := &f.Tensors[i]
 		var resident cell
 		if known {
-			resident, err = residencyCell(file, x)
+			resident, err = residencyCell(residency, x)
 			if errors.Is(err, fs.ErrPermission) {
 				unknown(err)
 				known = false
@@ -124,8 +128,8 @@ func eachWideRow(f *gguf.File, name string, unknown func(error), row func([]cell
 }
 
 // residencyCell is the cell of how many bytes of a tensor are in the page cache.
-func residencyCell(file *os.File, t *gguf.Tensor) (cell, error) {
-	n, err := pagecache.Resident(file, t.Offset, t.Size)
+func residencyCell(file *pagecache.Residency, t *gguf.Tensor) (cell, error) {
+	n, err := file.Bytes(t.Offset, t.Size)
 	return num(min(n, t.Size)), err
 }
 

@@ -27,12 +27,13 @@ func Drop(ctx context.Context, f *os.File) (left int64, err error) {
 	if err != nil {
 		return 0, err
 	}
+	residency := ResidencyOf(f, nil)
 	deadline := time.Now().Add(dropTimeout)
 	for {
 		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
 			return 0, fmt.Errorf("drop %s from the page cache: %w", f.Name(), err)
 		}
-		n, err := Resident(f, 0, info.Size())
+		n, err := residency.Bytes(0, info.Size())
 		if err != nil || n == 0 || time.Now().After(deadline) {
 			return n, err
 		}

@@ -32,7 +32,7 @@ func TestResident(t *testing.T) {
 		n, err := Resident(f, offset, length)
 		must(t, err)
 		// Both system calls agree.
-		if m, err := residentByMincore(f, offset, length); length > 0 && (err != nil || m != n) {
+		if m, err := ResidencyOf(f, nil).askMincore(offset, length); length > 0 && (err != nil || m != n) {
 			t.Errorf("%d bytes at %d: mincore counts %d, %v; cachestat %d", length, offset, m, err, n)
 		}
 		return n

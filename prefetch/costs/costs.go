@@ -299,7 +299,7 @@ func (m *costing) findLanes(ctx context.Context, length, total int64) error {
 			return err
 		}
 		block := pages.Range{Offset: at, Length: min(m.unit, f.Size-at)}
-		there, err := pagecache.Resident(f.File, block.Offset, block.Length)
+		there, err := f.Resident(block)
 		if err != nil {
 			return err
 		}

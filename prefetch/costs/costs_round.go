@@ -45,7 +45,7 @@ func (m *costing) measureRound(ctx context.Context, way Way, lanes []lane) (c Co
 		left, e := m.dropLanes(lanes)
 		m.left, err = m.left+left, errors.Join(err, e)
 	}()
-	target := pages.File{File: m.file.File, Size: m.file.Size}
+	target := pages.File{Mapped: m.file.Mapped, Size: m.file.Size}
 	if err := target.MapAligned(m.file.FolioBytes); err != nil {
 		return c, fmt.Errorf("map %s: %w", m.file.Path, err)
 	}
@@ -166,7 +166,7 @@ func (m *costing) residentBytes(lanes []lane, part func(lane) pages.Range) (int6
 	var sum int64
 	for _, l := range lanes {
 		r := part(l)
-		n, err := pagecache.Resident(m.file.File, r.Offset, r.Length)
+		n, err := m.file.Resident(r)
 		if err != nil {
 			return 0, err
 		}

@@ -289,7 +289,7 @@ func TestMeasureTruncated(t *testing.T) {
 	if err := m.findLanes(t.Context(), 4*mib, 1<<40); err != nil {
 		t.Fatal(err)
 	}
-	target := pages.File{File: m.file.File, Size: m.file.Size}
+	target := pages.File{Mapped: m.file.Mapped, Size: m.file.Size}
 	if err := target.MapAligned(m.file.FolioBytes); err != nil {
 		t.Fatal(err)
 	}

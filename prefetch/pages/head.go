@@ -111,7 +111,7 @@ const (
 // which take a third of the processor's time, or single pages where there are none. It waits for the disk.
 func (h *Head) Read(ctx context.Context) {
 	m := &File{
-		Path: h.file.Name(), File: h.file, Size: h.size,
+		Path: h.file.Name(), File: h.file, Mapped: h.file, Size: h.size,
 		FolioBytes: pagecache.FolioBytes(), PieceBytes: pieceBytes(h.file),
 	}
 	defer func() { _ = m.unmapAll() }() // it was mapped by mapAndAdvise

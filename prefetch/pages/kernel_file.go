@@ -22,8 +22,10 @@ import (
 // what is streamed must not be mapped here.
 type File struct {
 	Path       string
-	File       *os.File
+	File       *os.File // for reading ahead
+	Mapped     *os.File // the same file, opened once more: see OpenFile
 	info       os.FileInfo
+	residency  *pagecache.Residency
 	Size       int64  // bytes
 	PieceBytes int64  // bytes of one request to read single pages ahead
 	base       uint64 // address of the first byte in the target
@@ -59,7 +61,13 @@ const (
 	maxSmallInRow = 8
 )
 
-// OpenFile opens and maps a file. folio is the size of large folios to try, in bytes, or 0.
+// OpenFile opens and maps a file. folio is the size of large folios to try, in bytes, or 0. The error wraps
+// pagecache.ErrUnknown if the kernel does not tell which pages of the file are in memory.
+//
+// The file is opened twice. The kernel notes at an open file how far it reads ahead, and FUSE skips what is
+// advised through a file of which a fault has noted that, as soon as some ten requests wait (fuse_readahead).
+// So it is mapped through another open file than the one for advice. Opening a file on FUSE drops its pages
+// from the page cache, unless the file system says otherwise (FOPEN_KEEP_CACHE): both are opened at once.
 func OpenFile(at proc.Place, folio int64) (*File, error) {
 	f, err := at.Open()
 	if err != nil {
@@ -69,15 +77,28 @@ func OpenFile(at proc.Place, folio int64) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
 	}
+	mapped, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // the same file, wherever its name leads by now
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open the model once more: %w", err), f.Close())
+	}
 	m := &File{
-		Path: at.Path, File: f, info: info, Size: info.Size(),
+		Path: at.Path, File: f, Mapped: mapped, info: info, Size: info.Size(),
 		FolioBytes: folio, PieceBytes: pieceBytes(f), maxPages: maxReadPages(f),
 	}
-	if err := m.mapAndAdvise(); err != nil {
+	if err = m.mapAndAdvise(); err == nil {
+		m.residency = pagecache.ResidencyOf(f, m.Mapping)
+		if err = m.residency.Check(); err == nil {
+			m.residency.LookBelow()
+		}
+	}
+	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
+
+// Resident returns how many bytes of a range are in the page cache: see [pagecache.Residency.Bytes].
+func (m *File) Resident(r Range) (int64, error) { return m.residency.Bytes(r.Offset, r.Length) }
 
 // mapAndAdvise maps the file, and advises the kernel how it is read. The caller must call unmapAll, even
 // after an error.
@@ -95,14 +116,16 @@ func (m *File) mapAndAdvise() error {
 	}
 	// Reads through the descriptor must not leave readahead marks. Those would make the target read ahead in
 	// the order of the file.
-	if err := unix.Fadvise(int(m.File.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
-		return fmt.Errorf("advise %s: %w", m.Path, err)
+	for _, f := range []*os.File{m.File, m.Mapped} {
+		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
+			return fmt.Errorf("advise %s: %w", m.Path, err)
+		}
 	}
 	return nil
 }
 
-// MapAligned maps the file so that its large folios lie at multiples of their size: only then one page table
-// entry maps each. align is that size in bytes; 0 stands for a page.
+// MapAligned maps the file, through Mapped, so that its large folios lie at multiples of their size: only then
+// one page table entry maps each. align is that size in bytes; 0 stands for a page.
 func (m *File) MapAligned(align int64) error {
 	align = max(align, PageSize)
 	var err error
@@ -113,7 +136,7 @@ func (m *File) MapAligned(align int64) error {
 	start := unsafe.Pointer(unsafe.SliceData(m.Reserved))
 	start = unsafe.Add(start, (align-int64(uintptr(start))%align)%align)
 	const inPlace = unix.MAP_SHARED | unix.MAP_FIXED
-	at, err := unix.MmapPtr(int(m.File.Fd()), 0, start, uintptr(m.Size), unix.PROT_READ, inPlace)
+	at, err := unix.MmapPtr(int(m.Mapped.Fd()), 0, start, uintptr(m.Size), unix.PROT_READ, inPlace)
 	if err != nil {
 		return err
 	}
@@ -164,7 +187,8 @@ func (m *File) Probe() error {
 	probed := 0
 	for at := (m.Size/m.FolioBytes - 1) * m.FolioBytes; at >= 0 && probed < inspectFirst; at -= m.FolioBytes {
 		r := Range{Offset: at, Length: m.FolioBytes}
-		if there, err := pagecache.Resident(m.File, r.Offset, min(2*m.FolioBytes, m.Size-r.Offset)); err != nil {
+		two := Range{Offset: at, Length: min(2*m.FolioBytes, m.Size-at)}
+		if there, err := m.Resident(two); err != nil {
 			return err
 		} else if there > 0 {
 			continue
@@ -274,7 +298,10 @@ func (m *File) Close() error {
 	if m.slices != nil {
 		err = m.slices.close()
 	}
-	return errors.Join(err, m.unmapAll(), m.File.Close())
+	if m.residency != nil {
+		err = errors.Join(err, m.residency.Close())
+	}
+	return errors.Join(err, m.unmapAll(), m.Mapped.Close(), m.File.Close())
 }
 
 // unmapAll undoes MapAligned.

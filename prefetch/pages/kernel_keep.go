@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/internal/pagecache"
 	"tensorcast/internal/proc"
 )
 
@@ -122,7 +121,7 @@ func (k *Kernel) freeNow(e eviction) error {
 	if err := k.target.PageOut(e.address, e.Length); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
-	if left, err := pagecache.Resident(e.file.File, e.Offset, e.Length); left == 0 || err != nil {
+	if left, err := e.file.Resident(e.Range); left == 0 || err != nil {
 		return err
 	}
 	return unix.Fadvise(int(e.file.File.Fd()), e.Offset, e.Length, unix.FADV_DONTNEED)
@@ -130,7 +129,7 @@ func (k *Kernel) freeNow(e eviction) error {
 
 // ResidentBytes implements Levers.
 func (k *Kernel) ResidentBytes(r Range) (int64, error) {
-	return pagecache.Resident(k.files[r.File].File, r.Offset, r.Length)
+	return k.files[r.File].Resident(r)
 }
 
 // IsTouched implements Levers. A target that touches one page of a large folio has touched all of it.

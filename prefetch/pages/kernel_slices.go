@@ -33,7 +33,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/internal/pagecache"
 	"tensorcast/prefetch/readahead"
 )
 
@@ -208,7 +207,7 @@ func (k *Kernel) readSlice(r Range) (begun bool, err error) {
 			return false, err
 		}
 	}
-	there, err := pagecache.Resident(m.File, r.Offset, r.Length)
+	there, err := m.Resident(r)
 	return there >= r.Length, err
 }
 

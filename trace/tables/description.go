@@ -59,7 +59,9 @@ type Memory struct {
 
 // Disk is the disk that holds a process's first model.
 type Disk struct {
-	Device       string `json:"device"`                  // major:minor, as stat reports for the file
+	Device string `json:"device"` // major:minor, the kernel's number (of the layer below an overlay)
+	// Identity says which disk that is, whatever its number: see package internal/disk. "" if not known.
+	Identity     string `json:"identity,omitempty"`
 	ReadaheadKiB int    `json:"readahead_kib,omitempty"` // read_ahead_kb; 0 if the kernel does not tell
 	// BytesPerSecond is what it reads with many requests at a time. It is 0 if that was not measured.
 	BytesPerSecond float64 `json:"bytes_per_second,omitempty"`
