@@ -175,7 +175,8 @@ func (e *Examiner) openModels(sp *space) (all []*model) {
 		}
 		if err != nil {
 			m = &model{file: File{
-				Path: c.first.Path, Changed: true, Denied: errors.Is(err, fs.ErrPermission), Problem: explainUnreadable(err),
+				Path: c.first.Path, Changed: true, Problem: explainUnreadable(err),
+				Denied: errors.Is(err, fs.ErrPermission),
 			}}
 		}
 		m.file.Closed = sp.open != nil && !sp.open[c.first.Path]
