@@ -3,10 +3,13 @@ package main
 // This file checks, before prefetchd waits for somebody to help, whether it could help anybody here.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"tensorcast/ebpf"
@@ -42,6 +45,36 @@ func capabilityRequirements() ([]requirement, error) {
 	}
 	return all, nil
 }
+
+// whileChecking waits for somebody to help, with wait, and finds out meanwhile what takes some tenths of a second:
+// whether the kernel takes the probes. Others come first, as a target may be computing. If nobody can be helped,
+// wait's context ends, and that is the error.
+func whileChecking(cmd *cobra.Command, wait func() error) error {
+	before := cmd.Context()
+	ctx, cancel := context.WithCancelCause(before)
+	defer cancel(nil)
+	cmd.SetContext(ctx)
+	defer cmd.SetContext(before)
+	thread, checked, done := make(chan int, 1), make(chan error, 1), make(chan struct{})
+	defer close(done)
+	go func() {
+		runtime.LockOSThread() // the thread ends with this goroutine
+		thread <- unix.Gettid()
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, leastPriority) // otherwise it takes the time from a target
+		err := checkMachine(false, slog.New(slog.DiscardHandler))
+		if err != nil {
+			cancel(err)
+		}
+		checked <- err
+		<-done // no other thread is to get this one's number before
+	}()
+	err := wait()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, <-thread, 0) // now it is waited for
+	return errors.Join(<-checked, err)
+}
+
+// leastPriority is the lowest of the kernel's (setpriority(2)).
+const leastPriority = 19
 
 // checkMachine says whether anybody can be helped here, before that is waited for. The error has a line for each
 // thing without which nobody can. What is missing for some only is logged. quick leaves out what takes some tenths of a

@@ -167,13 +167,13 @@ started for another reason, 2 for wrong usage.`,
 		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (o.auto || o.wait) && !o.helper {
-				quick := o.pid != 0
-				if err := checkMachine(quick, o.logger(cmd.ErrOrStderr(), slog.LevelWarn)); err != nil {
+				if err := checkMachine(true, o.logger(cmd.ErrOrStderr(), slog.LevelWarn)); err != nil {
 					return o.logResult(cmd.ErrOrStderr(), nil, err)
 				}
 			}
 			if o.auto {
-				return o.logResult(cmd.ErrOrStderr(), nil, helpAll(cmd, o))
+				err := whileChecking(cmd, func() error { return helpAll(cmd, o) })
+				return o.logResult(cmd.ErrOrStderr(), nil, err)
 			}
 			if o.exec {
 				restoreSignals()
@@ -181,7 +181,10 @@ started for another reason, 2 for wrong usage.`,
 			}
 			var err error
 			if o.pid == 0 {
-				o.pid, err = waitForName(cmd, &o, args[0])
+				err = whileChecking(cmd, func() (err error) {
+					o.pid, err = waitForName(cmd, &o, args[0])
+					return err
+				})
 			} else {
 				o.pid, err = onePID(o.pid, args)
 			}
