@@ -84,6 +84,39 @@ func (c *Controller) Early(bytes int64, free room.Room) *StandBack {
 	return stood
 }
 
+// Spare stands back before any event from a target that runs already, if other control groups pay for its models in
+// memory, but for a rest that has room. Then there is nothing to win, and the target need not be observed. Otherwise,
+// and where something was asked for that takes observing, the result is nil.
+func (c *Controller) Spare() (*StandBack, error) {
+	s := c.s
+	if s.opts.Always || s.opts.Stored != nil || s.opts.Dry != nil || s.opts.KeepWarm {
+		return nil, nil
+	}
+	m, err := s.models()
+	if err != nil || len(m.Mapped) == 0 {
+		return nil, err
+	}
+	for i := range m.Mapped {
+		if _, err := s.openFile(m.Mapped[i].Path, m.Mapped[i].ID); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.memory.findBorrowed(); err != nil {
+		return nil, err
+	}
+	own := s.memory.census.countOwn()
+	if s.memory.census.borrowedBytes == 0 || own > m.Size()/leastBorrowed || own > s.memory.room.Bytes {
+		return nil, nil
+	}
+	stood := &StandBack{
+		Reason: Fits, Bytes: own, Borrowed: s.memory.census.borrowedBytes, Room: s.memory.room,
+		at: s.now(), mapped: m.Size(),
+	}
+	s.memory.wanted = own
+	c.phase, c.since = &standBackPhase{learnPhase: learnPhase{s}, stood: stood}, s.now()
+	return stood, nil
+}
+
 // Look says, after a StandBack, whether there is something to win by now. Then the target's events are needed
 // again. It costs little, and should be asked once a second.
 func (c *Controller) Look() (again bool, err error) {

@@ -96,6 +96,16 @@ func (c *census) borrowAll() {
 	c.total = 0
 }
 
+// countOwn is how many bytes the files have besides what other groups pay for, in memory or not.
+func (c *census) countOwn() (bytes int64) {
+	for i, r := range c.pieces {
+		if !c.borrowed[i] {
+			bytes += r.Length
+		}
+	}
+	return bytes
+}
+
 // isBorrowed says whether another group pays for all of a range.
 func (c *census) isBorrowed(r pages.Range) bool { return len(c.cutOwn(r)) == 0 }
 

@@ -7,8 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
 	"tensorcast/prefetch/pages"
+	"tensorcast/sim"
 )
 
 // wholeFile is all of the file that a rig's target reads.
@@ -61,6 +64,55 @@ func TestBorrowedWhole(t *testing.T) {
 	r.run(30)
 	if s := r.Status(); s.Activity != prefetch.Helping || s.Now < s.Before*5/4 {
 		t.Errorf("after that: %+v, want %s, at least a quarter faster than before", s, prefetch.Helping)
+	}
+}
+
+// A target that runs already need not be observed if another group pays for its model, until that gives it up.
+func TestSpare(t *testing.T) {
+	var opts prefetch.Options
+	opts.Target.Models = func() (models.Model, error) {
+		return models.Model{
+			Files:  []pattern.CycleFile{{Size: 280 * mib}},
+			Mapped: []models.Mapped{{Path: "model-0.gguf", ID: sim.FileID(0)}},
+		}, nil
+	}
+	always := opts
+	always.Always = true
+	for name, tc := range map[string]struct {
+		opts  prefetch.Options
+		share int64 // that another group pays for, of 4
+		want  bool
+	}{"all": {opts, 4, true}, "half": {opts, 2, false}, "nothing": {opts, 0, false}, "always": {always, 4, false}} {
+		r := newRig(t, 0.4, tc.opts, nil)
+		file := wholeFile(r)
+		file.Length = file.Length * tc.share / 4
+		if tc.share > 0 {
+			r.CacheBorrowed(file)
+		}
+		stood, err := r.Spare()
+		if err != nil || (stood != nil) != tc.want {
+			t.Fatalf("%s: %v, %v; want a stand back: %t", name, stood, err, tc.want)
+		}
+		if !tc.want {
+			continue
+		}
+		if stood.Reason != prefetch.Fits || stood.Borrowed < r.cycle.Bytes() || r.Status().Activity != prefetch.Idle {
+			t.Errorf("%s: %v, %v", name, stood, r.Status())
+		}
+		if again, err := r.Look(); again || err != nil {
+			t.Errorf("%s: Look while the other group keeps it = %v, %v, want false", name, again, err)
+		}
+		r.DropBorrowed(file)
+		again := false
+		for n := 0; n < 100 && !again; n++ {
+			if again, err = r.Look(); err != nil {
+				t.Fatal(err)
+			}
+			r.Rest(20e6)
+		}
+		if !again {
+			t.Errorf("%s: Look when the other group keeps nothing any more = false, want true", name)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ package serve
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"runtime"
 	"runtime/debug"
@@ -174,7 +175,7 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 	var stood *prefetch.StandBack
 	if s.command.isUnobserved() {
 		stood = s.runUnobserved()
-	} else {
+	} else if stood, err = s.spare(); stood == nil && err == nil {
 		stood, err = s.help(ctx)
 	}
 	for err == nil && stood != nil && !s.opts.Dry {
@@ -197,6 +198,20 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 		}
 	}
 	return err
+}
+
+// spare stands back from a process that runs already, before it is observed, if others pay for its model. Setting
+// probes takes some tenths of a second of a processor.
+func (s *server) spare() (*prefetch.StandBack, error) {
+	o := &s.opts
+	if s.command.started || o.Dry || o.OnPlanned != nil || o.Elsewhere != nil {
+		return nil, nil
+	}
+	stood, err := s.controller.Spare()
+	if errors.Is(err, proc.ErrNoProcess) || errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // it is ending, or its model is replaced: what comes next says so
+	}
+	return stood, err
 }
 
 // reportStatus reports what is being done: now, or unless that was just done.
