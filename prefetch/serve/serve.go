@@ -5,7 +5,6 @@ package serve
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"runtime"
 	"runtime/debug"
@@ -175,7 +174,7 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 	var stood *prefetch.StandBack
 	if s.command.isUnobserved() {
 		stood = s.runUnobserved()
-	} else if stood, err = s.spare(); stood == nil && err == nil {
+	} else if stood = s.spare(); stood == nil {
 		stood, err = s.help(ctx)
 	}
 	for err == nil && stood != nil && !s.opts.Dry {
@@ -201,17 +200,19 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 }
 
 // spare stands back from a process that runs already, before it is observed, if others pay for its model. Setting
-// probes takes some tenths of a second of a processor.
-func (s *server) spare() (*prefetch.StandBack, error) {
+// probes takes some tenths of a second of a processor. The result is nil if that is not so, and where it cannot be
+// found out: what comes next says why.
+func (s *server) spare() *prefetch.StandBack {
 	o := &s.opts
 	if s.command.started || o.Dry || o.OnPlanned != nil || o.Elsewhere != nil {
-		return nil, nil
+		return nil
 	}
 	stood, err := s.controller.Spare()
-	if errors.Is(err, proc.ErrNoProcess) || errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // it is ending, or its model is replaced: what comes next says so
+	if err != nil {
+		o.Log.Debug("cannot find out whether others pay for the model", "error", err)
+		return nil
 	}
-	return stood, err
+	return stood
 }
 
 // reportStatus reports what is being done: now, or unless that was just done.
