@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,6 +78,12 @@ func TestList(t *testing.T) {
 	again := listen(t, dir, 7)
 	if all, err = List(t.Context(), dir); err != nil || len(all) != 2 || all[0].Target != 7 && all[1].Target != 7 {
 		t.Errorf("after another server has replaced a socket: %+v, %v; want 2 reports, one of target 7", all, err)
+	}
+	for own, want := range map[int]int{7: 1, 1 << 20: 2} { // a prefetchd does not ask itself
+		all, err := ListOthers(t.Context(), dir, own)
+		if err != nil || len(all) != want || slices.ContainsFunc(all, func(r Report) bool { return r.Target == own }) {
+			t.Errorf("others than %d: %+v, %v, want %d", own, all, err, want)
+		}
 	}
 	if err := again.Close(); err != nil {
 		t.Error(err)

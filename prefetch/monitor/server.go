@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -165,10 +166,23 @@ func (s *Server) Close() error {
 // that did.
 func List(ctx context.Context, dir string) (all []Report, err error) {
 	_ = Sweep(dir) // sockets that it could not remove are left out below
+	return list(ctx, dir, func(string) bool { return true })
+}
+
+// ListOthers is List for a prefetchd that asks the others often, which help targets besides its own. It removes no
+// sockets.
+func ListOthers(ctx context.Context, dir string, target int) ([]Report, error) {
+	own := socketName(target)
+	return list(ctx, dir, func(name string) bool { return name != own && !strings.HasPrefix(name, searchPrefix) })
+}
+
+// list asks those whose sockets' names are wanted.
+func list(ctx context.Context, dir string, wanted func(name string) bool) (all []Report, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
 		return nil, err
 	}
+	names = slices.DeleteFunc(names, func(path string) bool { return !wanted(filepath.Base(path)) })
 	if _, statErr := os.ReadDir(dir); statErr != nil && !errors.Is(statErr, fs.ErrNotExist) {
 		return nil, fmt.Errorf("look for prefetchd: %w", statErr)
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -29,6 +30,10 @@ type neighbours struct {
 	target int
 	list   func(ctx context.Context) ([]monitor.Report, error)
 
+	// asked says that need was called since the others were asked last. A prefetchd that waits for its target does not
+	// ask them.
+	asked atomic.Bool
+
 	mu     sync.Mutex
 	others map[int]neighbour // by target
 }
@@ -47,11 +52,13 @@ func (n *neighbours) watch(ctx context.Context) {
 	tick := time.NewTicker(neighboursInterval)
 	defer tick.Stop()
 	for {
-		n.look(ctx, time.Now(), processorTime)
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if n.asked.Swap(false) {
+			n.look(ctx, time.Now(), processorTime)
 		}
 	}
 }
@@ -84,10 +91,12 @@ func (n *neighbours) look(ctx context.Context, now time.Time, processorTime func
 // need is how many bytes the models of others that compute at present would like to have in memory at a level.
 func (n *neighbours) need(level string) (bytes int64) {
 	group := groupOf(level)
+	n.asked.Store(true)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, o := range n.others {
-		if o.group == group && !o.computesAt.IsZero() && o.looked.Sub(o.computesAt) < computingTime {
+		isKnown := time.Since(o.looked) < computingTime // nobody may have asked for long
+		if isKnown && o.group == group && !o.computesAt.IsZero() && o.looked.Sub(o.computesAt) < computingTime {
 			bytes += o.bytes
 		}
 	}

@@ -158,7 +158,7 @@ func (s *server) watchNeighbours(ctx context.Context) (stop func()) {
 	dir := s.opts.SocketDir
 	s.neighbours = &neighbours{
 		target: s.opts.PID,
-		list:   func(ctx context.Context) ([]monitor.Report, error) { return monitor.List(ctx, dir) },
+		list:   func(ctx context.Context) ([]monitor.Report, error) { return monitor.ListOthers(ctx, dir, s.opts.PID) },
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
