@@ -78,9 +78,15 @@ func (c *Controller) enter(to *change) error {
 // Look says that they have no room any more, or that the target maps more.
 func (c *Controller) Early(bytes int64, free room.Room) *StandBack {
 	free.Bytes -= free.Margin()
-	c.s.memory.room, c.s.memory.wanted = free, bytes
-	stood := &StandBack{Reason: Fits, Bytes: bytes, Room: free, at: c.s.now(), mapped: bytes, early: true}
-	c.phase, c.since = &standBackPhase{learnPhase: learnPhase{c.s}, stood: stood}, c.s.now()
+	c.s.memory.room = free
+	return c.standBackUnobserved(&StandBack{Reason: Fits, Bytes: bytes, Room: free, mapped: bytes, early: true})
+}
+
+// standBackUnobserved stands back from a target of which no event came.
+func (c *Controller) standBackUnobserved(stood *StandBack) *StandBack {
+	stood.at = c.s.now()
+	c.s.memory.wanted = stood.Bytes
+	c.phase, c.since = &standBackPhase{learnPhase: learnPhase{c.s}, stood: stood}, stood.at
 	return stood
 }
 
@@ -108,13 +114,9 @@ func (c *Controller) Spare() (*StandBack, error) {
 	if s.memory.census.borrowedBytes == 0 || own > m.Size()/leastBorrowed || own > s.memory.room.Bytes {
 		return nil, nil
 	}
-	stood := &StandBack{
-		Reason: Fits, Bytes: own, Borrowed: s.memory.census.borrowedBytes, Room: s.memory.room,
-		at: s.now(), mapped: m.Size(),
-	}
-	s.memory.wanted = own
-	c.phase, c.since = &standBackPhase{learnPhase: learnPhase{s}, stood: stood}, s.now()
-	return stood, nil
+	return c.standBackUnobserved(&StandBack{
+		Reason: Fits, Bytes: own, Borrowed: s.memory.census.borrowedBytes, Room: s.memory.room, mapped: m.Size(),
+	}), nil
 }
 
 // Look says, after a StandBack, whether there is something to win by now. Then the target's events are needed

@@ -431,23 +431,7 @@ func TestAttachToRunning(t *testing.T) {
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
 	testenv.WaitMapped(t, target.Process.Pid, o.Model)
-	dir := filepath.Join(t.TempDir(), "capture")
-	tracer := exec.Command(tracerBinary, "-o", dir, "--pid", fmt.Sprint(target.Process.Pid))
-	var stderr bytes.Buffer
-	tracer.Stderr = &stderr
-	if err := tracer.Start(); err != nil {
-		t.Fatal(err)
-	}
-	testenv.WaitFor(t, "rows to be written", func() bool {
-		m, err := os.Stat(filepath.Join(dir, trace.AccessFile))
-		return err == nil && m.Size() > 4096 || tracer.Process.Signal(syscall.Signal(0)) != nil
-	})
-	if err := tracer.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	if err := tracer.Wait(); err != nil {
-		t.Fatalf("tracer: %v\n%s", err, stderr.String())
-	}
+	dir := traceSome(t, target.Process.Pid, 4096)
 	if err := target.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Fatalf("the target did not survive the tracer: %v", err)
 	}
@@ -515,11 +499,10 @@ func TestUnknownType(t *testing.T) {
 	}
 }
 
-// readsOfToken traces a process for some tokens, and returns what a token reads: in order, with how many
-// experts and bytes.
-func readsOfToken(t *testing.T, pid int, model string) (reads []string) {
+// traceSome traces a process until so many bytes of accesses are written. It returns the capture.
+func traceSome(t *testing.T, pid int, least int64) (dir string) {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "capture")
+	dir = filepath.Join(t.TempDir(), "capture")
 	tracer := exec.Command(tracerBinary, "-o", dir, "--pid", fmt.Sprint(pid))
 	var stderr bytes.Buffer
 	tracer.Stderr = &stderr
@@ -528,12 +511,19 @@ func readsOfToken(t *testing.T, pid int, model string) (reads []string) {
 	}
 	testenv.WaitFor(t, "rows to be written", func() bool {
 		m, err := os.Stat(filepath.Join(dir, trace.AccessFile))
-		return err == nil && m.Size() > 64<<10 || tracer.Process.Signal(syscall.Signal(0)) != nil
+		return err == nil && m.Size() > least || tracer.Process.Signal(syscall.Signal(0)) != nil
 	})
-	err := errors.Join(tracer.Process.Signal(os.Interrupt), tracer.Wait())
-	if err != nil {
+	if err := errors.Join(tracer.Process.Signal(os.Interrupt), tracer.Wait()); err != nil {
 		t.Fatalf("tracer: %v\n%s", err, stderr.String())
 	}
+	return dir
+}
+
+// readsOfToken traces a process for some tokens, and returns what a token reads: in order, with how many
+// experts and bytes.
+func readsOfToken(t *testing.T, pid int, model string) (reads []string) {
+	t.Helper()
+	dir := traceSome(t, pid, 64<<10)
 	c, rows := readCapture(t, dir)
 	f, err := gguf.Open(model)
 	if err != nil {

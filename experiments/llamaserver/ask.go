@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"time"
 
@@ -185,4 +186,15 @@ func post(ctx context.Context, url string, question, answer any) (err error) {
 		return fmt.Errorf("the server's answer: %w", err)
 	}
 	return nil
+}
+
+// FreePort returns a port of the loopback interface on which nobody listens now. If somebody takes it meanwhile, the
+// server that is to listen there says so and ends.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	return port, l.Close()
 }

@@ -17,7 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -28,6 +27,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"tensorcast/experiments/llamaserver"
 	"tensorcast/internal/proc"
 )
 
@@ -80,7 +80,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := llamaserver.FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -247,14 +247,4 @@ func (r *run) request(ctx context.Context, into *Phase, q request) error {
 		r.cfg.Progress(r.done, r.cfg.Clients*r.cfg.Requests*(1+4*r.cfg.Rounds))
 	}
 	return nil
-}
-
-// freePort returns a port on which nobody listens at the moment.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	return port, l.Close()
 }

@@ -24,6 +24,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/llamaserver"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/testenv"
@@ -110,7 +111,7 @@ func playServer(behaviour string, args []string) {
 // played is the configuration of a series with the played server. Its observer makes the file flag.
 func played(t *testing.T, behaviour string) Config {
 	t.Helper()
-	port, err := freePort()
+	port, err := llamaserver.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,8 +80,11 @@ func TestAnotherFileBelow(t *testing.T) {
 	}
 	st := statOf(t, files[0])
 	r := ResidencyOf(files[0], nil)
+	if n, err := askCachestat(files[0], 0, 1); n == 0 {
+		t.Skipf("cachestat does not see pages of this file system: %v", err)
+	}
 	if !r.hasPagesOf(files[0], st) {
-		t.Skip("pages of files that were just written are not seen here")
+		t.Error("the file itself is not taken for the one with its pages")
 	}
 	if r.hasPagesOf(files[1], st) {
 		t.Error("another file is taken for this one")

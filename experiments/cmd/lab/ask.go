@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"strings"
 	"syscall"
@@ -38,27 +37,20 @@ func newAsking(driver llama.Options, models ...string) (asking, error) {
 // command returns a command line that prints what the asking program prints. Its process is the
 // server's.
 func (a asking) command(program string, flags ...string) []string {
-	port := freePort()
+	port, err := llamaserver.FreePort()
+	if err != nil {
+		port = 0 // nobody answers there, and the run says that it took too long
+	}
+	address := fmt.Sprintf("http://127.0.0.1:%d", port)
 	args := []string{
 		"sh", "-c", `self=$1 address=$2 prompt=$3 tokens=$4 models=$5; shift 5
 "$self" ask "$address" -p "$prompt" -n "$tokens" --models "$models" & exec "$@" > /dev/null`,
-		"sh", a.self, "http://127.0.0.1:" + port, a.driver.Prompt, fmt.Sprint(a.driver.Tokens),
+		"sh", a.self, address, a.driver.Prompt, fmt.Sprint(a.driver.Tokens),
 		strings.Join(a.models, ","), program,
 	}
 	args = append(args, flags...)
 	return append(args, "--no-repack", "-np", "1", "-t", fmt.Sprint(a.driver.Threads), "-c", "512",
-		"--host", "127.0.0.1", "--port", port)
-}
-
-// freePort returns a port that nobody uses now. If somebody takes it meanwhile, the server says so
-// and ends.
-func freePort() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "0"
-	}
-	defer l.Close()
-	return fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
+		"--host", "127.0.0.1", "--port", fmt.Sprint(port))
 }
 
 // askCommand is hidden: instruments run it beside a server.
