@@ -58,7 +58,8 @@ type Options struct {
 	// end the wait early: the first op that reads a file, and a ring buffer that is an eighth full.
 	Pause func() time.Duration
 	// AtOnce wakes the reader for each event.Selected, and once for a layer's event.RouterInput,
-	// before Interval or Pause is over. Tick is not called more often for it.
+	// before Interval or Pause is over. Tick is not called more often for it, but Pause is asked
+	// again, because an event may make Tick due earlier.
 	AtOnce bool
 
 	// What it costs.

@@ -100,6 +100,7 @@ func (r *ringReader) wait(d time.Duration) (restUntil time.Time, err error) {
 func (r *ringReader) readAll(ctx context.Context, restUntil time.Time) (ended bool, err error) {
 	r.behind = false
 	var begun time.Time // when the first event was read
+	handled := false    // events were, since the rest was measured out
 	for n := 0; ; n++ {
 		if n%eventsPerCheck == 1 {
 			if r.bytesLeft < 0 && ctx.Err() != nil {
@@ -113,6 +114,12 @@ func (r *ringReader) readAll(ctx context.Context, restUntil time.Time) (ended bo
 			}
 		}
 		err := r.reader.ReadInto(&r.record)
+		if handled && err != nil { // what Tick has to do next may be due earlier by now
+			handled = false
+			if due := time.Now().Add(r.opts.Pause()); due.Before(restUntil) {
+				restUntil = due
+			}
+		}
 		remaining := time.Until(restUntil)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded) && remaining > 0 && r.opts.AtOnce:
@@ -129,6 +136,7 @@ func (r *ringReader) readAll(ctx context.Context, restUntil time.Time) (ended bo
 		case err != nil:
 			return false, fmt.Errorf("read the ring buffer: %w", err)
 		}
+		handled = true
 		if err := r.dispatch(r.record.RawSample, r.handle); err != nil {
 			return false, err
 		}

@@ -177,6 +177,30 @@ func TestSelectedAtOnce(t *testing.T) {
 	}
 }
 
+// With AtOnce, an event that was handled may make Tick due earlier than it was when the rest began.
+func TestTickIsDueEarlier(t *testing.T) {
+	in, o := llamaOptions(t, moe)
+	o.Tokens, o.Repeat = 100, 1
+	soon, ticks, chosen := false, 0, 0
+	watchEach(t, Options{
+		Selected: true, AtOnce: true, Interval: time.Hour, RingBytes: 64 << 20, pollFrom: time.Minute,
+		Pause: func() time.Duration {
+			if soon {
+				return 10 * time.Microsecond
+			}
+			return lookAnyway
+		},
+		Tick: func() error { soon, ticks = false, ticks+1; return nil },
+	}, in.Command(t.Context(), o), func(*proc.Child) {}, func(e event.Event) {
+		if _, is := e.(event.Selected); is {
+			soon, chosen = true, chosen+1
+		}
+	})
+	if ticks < chosen/10 {
+		t.Errorf("%d ticks after %d choices, each of which made one due", ticks, chosen)
+	}
+}
+
 // now is the time of the clock that events use, in ns.
 func now(t *testing.T) int64 {
 	t.Helper()

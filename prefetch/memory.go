@@ -61,6 +61,7 @@ func (m *memory) isDue(mixture bool) bool {
 	change := m.opts.Memory.PollChange()
 	if change.ShortReason != "" {
 		m.short, m.shortAt = change.ShortReason, m.now()
+		m.doubtExperts()
 	}
 	return change.RoomChanged && !(change.OnlyUsage && mixture) || m.now().Sub(m.checked) > checkInterval
 }
@@ -160,11 +161,19 @@ func (m *memory) findChangeOfPayers() (why string) {
 	return ""
 }
 
+// doubtExperts says that the kernel may have taken experts.
+func (m *memory) doubtExperts() {
+	if m.f != nil && m.f.mixture != nil {
+		m.f.mixture.Doubt()
+	}
+}
+
 // noteLoss notes that the kernel took bytes of what is kept. If somebody has the memory now, the room says
 // so: it is asked for at once.
 func (m *memory) noteLoss(bytes int64) {
 	now := m.now()
 	m.work.taken += bytes
+	m.doubtExperts()
 	if now.Sub(m.lostSince) > lossTime {
 		m.lostSince, m.lost = now, 0
 	}

@@ -48,8 +48,16 @@ func (p *mixturePhase) tick() error {
 }
 
 func (p *mixturePhase) pause() time.Duration {
-	if pause := p.f.pauseForBlock(false); pause == restPause {
+	f := p.f
+	if pause := f.pauseForBlock(false); pause == restPause {
 		return pause
+	}
+	until, waits := f.mixture.UntilIdle()
+	switch {
+	case waits:
+		return min(max(until, leastExpertPause), expertPause)
+	case f.heldBytes >= f.schedule.Bytes:
+		return settledPause
 	}
 	return expertPause
 }

@@ -13,8 +13,12 @@ const (
 	busyShare = 0.75
 	leastBusy = 250 * time.Microsecond
 	mostBusy  = 750 * time.Microsecond
-	// expertPause is for a mixture: what is read for a choice is begun when the event comes.
-	expertPause = time.Millisecond
+	// expertPause is for a mixture: what is read for a choice is begun when the event comes. settledPause is for one
+	// of which all else is held, so that only limits have to be noticed. leastExpertPause is the least before it is
+	// looked whether the disk is idle, so that experts can be read that were not chosen yet.
+	expertPause      = time.Millisecond
+	settledPause     = 3 * time.Millisecond
+	leastExpertPause = 150 * time.Microsecond
 	// restPause is for a target that has not decoded for restAfter, or that was stopped in a decode. What it
 	// reads next is noticed a little later then, and so are limits.
 	restPause = 20 * time.Millisecond

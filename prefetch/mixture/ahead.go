@@ -116,6 +116,19 @@ func (m *Mixture) ReadPredicted(free bool) error {
 	return nil
 }
 
+// UntilIdle is how long it takes until the disk is expected to have delivered all that was chosen. waits says whether
+// something is to be read then by ReadPredicted.
+func (m *Mixture) UntilIdle() (until time.Duration, waits bool) {
+	a := &m.ahead
+	if a.asked.IsZero() || !a.idle.IsZero() || len(a.queue) == 0 {
+		return 0, false
+	}
+	if a.rate > 0 {
+		until = time.Duration(float64(a.demandBytes) / a.rate)
+	}
+	return until - m.opts.Now().Sub(a.asked), true
+}
+
 // isDiskIdle says whether all that was chosen has arrived. It also tells the disk's bandwidth from that.
 func (m *Mixture) isDiskIdle(now time.Time) (bool, error) {
 	a := &m.ahead

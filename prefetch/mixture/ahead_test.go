@@ -180,6 +180,31 @@ func TestReadPredictedIdle(t *testing.T) {
 	r.expectReads("the next layer's", r.readPredicted(), r.slicesOf(0, 0))
 }
 
+// The time until the disk is idle is told while something waits for that: by the disk's rate, once it is known.
+func TestUntilIdle(t *testing.T) {
+	g := &scripted{scores: map[int][]float32{3: {5, 5, -1, -1}}}
+	r := newAheadRig(t, g, page)
+	r.levers.underWay = r.slicesOf(2, 1)
+	r.choose(2, 1)
+	r.clock = r.clock.Add(page)
+	if until, waits := r.UntilIdle(); until != page || !waits {
+		t.Errorf("after a half of what two pages take: %v, %v; want %v, true", until, waits, time.Duration(page))
+	}
+	r.ahead.rate = 0
+	if until, waits := r.UntilIdle(); until > 0 || !waits {
+		t.Errorf("with an unknown rate: %v, %v; want it to be looked at now", until, waits)
+	}
+	r.levers.underWay = nil
+	r.readPredicted()
+	if _, waits := r.UntilIdle(); waits {
+		t.Error("it is waited for the disk, which is idle")
+	}
+	r.choose(3, 0)
+	if _, waits := r.UntilIdle(); waits {
+		t.Error("it is waited for the disk, though nothing is predicted")
+	}
+}
+
 // An expert that is likelier to be chosen, or that is being used, does not give way to a prediction.
 func TestReadPredictedRoom(t *testing.T) {
 	g := &scripted{scores: map[int][]float32{3: {1, -1, -1, -1}}} // 0.73

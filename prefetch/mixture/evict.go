@@ -120,28 +120,44 @@ func (m *Mixture) evict(e *expert) bool {
 
 // strays says when to look for pages of experts that nobody chose. A fault of the target reads around itself.
 type strays struct {
-	layer int    // index of the layer that was looked at last
-	at    uint64 // the clock at which to look next
-	rest  uint64 // the last pause between two looks, in choices
+	layer  int    // index of the layer that is looked at,
+	expert int    // and the first expert that was not yet
+	at     uint64 // the clock at which to look next
+	rest   uint64 // the last pause between two looks, in choices
 }
 
+// straySample is how many experts are looked at at once while there are no strays.
+const straySample = 16
+
 // lookForStrays looks in the layer that chose before, if some of its experts were left to the target.
-// Otherwise it looks in one layer after the other, the more rarely the longer there was none.
+// Otherwise it looks at some experts of one layer after the other, the more rarely the longer there was none.
 func (m *Mixture) lookForStrays(before int, unread bool) error {
 	if unread && before != m.now {
-		return m.evictStrays(&m.layers[before])
+		return m.evictStrays(m.layers[before].experts)
 	}
 	s := &m.strays
 	if m.clock < s.at {
 		return nil
 	}
-	if s.layer = (s.layer + 1) % len(m.layers); s.layer == m.now { // these are about to be used
+	if s.expert >= len(m.layers[s.layer].experts) || s.layer == m.now { // the present one's are about to be used
+		s.layer, s.expert = (s.layer+1)%len(m.layers), 0
+	}
+	if s.layer == m.now {
 		s.layer = (s.layer + 1) % len(m.layers)
 	}
 	found := m.total.strays
-	if err := m.evictStrays(&m.layers[s.layer]); err != nil {
+	rest := m.layers[s.layer].experts[s.expert:]
+	some := rest[:min(straySample, len(rest))]
+	if err := m.evictStrays(some); err != nil {
 		return err
 	}
+	if m.total.strays > found { // where one is there are more
+		if err := m.evictStrays(rest[len(some):]); err != nil {
+			return err
+		}
+		some = rest
+	}
+	s.expert += len(some)
 	s.rest = min(2*max(s.rest, 1), mostStrayRest)
 	if m.total.strays > found {
 		s.rest = 1
@@ -150,11 +166,11 @@ func (m *Mixture) lookForStrays(before int, unread bool) error {
 	return nil
 }
 
-// evictStrays pages out what is in memory of a layer's experts that should not be. What was to be paged out
-// within the last token may still wait for that.
-func (m *Mixture) evictStrays(l *layer) error {
-	for i := range l.experts {
-		e := &l.experts[i]
+// evictStrays pages out what is in memory of experts that should not be. What was to be paged out within the last
+// token may still wait for that.
+func (m *Mixture) evictStrays(experts []expert) error {
+	for i := range experts {
+		e := &experts[i]
 		if e.resident || e.bytes == 0 || e.evictedAt != 0 && e.evictedAt+uint64(len(m.layers)) > m.clock {
 			continue
 		}

@@ -60,6 +60,7 @@ type Mixture struct {
 	now      int    // index of the layer whose experts are under way
 	clock    uint64 // counts choices
 	unread   bool   // some of what was chosen last was left to the target
+	doubted  uint64 // until this clock it is looked whether what is believed to be in memory is there, see Doubt
 
 	strays strays
 	total  totals
@@ -252,10 +253,19 @@ func (m *Mixture) learnLeast(l *layer, ids []int32) {
 	}
 }
 
+// doubtTokens is for how many tokens all that is chosen is looked at when the kernel may have taken some of it. Most
+// experts that are used at all are chosen in as many.
+const doubtTokens = 4
+
+// Doubt says that the kernel may have taken experts: memory was short, or something that was kept is gone. For a
+// while all that is chosen is looked at. Otherwise one slice of each choice is, because asking for a slice that is
+// there costs as much time as a part of reading it.
+func (m *Mixture) Doubt() { m.doubted = m.clock + doubtTokens*uint64(len(m.layers)) }
+
 // readChosen reads what is missing of experts, in the order in which the target is going to touch them:
-// tensor by tensor. What is known to be missing comes first. Then what is believed to be in memory is looked
-// at, as the kernel may have taken it. What a prompt chooses beyond the room is left to the target: it would
-// take the place of what is read before.
+// tensor by tensor. What is known to be missing comes first. Then some of what is believed to be in memory is
+// looked at, as the kernel may have taken it, see Doubt. What a prompt chooses beyond the room is left to the
+// target: it would take the place of what is read before.
 func (m *Mixture) readChosen(l *layer, ids []int32) error {
 	missing, resident, fresh := m.sortChosen(l, ids)
 	if fresh > margin/2 {
@@ -268,19 +278,56 @@ func (m *Mixture) readChosen(l *layer, ids []int32) error {
 			}
 		}
 	}
-	for i, some := range [][]*expert{missing, resident} {
-		for tensor := range l.tensors {
-			for _, e := range some {
-				if tensor >= len(e.slices) {
-					continue
-				}
-				n, err := m.readNow(e.slices[tensor], i == 0)
-				if err != nil {
+	for tensor := range l.tensors {
+		for _, e := range missing {
+			if tensor < len(e.slices) {
+				if err := m.readMissing(e, e.slices[tensor]); err != nil {
 					return err
 				}
-				m.total.read += n
-				m.noteDemand(e.slices[tensor], n)
 			}
+		}
+	}
+	return m.checkResident(l, resident)
+}
+
+// readMissing reads a slice of an expert that is not in memory. What of it is there nevertheless
+// is asked for unless it was paged out from here.
+func (m *Mixture) readMissing(e *expert, r pages.Range) (err error) {
+	n := r.Length
+	switch isGone := e.evictedAt != 0 && e.evictedAt+uint64(len(m.layers)) < m.clock; {
+	case m.clock < m.doubted || !isGone:
+		n, err = m.readNow(r, true)
+	case m.levers.IsReading(r):
+		n = 0
+	default:
+		err = m.levers.ReadNow(r)
+	}
+	m.total.read += n
+	m.noteDemand(r, n)
+	return err
+}
+
+// checkResident looks at slices of chosen experts that are believed to be in memory, and reads what of them is not.
+func (m *Mixture) checkResident(l *layer, resident []*expert) error {
+	if len(resident) == 0 {
+		return nil
+	}
+	sample := int(m.clock % uint64(len(resident)*l.tensors))
+	for tensor := range l.tensors {
+		for i, e := range resident {
+			isSampled := tensor*len(resident)+i == sample
+			if tensor >= len(e.slices) || !isSampled && m.clock >= m.doubted {
+				continue
+			}
+			n, err := m.readNow(e.slices[tensor], false)
+			if err != nil {
+				return err
+			}
+			if n > 0 {
+				m.Doubt()
+			}
+			m.total.read += n
+			m.noteDemand(e.slices[tensor], n)
 		}
 	}
 	return nil
@@ -360,6 +407,7 @@ func (m *Mixture) FindResident() error {
 		}
 	}
 	m.MakeRoom()
+	m.Doubt()
 	return nil
 }
 

@@ -457,7 +457,7 @@ func TestStrays(t *testing.T) {
 	l.experts[0].resident = true
 	l.experts[1].evictedAt = 18
 	l.experts[2].evictedAt = 10
-	if err := x.evictStrays(l); err != nil {
+	if err := x.evictStrays(l.experts); err != nil {
 		t.Fatal(err)
 	}
 	want := []pages.Range{l.experts[2].owned[0], l.experts[3].owned[0]}
