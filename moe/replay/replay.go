@@ -75,6 +75,8 @@ type Result struct {
 	Time        time.Duration `json:"time_ns"`
 
 	TokenBytes []int64 `json:"-"` // DemandBytes of each token
+	TokenUsed  []int   `json:"-"` // Used of each token
+	TokenHits  []int   `json:"-"` // Hits of each token
 }
 
 // HitRate is the share of the chosen experts that were in memory.
@@ -128,8 +130,7 @@ func Run(ctx context.Context, t *moe.Trace, f Forecast, configs ...Config) ([]*R
 		f.runToken(t, token, p, all)
 		if token >= first {
 			for _, m := range all {
-				m.result.TokenBytes = append(m.result.TokenBytes, m.result.DemandBytes-m.countedDemand)
-				m.countedDemand = m.result.DemandBytes
+				m.countToken()
 			}
 		}
 	}
@@ -192,11 +193,11 @@ type machine struct {
 	scratch     []int32
 	// victims are a few experts that may be evicted next, the least worth first. They are found in one
 	// pass, and forgotten when the policy has learned something.
-	victims       []keepWorth
-	listener      listener
-	router        int // how many routers have chosen
-	result        Result
-	countedDemand int64 // how much of Result.DemandBytes is in Result.TokenBytes
+	victims  []keepWorth
+	listener listener
+	router   int // how many routers have chosen
+	result   Result
+	counted  Result // the sums of result that are in its lists of tokens
 }
 
 type item struct {
@@ -229,10 +230,19 @@ func newMachine(t *moe.Trace, cfg *Config) *machine {
 
 // startCounting begins to count.
 func (m *machine) startCounting() {
-	m.result, m.began = Result{}, m.now
+	m.result, m.counted, m.began = Result{}, Result{}, m.now
 	for id := range m.items {
 		m.items[id].staged = false
 	}
+}
+
+// countToken notes what the sums have become since the last token.
+func (m *machine) countToken() {
+	r := &m.result
+	r.TokenBytes = append(r.TokenBytes, r.DemandBytes-m.counted.DemandBytes)
+	r.TokenUsed = append(r.TokenUsed, r.Used-m.counted.Used)
+	r.TokenHits = append(r.TokenHits, r.Hits-m.counted.Hits)
+	m.counted.DemandBytes, m.counted.Used, m.counted.Hits = r.DemandBytes, r.Used, r.Hits
 }
 
 func (m *machine) layerOf(id int) int   { return id / m.shape.Experts }
