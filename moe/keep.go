@@ -12,7 +12,8 @@ type Policy interface {
 	// are dropped to make room for the chosen ones.
 	Observe(layer int, chosen []int32)
 	// Worth is the worth of keeping an expert now. The expert with the least is dropped first. Only the
-	// order counts.
+	// order counts. That of the experts of one layer among each other changes only when this layer is observed,
+	// or when the policy is told what to expect of it.
 	Worth(layer int, expert int32) float32
 }
 
