@@ -88,7 +88,8 @@ func TestDoctorExperts(t *testing.T) {
 		t.Errorf("a share of %.3f, want %.3f", d.Experts.Range.Share, share)
 	}
 	stdout, _, _ := doctor(t, nil, "--pid", fmt.Sprint(r.target.Process.Pid))
-	if !strings.Contains(stdout, "  experts       ") || !strings.Contains(stdout, "a token chooses 2 of 16 experts in each") {
+	if !strings.Contains(stdout, "  experts       ") ||
+		!strings.Contains(stdout, "a token chooses 2 of 16 experts in each") {
 		t.Error(stdout)
 	}
 	for i := range d.Holding.Files {

@@ -47,7 +47,9 @@ func TestOf(t *testing.T) {
 	if got := g.TokenBytes(); got != experts/64 {
 		t.Errorf("a token reads %d bytes, want %d", got, experts/64)
 	}
-	dense := &gguftest.Model{Tensors: []gguftest.Tensor{{Name: "blk.0.attn_q.weight", Type: gguf.F32, Shape: []int64{8, 8}}}}
+	dense := &gguftest.Model{Tensors: []gguftest.Tensor{
+		{Name: "blk.0.attn_q.weight", Type: gguf.F32, Shape: []int64{8, 8}},
+	}}
 	if g, ok := Of(open(t, dense)); ok {
 		t.Errorf("a dense model has %+v", g)
 	}
@@ -123,8 +125,8 @@ func TestRecorded(t *testing.T) {
 		}
 		for at, r := range l.Rows {
 			if math.Abs(r.Prefetchd.HitRate-s.hits[at]) > 0.0005 {
-				t.Errorf("%s with %.0f %% in memory: %.3f, and %.3f is noted", s.model, 100*r.Share, r.Prefetchd.HitRate,
-					s.hits[at])
+				t.Errorf("%s with %.0f %% in memory: %.3f, and %.3f is noted", s.model, 100*r.Share,
+					r.Prefetchd.HitRate, s.hits[at])
 			}
 		}
 	}

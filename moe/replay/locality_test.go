@@ -179,11 +179,14 @@ func TestLocality(t *testing.T) {
 	}{
 		"uniform, 128 experts": {routed(t, 6, 128, 300, mib/2, uniform(128, 8)), false,
 			"no exploitable locality: memory buys only its share: with 40 % of the experts in memory"},
-		"uniform, 512 experts": {routed(t, 4, 512, 200, mib/2, uniform(512, 10)), false, "each further GiB saves the same, "},
-		"uniform, 32 experts":  {routed(t, 4, 32, 400, mib, uniform(32, 4)), false, "no exploitable locality"},
-		"zipf, 128 experts":    {routed(t, 6, 128, 300, mib/2, zipf(128, 8)), true, "without locality it would be 40 %"},
-		"zipf, 512 experts":    {routed(t, 4, 512, 200, mib/2, zipf(512, 10)), true, "of the choices are found there (± "},
-		"local, 128 experts":   {routed(t, 6, 128, 300, mib/2, local(128, 8, 0.5)), true, "that saves "},
+		"uniform, 512 experts": {routed(t, 4, 512, 200, mib/2, uniform(512, 10)), false,
+			"each further GiB saves the same, "},
+		"uniform, 32 experts": {routed(t, 4, 32, 400, mib, uniform(32, 4)), false, "no exploitable locality"},
+		"zipf, 128 experts": {routed(t, 6, 128, 300, mib/2, zipf(128, 8)), true,
+			"without locality it would be 40 %"},
+		"zipf, 512 experts": {routed(t, 4, 512, 200, mib/2, zipf(512, 10)), true,
+			"of the choices are found there (± "},
+		"local, 128 experts": {routed(t, 6, 128, 300, mib/2, local(128, 8, 0.5)), true, "that saves "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := locality(t, tc.trace, someMachine)
@@ -197,9 +200,10 @@ func TestLocality(t *testing.T) {
 					r.Belady.HitRate < r.LRU.HitRate || r.GainError <= 0 || r.GainError > 0.1 {
 					t.Errorf("row %d: %+v", i, r)
 				}
-				// At random it is a little less than the share where there is room for a few layers' choices only: what
-				// computes is held.
-				if tc.local && r.Share < 0.85 && r.Gain < r.GainError || !tc.local && (r.Gain > 0.02 || r.Gain < -0.05) {
+				// At random it is a little less than the share where there is room for a few layers' choices
+				// only: what computes is held.
+				if tc.local && r.Share < 0.85 && r.Gain < r.GainError ||
+					!tc.local && (r.Gain > 0.02 || r.Gain < -0.05) {
 					t.Errorf("with %.0f %% in memory the gain is %.3f ± %.3f", 100*r.Share, r.Gain, r.GainError)
 				}
 			}
@@ -279,7 +283,8 @@ func TestLocalityOfLess(t *testing.T) {
 	if _, err := NewLocality(t.Context(), CountAsPrompt(tr, 1000), someMachine); !errors.Is(err, ErrNoDecode) {
 		t.Error(err)
 	}
-	if _, err := NewLocality(t.Context(), routed(t, 2, 16, 40, 0, zipf(16, 2)), someMachine); !errors.Is(err, ErrNoSizes) {
+	sizeless := routed(t, 2, 16, 40, 0, zipf(16, 2))
+	if _, err := NewLocality(t.Context(), sizeless, someMachine); !errors.Is(err, ErrNoSizes) {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -298,8 +303,8 @@ func TestLocalityOfRealModels(t *testing.T) {
 		}
 		t.Log(name, l.Sentences())
 		for _, r := range l.Rows {
-			t.Logf("%.0f %%: prefetchd %.4f LRU %.4f Belady %.4f, ± %.4f", 100*r.Share, r.Prefetchd.HitRate, r.LRU.HitRate,
-				r.Belady.HitRate, r.GainError)
+			t.Logf("%.0f %%: prefetchd %.4f LRU %.4f Belady %.4f, ± %.4f", 100*r.Share, r.Prefetchd.HitRate,
+				r.LRU.HitRate, r.Belady.HitRate, r.GainError)
 		}
 	}
 }

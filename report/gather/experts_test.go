@@ -67,7 +67,8 @@ func TestShareFigure(t *testing.T) {
 				hot += (7*layer + 3) % experts
 			}
 			if row[hot] < 1/float32(each) {
-				t.Errorf("%d experts, layer %d: the hottest has %.3f in column %d", experts, layer, row[hot], hot-columns)
+				t.Errorf("%d experts, layer %d: the hottest has %.3f in column %d", experts, layer, row[hot],
+					hot-columns)
 			}
 		}
 		if last := m.Columns[len(m.Columns)-1].Number; last != (columns-1)*each {
