@@ -49,12 +49,14 @@ func newChosenExperts(ctx context.Context, st *study, cycle *pattern.Cycle, grou
 func (x *chosenExperts) missed(memory int64) float64 {
 	// What every token reads is kept first. Neither compute nor disk matter to what is kept.
 	f := plan.Foresee(x.cycle, plan.Pin{}, memory, time.Second, math.MaxInt32)
-	room := f.Room
+	held := int64(0)
 	for _, r := range f.Held {
-		room -= r.Length
+		held += r.Length
 	}
+	// It never keeps less than what is used at the moment. What the memory does not hold is missed all the same.
+	room := min(mixture.RoomFor(f.Room-held, x.least), max(memory-held, 0))
 	results, err := replay.Run(x.ctx, x.trace, replay.Forecast{}, replay.Config{
-		Capacity: mixture.RoomFor(room, x.least), Policy: moe.NewScored(x.trace.Shape()), Threshold: 1, Full: true,
+		Capacity: room, Policy: moe.NewScored(x.trace.Shape()), Threshold: 1, Full: true,
 	})
 	if err != nil {
 		return math.NaN()

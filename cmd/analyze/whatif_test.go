@@ -284,7 +284,7 @@ func TestWhatIfOfMixtures(t *testing.T) {
 		}, "without locality it would be 40 %"},
 	} {
 		dir := plantMixture(t, experts, 150, tc.choose)
-		args := []string{"whatif", "-c", dir, "-o", t.TempDir(), "--compute", "5ms", "--ram", "300MiB,600MiB"}
+		args := []string{"whatif", "-c", dir, "-o", t.TempDir(), "--compute", "5ms", "--ram", "300MiB,600MiB,1MiB"}
 		code, stdout, stderr := execute(t, args...)
 		if first, _, _ := strings.Cut(stdout, "\n"); code != cli.OK || !strings.Contains(first, tc.says) {
 			t.Fatalf("%s: exit %d, %s, the first line is %q, want %q", name, code, stderr, first, tc.says)
@@ -307,6 +307,10 @@ func TestWhatIfOfMixtures(t *testing.T) {
 		seconds := 0.005 + few.Missed/1e9
 		if few.Missed < belady.Missed || math.Abs(few.TokS*seconds-1) > 1e-6 || all.Missed != 0 || all.TokS != 200 {
 			t.Errorf("%s: %+v with 300 MiB, Belady %+v; %+v with all in memory", name, few, belady, all)
+		}
+		// Where nothing fits all is missed: 16 MiB that every token reads, and 8 of experts.
+		if none := got.Rows[2].Results[at]; none.Missed != 24*mib {
+			t.Errorf("%s: with 1 MiB %+v, want all of 24 MiB missed", name, none)
 		}
 		missed[name] = few.Missed
 	}

@@ -85,7 +85,7 @@ var allStrategies = []Strategy{
 
 // aboutChosen is what is said of Auto where experts are read once they were chosen.
 const aboutChosen = "what every token reads is kept by prefetchd, and experts by how often they were chosen of late; " +
-	"one that is missing is read as soon as its router has chosen it"
+	"one that is missing is read as soon as its router has chosen it, and counts by its bytes, not in blocks"
 
 // Names of strategies. Pin and Auto are estimated only if Config says how prefetchd behaves.
 const (
