@@ -42,7 +42,8 @@ compute, like a llama-server with --models-dir, the report is on those.
 
 Of a mixture of experts it also says how many of a token's experts may be found in memory. The file
 does not tell how local the routing is, so both ends are given: routing at random, and recorded
-sessions of real models. analyze moe says which is so.
+sessions of real models (thesis-notes/rq4-experts.md). analyze moe says which is so. With --model
+the memory is that which a process would have that is started as this one was.
 
 With --costs it also measures the processor time that a MiB takes on the model's own file system: to
 read it, to touch it as the process does, and to page it out. It measures this with single pages,

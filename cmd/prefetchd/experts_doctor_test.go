@@ -69,7 +69,7 @@ func TestDoctorModelExperts(t *testing.T) {
 	experts, _ := expertBytes(t, path)
 	want := geometry.Geometry{Layers: 4, Experts: 16, Chosen: 2, Bytes: experts, Rest: c.Experts.Rest}
 	if x := c.Experts; x.Geometry != want || x.Range.Share <= 0 || x.Range.Share > 0.9 ||
-		!strings.Contains(x.Sentence, "if routing has no locality") || x.Range.Alike {
+		!strings.Contains(x.Sentence, "if routing is random") || x.Range.Alike {
 		t.Errorf("%+v, want %+v, and room for some of them", x, want)
 	}
 }

@@ -99,15 +99,15 @@ func (g *Geometry) Sentence(r Range) string {
 	if found != percent(high.HitRate) {
 		found = fmt.Sprintf("%s to %s", found, percent(high.HitRate))
 	}
-	text := fmt.Sprintf("%s; with %s of them in memory (%s of %s) between %s of the choices, if routing has no "+
-		"locality, and %s, as in recorded sessions of %s, are found there", what, percent(r.Share),
-		size(r.Memory), size(g.Bytes), percent(r.Uniform), found, strings.Join(names, " and "))
+	text := fmt.Sprintf("%s; with %s of them in memory (%s of %s) %s of the choices are found there if routing is "+
+		"random, and %s as in recorded sessions of %s", what, percent(r.Share), size(r.Memory), size(g.Bytes),
+		percent(r.Uniform), found, strings.Join(names, " and "))
 	if !r.Alike {
 		text += " (which have other numbers of experts)"
 	}
 	if g.Chosen > 0 {
 		missed := func(hits float64) string { return size(int64((1 - hits) * float64(g.TokenBytes()))) }
-		text += fmt.Sprintf(", so that %s to %s are read for a token", missed(high.HitRate), missed(r.Uniform))
+		text += fmt.Sprintf(": a token reads %s or %s", missed(r.Uniform), missed(high.HitRate))
 	}
 	return text + "; `analyze moe` says of a capture which is so"
 }
