@@ -2,6 +2,8 @@ package moe
 
 // This file has the policies that say which experts to keep in memory.
 
+import "slices"
+
 // Policy says how much it is worth to keep an expert in memory. Its caller follows the target as that of
 // a Predictor does: it calls Observe for each layer in order. Memory is allocated when a policy is made.
 // A policy is for one goroutine.
@@ -10,7 +12,8 @@ type Policy interface {
 	// are dropped to make room for the chosen ones.
 	Observe(layer int, chosen []int32)
 	// Worth is the worth of keeping an expert now. The expert with the least is dropped first. Only the
-	// order counts.
+	// order counts. That of the experts of one layer among each other changes only when this layer is observed,
+	// or when the policy is told what to expect of it.
 	Worth(layer int, expert int32) float32
 }
 
@@ -66,6 +69,57 @@ func (u *ExpectedUse) Observe(layer int, chosen []int32) {
 func (u *ExpectedUse) Worth(layer int, expert int32) float32 {
 	return 1 - u.frequency.shape.tokensUntil(u.lastLayer,
 		layer) - 1/u.frequency.smoothed(u.frequency.sharesOf(layer)[expert])
+}
+
+// Scored keeps what prefetchd keeps (package prefetch/mixture, which has the same rule in its own types): what is
+// expected to be used soonest, if each token chooses an expert as often as it was chosen in about the last 256
+// tokens. It remembers longer than ExpectedUse with its usual decay does, and takes an expert that was not chosen
+// lately to be nearly never chosen.
+type Scored struct {
+	shape     Shape
+	scores    []float64 // by layer and expert: the sum of the steps of the choices that had it
+	steps     []float64 // by layer: what the last choice added; it grows, so that choices of long ago count less
+	lastLayer int       // the layer that was observed last
+}
+
+// Constants of prefetchd's rule. A test of package prefetch/mixture fails if they differ from those there.
+const (
+	scoredMemory = 256   // about how many tokens a layer's choices are remembered for
+	scoredMost   = 1e200 // when scores are scaled down
+	scoredNever  = 1e-4  // the chance, in a token, of an expert that was not chosen lately
+)
+
+// NewScored makes a policy that has seen nothing.
+func NewScored(s Shape) *Scored {
+	return &Scored{
+		shape: s, scores: make([]float64, s.Layers*s.Experts), steps: slices.Repeat([]float64{1}, s.Layers),
+	}
+}
+
+// Observe implements Policy.
+func (c *Scored) Observe(layer int, chosen []int32) {
+	c.lastLayer = layer
+	if len(chosen) == 0 {
+		return
+	}
+	scores, step := c.scores[layer*c.shape.Experts:(layer+1)*c.shape.Experts], &c.steps[layer]
+	*step *= 1 + 1.0/scoredMemory
+	for _, e := range chosen {
+		scores[e] += *step
+	}
+	if *step > scoredMost {
+		for e := range scores {
+			scores[e] /= *step
+		}
+		*step = 1
+	}
+}
+
+// Worth implements Policy. It is the negative of the expected time until the next use, in tokens.
+func (c *Scored) Worth(layer int, expert int32) float32 {
+	score := c.scores[layer*c.shape.Experts+int(expert)]
+	chance := min(score/c.steps[layer]/scoredMemory+scoredNever, 1)
+	return float32(1 - 1/chance - float64(c.shape.tokensUntil(c.lastLayer, layer)))
 }
 
 // tokensUntil is how long it takes after one layer was observed until another comes, in tokens: more than

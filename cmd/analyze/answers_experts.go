@@ -20,7 +20,8 @@ const expertsLong = `analyze experts writes tables (CSV and Parquet) and figures
   experts_together   which share of all experts 1, 2, 4, ... consecutive tokens touch: a prompt of so many, or a batch
 
 The figures are the share of tokens that chooses each expert (experts), the choices of each token (experts_map), and the curves of
-first touches and of overlap (experts_tokens). analyze moe says what caches and prediction would gain.`
+first touches and of overlap (experts_tokens). Of very many experts those chosen most come first, and several share a column or
+a row. analyze moe says what memory for experts and prediction would gain.`
 
 // routes is which experts the tokens of the analysed context chose.
 func (s *study) routes() (*moe.Trace, error) {

@@ -118,7 +118,7 @@ a draft's tokens looks like a prompt: --phase prompt takes such decodes, though 
 With --all it does what the subcommands rereads, pattern, heatmap, offsets, layers, components, phases, experts, determinism and
 report do.
 
-analyze moe says what a cache of a mixture-of-experts model's experts would gain.
+analyze moe says what memory for a mixture's experts buys, and whether that is more than its share.
 analyze determinism says which share of the steps read exactly the same, and where and why the others do not.
 analyze compare puts two captures beside each other.
 

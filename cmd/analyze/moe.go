@@ -41,6 +41,8 @@ type moeOptions struct {
 	latency   time.Duration
 	compute   time.Duration // of a token
 
+	hasBandwidth bool // --bandwidth was given
+
 	// The input.
 	context int32
 	model   string // a GGUF file; "": the file that the capture names
@@ -55,9 +57,14 @@ func moeCommand(root *options) *cobra.Command {
 	o := moeOptions{bandwidth: 1.5e9, format: chart.Formats[0]}
 	cmd := &cobra.Command{
 		Use:   "moe [flags] TRACE|CAPTURE",
-		Short: "Say what a cache of experts, and predicting them, would gain",
+		Short: "Say what memory for experts, and predicting them, would gain",
 		Long: `analyze moe reads which experts a mixture-of-experts model chose: from a capture that tracer made (its directory),
-or from a routing trace in CSV (route_trace v1, gzip or not). It prints a verdict, then
+or from a routing trace in CSV (route_trace v1, gzip or not). It says in a sentence what memory for experts buys, and in a
+table how many choices are found there, what a token reads besides, and tokens per second: with what prefetchd keeps, with LRU,
+by Belady's rule, which knows the future and bounds the others, and if routers chose at random. At random a tenth of the experts
+in memory has a tenth of the choices, whatever is kept. If prefetchd finds no more than that (by 5 points, beyond the error that
+blocks of the trace have), there is "no exploitable locality": memory buys only its share, and each further GiB saves the same.
+The next line names the memory from which reading takes no longer than computing. Then come
 
   hits, bytes and times     of caches of several sizes: what is kept last, most often, ...; with what is probable read
                             ahead; and by Belady's rule, which knows the future and bounds the others
@@ -74,8 +81,8 @@ With --output it also draws
   reads     what is read because a chosen expert is missing, over the generated tokens, for each size
 
 Caches are simulated: an expert is read whole, the disk does one thing at a time, demand first, and nothing else needs
-memory. The prompt fills the cache and is learned from; generated tokens are counted. A capture of a server with several
-slots is taken as one sequence. Hidden states need the model's file, for its routers: that which the capture names, or
+memory. They are full at the beginning, of the file's first experts, as loading leaves them. The prompt is learned from;
+generated tokens are counted. A capture of a server with several slots is taken as one sequence. Hidden states need the model's file, for its routers: that which the capture names, or
 --model.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
@@ -109,7 +116,8 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.SortFlags = false
 	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas "+
 		"(default: 10, 20, 40 and 60 % of all experts)")
-	cli.SizeVar(f, &o.bandwidth, "bandwidth", "of the disk, bytes per second")
+	cli.SizeVar(f, &o.bandwidth, "bandwidth", "of the disk, bytes per second; of a capture whose disk tracer has "+
+		"measured, that if\nthe flag is not given")
 	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "of a read, `time` besides the transfer")
 	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; "+
 		"half of it before a layer's router, half after it")
@@ -147,6 +155,7 @@ func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
 		}
 		study.Rooms = append(study.Rooms, int64(n))
 	}
+	o.hasBandwidth = cmd.Flags().Changed("bandwidth")
 	if o.output == "" && cmd.Flags().Changed("format") {
 		return nil, cli.Usagef("--format is of figures: say where with --output")
 	}
@@ -186,6 +195,9 @@ func analyzeMoE(
 	found.Hidden, found.Why, err = in.evaluate(ctx, o.model)
 	if err != nil {
 		return fmt.Errorf("evaluate the hidden states in %s: %w", name, err)
+	}
+	if rate := in.diskRate(); rate >= replay.MinBandwidth && !o.hasBandwidth {
+		study.Disk.Bandwidth = rate
 	}
 	layer := o.compute / time.Duration(len(in.routes.Layers))
 	study.Compute = replay.Compute{Before: layer / 2, After: layer - layer/2}
@@ -269,6 +281,14 @@ func (in *routedInput) caption() string {
 		return ""
 	}
 	return gather.Caption(in.capture.Meta)
+}
+
+// diskRate is how many bytes per second the disk of a capture reads, as tracer measured it; 0 if it did not.
+func (in *routedInput) diskRate() float64 {
+	if in.capture == nil || in.capture.Meta.Disk == nil {
+		return 0
+	}
+	return in.capture.Meta.Disk.BytesPerSecond
 }
 
 // evaluate judges predictors that know hidden states. If the capture does not allow that, it returns why.

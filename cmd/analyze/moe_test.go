@@ -52,7 +52,7 @@ func TestMoE(t *testing.T) {
 			"4.9 KiB of experts in memory (31 %)"}},
 	} {
 		code, stdout, stderr := execute(t, append([]string{"moe"}, tc.args...)...)
-		if code != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "the ") {
+		if code != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "with 40 % of the experts in memory (") {
 			t.Fatalf("%v: exit %d, stderr %q, stdout\n%s", tc.args, code, stderr, stdout)
 		}
 		for _, want := range tc.says {

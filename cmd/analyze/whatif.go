@@ -17,6 +17,8 @@ import (
 
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/tabular"
+	"tensorcast/moe/replay"
 	"tensorcast/prefetch/plan"
 	"tensorcast/report/gather"
 	"tensorcast/sim/reuse"
@@ -79,8 +81,12 @@ func whatifCommand(root *options) *cobra.Command {
 		Long: `analyze whatif replays what generated tokens have read, in memories of other sizes, and says how many bytes a token
 would read again from disk, and how many tokens per second that is: with LRU, with LRU and the kernel's readahead (plain),
 with random replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, with what prefetchd would
-keep and stream (by its own plan; of a mixture of experts with --ran auto), alone or with --strategy pin, and by Belady's rule,
-which knows the future and bounds the others.
+keep and stream (by its own plan), alone or with --strategy pin, and by Belady's rule, which knows the future and bounds the
+others.
+
+Of a mixture of experts it first says what memory for experts buys, as analyze moe does. What prefetchd misses there follows
+from the tokens' choices, replayed by its own policy; the bytes come at the disk's rate, or, with --ran auto, at that which the
+capture's tokens had.
 
 It writes
 
@@ -207,6 +213,12 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
+	var locality *replay.Locality
+	if sources.experts != nil {
+		if locality, err = sources.experts.locality(config); err != nil {
+			return err
+		}
+	}
 	var memory []int64
 	for _, a := range o.sizes {
 		if a.share > 0 {
@@ -232,15 +244,20 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if o.json {
 		return cli.WriteJSON(stdout, struct {
 			*whatif.Answer
-			Warnings []string `json:"warnings"`
-			Files    []string `json:"files"`
-		}{answer, in.warnings, written})
+			Locality *replay.Locality `json:"locality"` // of a mixture of experts, else null
+			Warnings []string         `json:"warnings"`
+			Files    []string         `json:"files"`
+		}{answer, locality, in.warnings, written})
 	}
-	return append(answer.Document(), writtenLines(written)).WriteText(stdout)
+	return slices.Concat(localityLines(locality), answer.Document(), tabular.Document{writtenLines(written)}).
+		WriteText(stdout)
 }
 
 // sources say how the figures of a configuration are known.
-type sources struct{ compute, touched string }
+type sources struct {
+	compute, touched string
+	experts          *chosenExperts // nil of a dense model, and where a capture does not have its tokens' choices
+}
 
 // configure makes the configuration of a replay from the flags, and from the capture where flags were not
 // given.
@@ -286,7 +303,17 @@ func (o *whatifOptions) configure(
 			}
 			return p
 		}
-		if c.Chosen = outlook.Routed() && o.ran == ranAuto; !outlook.Routed() {
+		if outlook.Routed() {
+			if from.experts, err = newChosenExperts(ctx, st, cycle, o.group*batch); err != nil {
+				return nil, nil, from, err
+			}
+			if c.Chosen = o.ran == ranAuto || from.experts != nil; from.experts != nil {
+				c.ChosenMissed = from.experts.missed
+			}
+			if o.ran != ranAuto {
+				c.ChosenRate = c.Bandwidth
+			}
+		} else {
 			c.Helped = func(memory int64) (float64, time.Duration) {
 				f := plan.Foresee(cycle, plan.Auto{}, memory, c.Compute, c.Bandwidth)
 				return float64(f.Missed), f.Token

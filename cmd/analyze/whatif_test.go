@@ -5,13 +5,17 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"tensorcast/internal/cli"
+	"tensorcast/moe/replay"
 	"tensorcast/sim/whatif"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
@@ -194,5 +198,124 @@ func TestWhatIfOfBatches(t *testing.T) {
 			math.Abs(r.TokS-tc.tokS) > 1e-6 || r.Missed != 0 {
 			t.Errorf("%v: %+v, %+v; want %g bytes and %g tokens per second", tc.args, got, r, tc.read, tc.tokS)
 		}
+	}
+}
+
+// plantMixture plants a capture of generated tokens of a model with one tensor that every token reads, and two layers
+// of experts of 1 MiB. choose says what a layer chooses. The disk reads 1 GB/s.
+func plantMixture(t *testing.T, experts, tokens int, choose func(token, layer int) []int32) (dir string) {
+	t.Helper()
+	const mib, layers = 1 << 20, 2
+	dir = filepath.Join(t.TempDir(), "capture")
+	structure := []tables.StructureRow{{
+		Name: "output.weight", Component: "output.weight", Size: 16 * mib, Layer: -1, File: "m.gguf", Type: "Q8_0",
+		Shape: []int64{16 * mib},
+	}}
+	at := int64(16 * mib)
+	for layer := range int32(layers) {
+		structure = append(structure, tables.StructureRow{
+			Name: fmt.Sprintf("blk.%d.ffn_up_exps.weight", layer), Component: "ffn_up_exps.weight", Offset: at,
+			Size: int64(experts) * mib, Layer: layer, File: "m.gguf", Type: "Q8_0",
+			Shape: []int64{1024, 1024, int64(experts)}, Experts: int32(experts), ExpertStride: mib,
+		})
+		at += int64(experts) * mib
+	}
+	meta := &tables.Meta{
+		Detail: tables.DetailOp, Models: []tables.ModelInfo{{
+			Path: "/m.gguf", Bytes: at, Fingerprint: planted.Fingerprint,
+			Files: []tables.ModelFile{{Name: "m.gguf", Bytes: at, Fingerprint: planted.Fingerprint}},
+		}}, Disk: &tables.Disk{BytesPerSecond: 1e9},
+	}
+	w, err := trace.Create(dir, meta, structure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int32(tokens) {
+		begin := int64(i) * 1e9
+		a := tables.Access{
+			Step: i, Token: i, Phase: tables.PhaseGeneration, Duration: 5e6, Stall: tables.NotObserved,
+		}
+		for layer := range int32(layers) {
+			a.Tensor, a.Op, a.Timestamp = 1+layer, "MUL_MAT_ID", begin+int64(layer)*6e6
+			a.Experts, a.Offset = choose(int(i), int(layer)), structure[1+layer].Offset
+			a.Bytes = int64(len(a.Experts)) * mib
+			err = errors.Join(err, w.Access(&a))
+			for slot, e := range a.Experts {
+				err = errors.Join(err, w.Route(&tables.Route{
+					Step: i, Token: i, Layer: layer, Slot: int32(slot), Expert: e,
+				}))
+			}
+		}
+		a.Tensor, a.Op, a.Bytes, a.Offset, a.Experts = 0, "MUL_MAT", 16*mib, 0, nil
+		a.Timestamp = begin + 12e6
+		err = errors.Join(err, w.Access(&a), w.Step(&tables.StepRow{
+			Step: i, Token: i, Phase: tables.PhaseGeneration, Tokens: 1, Begin: begin, End: begin + 20e6,
+		}))
+	}
+	if err := errors.Join(err, w.Close(meta, true)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Of a mixture it is said first what memory for experts buys. What prefetchd misses follows from the hits: with the
+// same memory less where use is local than where it is not.
+func TestWhatIfOfMixtures(t *testing.T) {
+	const experts, chosen, mib = 256, 4, 1 << 20
+	r := rand.New(rand.NewPCG(3, 5))
+	distinct := func(draw func() int) []int32 {
+		var ids []int32
+		for len(ids) < chosen {
+			if e := int32(draw()); !slices.Contains(ids, e) {
+				ids = append(ids, e)
+			}
+		}
+		return ids
+	}
+	missed := map[string]float64{}
+	for name, tc := range map[string]struct {
+		choose func(token, layer int) []int32
+		says   string
+	}{
+		"random": {func(int, int) []int32 { return distinct(func() int { return r.IntN(experts) }) },
+			"no exploitable locality: memory buys only its share"},
+		"uneven": {func(int, int) []int32 {
+			return distinct(func() int { return min(r.IntN(experts), r.IntN(experts), r.IntN(experts)) })
+		}, "without locality it would be 40 %"},
+	} {
+		dir := plantMixture(t, experts, 150, tc.choose)
+		args := []string{"whatif", "-c", dir, "-o", t.TempDir(), "--compute", "5ms", "--ram", "300MiB,600MiB,1MiB"}
+		code, stdout, stderr := execute(t, args...)
+		if first, _, _ := strings.Cut(stdout, "\n"); code != cli.OK || !strings.Contains(first, tc.says) {
+			t.Fatalf("%s: exit %d, %s, the first line is %q, want %q", name, code, stderr, first, tc.says)
+		}
+		code, stdout, stderr = execute(t, append(args, "--json")...)
+		var got struct {
+			whatif.Answer
+			Locality *replay.Locality
+		}
+		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || got.Locality == nil ||
+			got.Locality.Local != (name == "uneven") {
+			t.Fatalf("%s: exit %d, %v, %s\n%s", name, code, err, stderr, stdout)
+		}
+		at := slices.IndexFunc(got.Strategies, func(s whatif.Strategy) bool { return s.Name == whatif.Auto })
+		if at < 0 || got.Strategies[at].Ahead {
+			t.Fatalf("%s: the strategies are %+v, want prefetchd, which reads no experts ahead", name, got.Strategies)
+		}
+		few, all := got.Rows[0].Results[at], got.Rows[1].Results[at]
+		belady := got.Rows[0].Results[len(got.Strategies)-1]
+		seconds := 0.005 + few.Missed/1e9
+		if few.Missed < belady.Missed || math.Abs(few.TokS*seconds-1) > 1e-6 || all.Missed != 0 || all.TokS != 200 {
+			t.Errorf("%s: %+v with 300 MiB, Belady %+v; %+v with all in memory", name, few, belady, all)
+		}
+		// Where nothing fits all is missed: 16 MiB that every token reads, and 8 of experts.
+		if none := got.Rows[2].Results[at]; none.Missed != 24*mib {
+			t.Errorf("%s: with 1 MiB %+v, want all of 24 MiB missed", name, none)
+		}
+		missed[name] = few.Missed
+	}
+	// There is room for less than half of the 512 MiB of experts, so at random more than half of 8 MiB is missed.
+	if missed["random"] < 4*mib || missed["random"] > 6*mib || missed["uneven"] > 0.75*missed["random"] {
+		t.Errorf("missed are %v bytes a token", missed)
 	}
 }

@@ -28,10 +28,12 @@ import (
 
 // fileCosts are the costs of reading a file of the model.
 type fileCosts struct {
-	Path        string       `json:"path"`
-	Model       []string     `json:"model,omitempty"` // what is to be said of the file as a model, a line for each
-	Costs       *costs.Costs `json:"costs,omitempty"`
-	NotMeasured string       `json:"not_measured,omitempty"` // why there are none
+	Path  string   `json:"path"`
+	Model []string `json:"model,omitempty"` // what is to be said of the file as a model, a line for each
+	// Experts is what memory for experts buys, of a mixture that the user names.
+	Experts     *expertsReport `json:"experts,omitempty"`
+	Costs       *costs.Costs   `json:"costs,omitempty"`
+	NotMeasured string         `json:"not_measured,omitempty"` // why there are none
 }
 
 // measureDevices measures the costs for each device that has files of the model. On each device it
@@ -68,16 +70,17 @@ func measureFile(ctx context.Context, path string) (fileCosts, error) {
 		return fileCosts{}, err
 	}
 	c, err := measure(ctx, proc.Place{Path: path, ID: id})
-	return fileCosts{Path: path, Model: describeModel(path), Costs: c}, err
+	about, experts := describeModel(path)
+	return fileCosts{Path: path, Model: about, Experts: experts, Costs: c}, err
 }
 
 // describeModel says what is to be said of a file as a model: why it cannot be read, or which types of
-// forks it has. Costs can be measured all the same, of any file. A file that is not in memory is not
-// left there, so that costs can be measured again.
-func describeModel(path string) (lines []string) {
+// forks it has; and what memory for its experts buys. Costs can be measured all the same, of any file. A
+// file that is not in memory is not left there, so that costs can be measured again.
+func describeModel(path string) (lines []string, experts *expertsReport) {
 	f, err := regular.Open(path)
 	if err != nil {
-		return nil // measure says why
+		return nil, nil // measure says why
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err == nil {
@@ -87,15 +90,15 @@ func describeModel(path string) (lines []string) {
 	}
 	m, err := gguf.OpenPart(path)
 	if explained := gguf.ExplainOpen(err); explained != err || gguf.IsParseError(err) {
-		return []string{visible.Line(cli.Message(explained))}
+		return []string{visible.Line(cli.Message(explained))}, nil
 	}
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	for _, types := range m.ForeignTypes() {
 		lines = append(lines, fmt.Sprintf("%s: it has %s; that does not matter here", path, types))
 	}
-	return lines
+	return lines, reportExperts(path, roomForExperts)
 }
 
 // measure measures the costs on a file. It is an error if the file's pages are not read from a disk.
@@ -136,6 +139,15 @@ func (c fileCosts) printModel(to io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// printExperts writes what memory for experts buys, if the model has any.
+func (c fileCosts) printExperts(to io.Writer) error {
+	if c.Experts == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(to, "experts: %s\n\n", c.Experts.Sentence)
+	return err
 }
 
 // print writes the figures for people.

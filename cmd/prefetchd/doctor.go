@@ -40,6 +40,11 @@ other processes use it, how much room there is, and whether this process may do 
 Nothing is changed, and the process is not slowed down. If the process only starts others that
 compute, like a llama-server with --models-dir, the report is on those.
 
+Of a mixture of experts it also says how many of a token's experts may be found in memory. The file
+does not tell how local the routing is, so both ends are given: routing at random, and recorded
+sessions of real models (thesis-notes/rq4-experts.md). analyze moe says which is so. With --model
+the memory is that which a process would have that is started as this one was.
+
 With --costs it also measures the processor time that a MiB takes on the model's own file system: to
 read it, to touch it as the process does, and to page it out. It measures this with single pages,
 and with large folios where there are any, for a process that has touched that part of the model
@@ -71,7 +76,9 @@ usage.`,
 				if asJSON && err == nil {
 					return cli.WriteJSON(cmd.OutOrStdout(), c)
 				}
-				if err := errors.Join(c.printModel(cmd.ErrOrStderr()), err); err != nil {
+				// What is known of the model is said, even if nothing can be measured.
+				err = errors.Join(c.printModel(cmd.ErrOrStderr()), c.printExperts(cmd.OutOrStdout()), err)
+				if err != nil {
 					return err
 				}
 				return c.print(cmd.OutOrStdout())
@@ -149,7 +156,8 @@ type diagnosis struct {
 	NoRoom  string           `json:"no_room,omitempty"`
 	Claimed bool             `json:"claimed"` // another prefetchd helps the process
 	Means   []requirement    `json:"means"`
-	Costs   []fileCosts      `json:"costs,omitempty"` // if asked for
+	Experts *expertsReport   `json:"experts,omitempty"` // of a mixture: what memory for experts buys
+	Costs   []fileCosts      `json:"costs,omitempty"`   // if asked for
 }
 
 // requirement is a feature of the system that prefetchd uses.
@@ -192,6 +200,7 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 		d.Verdict = d.Holding.Judge(plan.Keepable(free), d.Claimed)
 	}
 	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps
+	d.Experts = d.expertsOf()
 	if d.Means, err = tryRequirements(target); err != nil {
 		return nil, err
 	}
@@ -277,6 +286,9 @@ func (d *diagnosis) print(to io.Writer) error {
 		if part.bytes > 0 {
 			fmt.Fprintf(w, "  \t%s %s\n", size(part.bytes), part.where)
 		}
+	}
+	if d.Experts != nil {
+		fmt.Fprintf(w, "  experts\t%s\n", d.Experts.Sentence)
 	}
 	fmt.Fprintf(w, "  own memory\t%s, %s locked\n", size(h.Own), size(h.Locked))
 	if len(h.Devices)+len(h.Backends) > 0 {

@@ -185,6 +185,7 @@ var causal = []struct {
 	{nameLRU, func(s moe.Shape) moe.Policy { return moe.NewLRU(s) }},
 	{"LFU by layer", func(s moe.Shape) moe.Policy { return moe.NewLFU(s, 0.93) }},
 	{"expected next use", func(s moe.Shape) moe.Policy { return moe.NewExpectedUse(s, 0.93) }},
+	{nameScored, func(s moe.Shape) moe.Policy { return moe.NewScored(s) }},
 }
 
 // CountAsPrompt returns a trace in which the first n generated tokens count as prompt. What is measured after

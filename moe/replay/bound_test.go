@@ -165,6 +165,13 @@ func TestLeastBoundsPolicies(t *testing.T) {
 			if sum := total(r.TokenBytes); sum != r.DemandBytes || len(r.TokenBytes) != r.Tokens {
 				t.Errorf("the sum over tokens is %d, want %d", sum, r.DemandBytes)
 			}
+			hits, used := 0, 0
+			for i := range r.TokenUsed {
+				hits, used = hits+r.TokenHits[i], used+r.TokenUsed[i]
+			}
+			if hits != r.Hits || used != r.Used || len(r.TokenUsed) != r.Tokens || len(r.TokenHits) != r.Tokens {
+				t.Errorf("the tokens have %d hits of %d, want %d of %d", hits, used, r.Hits, r.Used)
+			}
 		}
 	}
 }

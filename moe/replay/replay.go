@@ -10,6 +10,7 @@ package replay
 // This file follows the target through the trace.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,8 @@ type Result struct {
 	Time        time.Duration `json:"time_ns"`
 
 	TokenBytes []int64 `json:"-"` // DemandBytes of each token
+	TokenUsed  []int   `json:"-"` // Used of each token
+	TokenHits  []int   `json:"-"` // Hits of each token
 }
 
 // HitRate is the share of the chosen experts that were in memory.
@@ -128,8 +131,7 @@ func Run(ctx context.Context, t *moe.Trace, f Forecast, configs ...Config) ([]*R
 		f.runToken(t, token, p, all)
 		if token >= first {
 			for _, m := range all {
-				m.result.TokenBytes = append(m.result.TokenBytes, m.result.DemandBytes-m.countedDemand)
-				m.countedDemand = m.result.DemandBytes
+				m.countToken()
 			}
 		}
 	}
@@ -190,13 +192,14 @@ type machine struct {
 	wishes      []wish
 	chosenReady int64 // when everything that was chosen is there
 	scratch     []int32
-	// victims are a few experts that may be evicted next, the least worth first. They are found in one
-	// pass, and forgotten when the policy has learned something.
-	victims       []keepWorth
-	listener      listener
-	router        int // how many routers have chosen
-	result        Result
-	countedDemand int64 // how much of Result.DemandBytes is in Result.TokenBytes
+	// victims are the experts of each layer that are in memory, the least worth first. That order changes only when
+	// the layer chooses, or is expected to choose. So to find the next of all only the first of each layer are
+	// compared: of a model with thousands of experts in memory a pass over all would take most of the time.
+	victims  []layerVictims
+	listener listener
+	router   int // how many routers have chosen
+	result   Result
+	counted  Result // the sums of result that are in its lists of tokens
 }
 
 type item struct {
@@ -220,7 +223,7 @@ func newMachine(t *moe.Trace, cfg *Config) *machine {
 		cfg: cfg, trace: t, shape: s, items: make([]item, s.Layers*s.Experts), scratch: make([]int32, s.Experts),
 	}
 	m.listener, _ = cfg.Policy.(listener)
-	m.victims = make([]keepWorth, 0, 2*s.K)
+	m.victims = make([]layerVictims, s.Layers)
 	for id := 0; cfg.Full && id < len(m.items) && m.cachedBytes+m.bytesOf(id) <= cfg.Capacity; id++ {
 		m.insert(id, 0)
 	}
@@ -229,10 +232,19 @@ func newMachine(t *moe.Trace, cfg *Config) *machine {
 
 // startCounting begins to count.
 func (m *machine) startCounting() {
-	m.result, m.began = Result{}, m.now
+	m.result, m.counted, m.began = Result{}, Result{}, m.now
 	for id := range m.items {
 		m.items[id].staged = false
 	}
+}
+
+// countToken notes what the sums have become since the last token.
+func (m *machine) countToken() {
+	r := &m.result
+	r.TokenBytes = append(r.TokenBytes, r.DemandBytes-m.counted.DemandBytes)
+	r.TokenUsed = append(r.TokenUsed, r.Used-m.counted.Used)
+	r.TokenHits = append(r.TokenHits, r.Hits-m.counted.Hits)
+	m.counted.DemandBytes, m.counted.Used, m.counted.Hits = r.DemandBytes, r.Used, r.Hits
 }
 
 func (m *machine) layerOf(id int) int   { return id / m.shape.Experts }
@@ -243,13 +255,12 @@ func (m *machine) choose(layer int, chosen []int32) {
 	m.advance(m.now + int64(m.cfg.Compute.Before))
 	m.cfg.Policy.Observe(layer, chosen)
 	m.dropWishes(layer)
-	m.victims = m.victims[:0]
+	m.victims[layer].stale = true
 	m.chosenReady = m.readMissing(layer, chosen)
 }
 
 // compute waits for what was chosen, and computes.
 func (m *machine) compute(layer int, chosen []int32) {
-	m.victims = m.victims[:0]
 	m.readAhead()
 	m.router++
 	if m.chosenReady > m.now {
@@ -305,6 +316,7 @@ func (m *machine) readMissing(layer int, chosen []int32) (ready int64) {
 func (m *machine) expect(target, lead int, p []float32) {
 	if m.listener != nil {
 		m.listener.Expect(target, p)
+		m.victims[target].stale = true
 	}
 	if m.cfg.Threshold >= 1 || lead >= m.shape.Layers {
 		return
@@ -377,6 +389,7 @@ func (m *machine) insert(id int, ready int64) {
 	m.cached = append(m.cached, id)
 	m.items[id].index, m.items[id].readyAt = len(m.cached), ready
 	m.cachedBytes += m.bytesOf(id)
+	m.addVictim(id)
 }
 
 func (m *machine) remove(id int) {
@@ -387,6 +400,7 @@ func (m *machine) remove(id int) {
 	m.cached = m.cached[:len(m.cached)-1]
 	it.index = 0
 	m.cachedBytes -= m.bytesOf(id)
+	m.removeVictim(id)
 	if it.staged {
 		it.staged = false
 		m.result.WastedBytes += m.bytesOf(id)
@@ -409,45 +423,66 @@ func (m *machine) makeRoom(bytes int64, must bool) bool {
 	return true
 }
 
+// layerVictims are the experts of a layer that are in memory, the least worth first.
+type layerVictims struct {
+	order []keepWorth
+	stale bool // the policy has learned something since
+}
+
+// sortVictims has the victims of a layer in order.
+func (m *machine) sortVictims(layer int) []keepWorth {
+	v := &m.victims[layer]
+	if !v.stale {
+		return v.order
+	}
+	v.stale, v.order = false, v.order[:0]
+	for e := range m.shape.Experts {
+		if id := layer*m.shape.Experts + e; m.items[id].index > 0 {
+			v.order = append(v.order, keepWorth{id, m.cfg.Policy.Worth(layer, int32(e))})
+		}
+	}
+	slices.SortFunc(v.order, keepWorth.compare)
+	return v.order
+}
+
+// addVictim adds an expert that has come into memory.
+func (m *machine) addVictim(id int) {
+	layer := m.layerOf(id)
+	v := &m.victims[layer]
+	if v.stale {
+		return // it is found when the order is made
+	}
+	added := keepWorth{id, m.cfg.Policy.Worth(layer, int32(id%m.shape.Experts))}
+	at, _ := slices.BinarySearchFunc(v.order, added, keepWorth.compare)
+	v.order = slices.Insert(v.order, at, added)
+}
+
+// removeVictim removes one that has left it.
+func (m *machine) removeVictim(id int) {
+	v := &m.victims[m.layerOf(id)]
+	if at := slices.IndexFunc(v.order, func(v keepWorth) bool { return v.id == id }); at >= 0 {
+		v.order = slices.Delete(v.order, at, at+1)
+	}
+}
+
 // nextVictim is the expert that is worth least; -1 if none can be evicted. Of equals it is the one with
 // the lowest id, whatever the order of reads was. If wanted is set it may be one that is wanted soon.
 func (m *machine) nextVictim(wanted bool) int {
-	if wanted {
-		m.victims = m.victims[:0]
-	}
-	for len(m.victims) > 0 {
-		id := m.victims[0].id
-		m.victims = slices.Delete(m.victims, 0, 1)
-		if m.isEvictable(id, false) {
-			return id
+	best := keepWorth{id: -1}
+	for layer := range m.victims {
+		for _, v := range m.sortVictims(layer) {
+			if !m.isEvictable(v.id, wanted) {
+				continue
+			}
+			// The value is of when the order was made. Since then another layer may have been observed.
+			v.value = m.cfg.Policy.Worth(layer, int32(v.id%m.shape.Experts))
+			if best.id < 0 || v.compare(best) < 0 {
+				best = v
+			}
+			break
 		}
 	}
-	for _, id := range m.cached {
-		if !m.isEvictable(id, wanted) {
-			continue
-		}
-		v := keepWorth{id, m.cfg.Policy.Worth(m.layerOf(id), int32(id%m.shape.Experts))}
-		at := len(m.victims)
-		for at > 0 && v.isLess(&m.victims[at-1]) {
-			at--
-		}
-		if at == cap(m.victims) {
-			continue
-		}
-		if len(m.victims) == cap(m.victims) {
-			m.victims = m.victims[:len(m.victims)-1]
-		}
-		m.victims = slices.Insert(m.victims, at, v)
-	}
-	if len(m.victims) == 0 {
-		return -1
-	}
-	id := m.victims[0].id
-	m.victims = slices.Delete(m.victims, 0, 1)
-	if wanted {
-		m.victims = m.victims[:0]
-	}
-	return id
+	return best.id
 }
 
 // isEvictable says whether an expert may be evicted.
@@ -462,8 +497,15 @@ type keepWorth struct {
 	value float32
 }
 
-func (a *keepWorth) isLess(b *keepWorth) bool {
-	return a.value < b.value || a.value == b.value && a.id < b.id
+// compare says which of two is dropped first.
+func (a keepWorth) compare(b keepWorth) int {
+	switch {
+	case a.value < b.value:
+		return -1
+	case a.value > b.value:
+		return 1
+	}
+	return cmp.Compare(a.id, b.id)
 }
 
 // ProbableThreshold is a threshold with which no more is read than LRU would read, even if the disk has

@@ -41,6 +41,7 @@ type Study struct {
 	Decode     int               `json:"decode_tokens"`
 	AllBytes   int64             `json:"all_bytes"`   // of all experts; 0 if unknown
 	TokenBytes int64             `json:"token_bytes"` // of the experts that a token chooses; 0 if unknown
+	Locality   *Locality         `json:"locality"`    // nil if the trace has no generated tokens, or no sizes
 	Profile    moe.Profile       `json:"profile"`
 	Predictors []PredictorResult `json:"predictors"`
 	Rooms      []RoomResult      `json:"rooms"` // nil if the trace has no generated tokens, or no sizes
@@ -85,6 +86,7 @@ var leads = []int{1, 2, 4}
 const (
 	nameMixture = "mixture of all"
 	nameLRU     = "LRU"
+	nameScored  = "prefetchd"
 	nameBelady  = "Belady"
 	namePinned  = "pinned, in hindsight"
 	nameChance  = "chance"
@@ -100,9 +102,7 @@ func NewStudy(ctx context.Context, t *moe.Trace, o Options) (*Study, error) {
 		Profile: moe.NewProfile(t), compute: (o.Compute.Before + o.Compute.After) * time.Duration(s.Layers),
 	}
 	if st.TokenBytes > 0 {
-		for _, l := range t.Layers {
-			st.AllBytes += l.Bytes * int64(s.Experts)
-		}
+		st.AllBytes = allBytes(t)
 	}
 	var parts []func(context.Context) error
 	asked := 0
@@ -122,6 +122,10 @@ func NewStudy(ctx context.Context, t *moe.Trace, o Options) (*Study, error) {
 			}
 		}
 		st.addReplays(t, &o, &parts)
+		var err error
+		if st.Locality, err = prepareLocality(t, &o, &parts); err != nil {
+			return nil, err
+		}
 	}
 	if err := runParts(ctx, parts, &o); err != nil {
 		return nil, err
@@ -132,7 +136,11 @@ func NewStudy(ctx context.Context, t *moe.Trace, o Options) (*Study, error) {
 	for i := range st.Rooms {
 		st.Rooms[i].setBounds(st.compute, o.Disk)
 	}
-	st.Verdict = st.makeVerdict()
+	if st.Locality != nil {
+		st.Locality.judge()
+		st.Verdict = st.Locality.Sentences()
+	}
+	st.Verdict = append(st.Verdict, st.makeVerdict()...)
 	return st, nil
 }
 
@@ -197,7 +205,7 @@ func (st *Study) addReplays(t *moe.Trace, o *Options, parts *[]func(context.Cont
 			var all []Config
 			for i := range st.Rooms {
 				for _, c := range configs(st.Rooms[i].Bytes) {
-					c.Capacity, c.Disk, c.Compute = st.Rooms[i].Bytes, o.Disk, o.Compute
+					c.Capacity, c.Disk, c.Compute, c.Full = st.Rooms[i].Bytes, o.Disk, o.Compute, true
 					all = append(all, c)
 				}
 			}
@@ -264,6 +272,7 @@ func bytesText(bytes int64) string { return humanize.IBytes(uint64(bytes)) }
 // set, or of prediction.
 const skill = 2
 
+// makeVerdict says what besides Locality is to be said first.
 func (st *Study) makeVerdict() []string {
 	p := &st.Profile
 	lines := []string{fmt.Sprintf("the %d of each layer's %d experts that were used most in the first half carry "+
@@ -324,7 +333,7 @@ func verdictDistance(share float64) float64 { return max(share-0.4, 0.4-share) }
 
 func millisecondsText(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
 
-// Document lays a study out for a terminal, the verdict first.
+// Document lays a study out for a terminal: what memory buys, in a sentence and a table, then the rest of the verdict.
 func (st *Study) Document() tabular.Document {
 	p := &st.Profile
 	facts := tabular.Lines{
@@ -343,6 +352,11 @@ func (st *Study) Document() tabular.Document {
 		fmt.Sprintf("neighbours: %s of a token's experts were the previous token's (%s by chance)",
 			percentText(p.Overlap), percentText(p.Chance)))
 	d := tabular.Document{tabular.Lines(st.Verdict), facts}
+	if st.Locality != nil {
+		d = tabular.Document{
+			tabular.Lines(st.Verdict[:1]), st.Locality.Table(), tabular.Lines(st.Verdict[1:]), facts,
+		}
+	}
 	for i := range st.Rooms {
 		d = append(d, st.Rooms[i].table())
 	}

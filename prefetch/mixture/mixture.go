@@ -154,9 +154,13 @@ func (m *Mixture) Resident() int64 { return m.resident }
 func (m *Mixture) SetRoom(bytes int64) {
 	m.room = m.least
 	if m.opts.Keep {
-		m.room = max(bytes-margin, m.least)
+		m.room = RoomFor(bytes, m.least)
 	}
 }
+
+// RoomFor is how many bytes of experts are kept where other weights leave so many, and where so many have to be in
+// memory while they are used.
+func RoomFor(left, least int64) int64 { return max(left-margin, least) }
 
 // Select is told which experts a layer is about to read, and reads what is missing of them. It returns how
 // many bytes it asked for.

@@ -5,6 +5,7 @@ package gather
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"tensorcast/heatmap"
 	"tensorcast/internal/chart"
@@ -213,8 +214,30 @@ func (e *Experts) Document() tabular.Document {
 	return tabular.Document{lines, shares}
 }
 
+// Bounds of what can be told apart in a figure of experts. Beyond them, neighbours share a column or a row, and the
+// experts of a layer are in the order of use, so that neighbours are alike.
+const (
+	maxExpertColumns = 256  // of a panel: narrower columns are no wider than a line
+	maxExpertRows    = 2400 // of all layers
+	leastExpertRows  = 8    // of a layer
+)
+
+// byUse has the experts of a layer, the most chosen first.
+func (e *Experts) byUse(layer int) []int {
+	uses := e.uses[layer*e.trace.Experts : (layer+1)*e.trace.Experts]
+	order := make([]int, len(uses))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return uses[b].Prompt + uses[b].Generated - uses[a].Prompt - uses[a].Generated
+	})
+	return order
+}
+
 // ShareFigure has a row for each layer and a column for each expert, once for the prompt and once for generated tokens.
-// A value is the share of tokens that chose the expert. The caller adds title and caption.
+// A value is the share of tokens that chose the expert. Of very many experts the most used come first, and a column
+// has the mean of several. The caller adds title and caption.
 func (e *Experts) ShareFigure() *heatmap.Figure {
 	t, first := e.trace, e.trace.FirstDecode()
 	m := &heatmap.Matrix{}
@@ -235,34 +258,57 @@ func (e *Experts) ShareFigure() *heatmap.Figure {
 			panels = append(panels, p)
 		}
 	}
+	each := (t.Experts + maxExpertColumns - 1) / maxExpertColumns
+	subtitle := fmt.Sprintf("%d of %d experts for a token in each of %d layers", t.K, t.Experts, len(t.Layers))
+	if each > 1 {
+		subtitle += fmt.Sprintf("; those chosen most come first, each column is the mean of %d", each)
+	}
 	for _, p := range panels {
-		for expert := range t.Experts {
+		for expert := 0; expert < t.Experts; expert += each {
 			m.Columns = append(m.Columns, heatmap.Column{Panel: p.name, Number: expert})
 		}
 	}
 	for layer := range t.Layers {
+		uses := e.uses[layer*t.Experts : (layer+1)*t.Experts]
+		order := e.byUse(layer)
 		for _, p := range panels {
-			for expert := range t.Experts {
-				m.Values = append(m.Values, float32(p.count(&e.uses[layer*t.Experts+expert]))/float32(p.tokens))
+			if each == 1 {
+				for expert := range uses {
+					m.Values = append(m.Values, float32(p.count(&uses[expert]))/float32(p.tokens))
+				}
+				continue
+			}
+			for some := range slices.Chunk(order, each) {
+				sum := 0
+				for _, expert := range some {
+					sum += p.count(&uses[expert])
+				}
+				m.Values = append(m.Values, float32(sum)/float32(p.tokens*len(some)))
 			}
 		}
 	}
 	return &heatmap.Figure{Matrix: m, Text: heatmap.Text{
-		Subtitle: fmt.Sprintf("%d of %d experts for a token in each of %d layers", t.K, t.Experts, len(t.Layers)),
+		Subtitle: subtitle,
 		Scale:    "Share of tokens that choose an expert (square-root scale)",
 		Nothing:  "never chosen",
 	}}
 }
 
 // ChoiceFigure shows which experts each token chooses: it has a row for each expert of each layer, and a column for
-// each token. The error says that there are too many to draw. The caller adds title and caption.
+// each token. Of very many experts the most used come first in each layer, and several share a row. The error says that
+// there are too many to draw. The caller adds title and caption.
 func (e *Experts) ChoiceFigure() (*heatmap.Figure, error) {
 	t := e.trace
-	rows, tokens, first := len(t.Layers)*t.Experts, len(t.Tokens), t.FirstDecode()
+	each := 1 // experts of a row
+	if len(t.Layers)*t.Experts > maxExpertRows {
+		each = (t.Experts-1)/max(maxExpertRows/len(t.Layers), leastExpertRows) + 1
+	}
+	ofLayer := (t.Experts + each - 1) / each
+	rows, tokens, first := len(t.Layers)*ofLayer, len(t.Tokens), t.FirstDecode()
 	const panels = 2
 	if tokens == 0 || rows > heatmap.MaxRows || rows > maxValues/tokens ||
 		rows > maxDrawn/min(tokens, panels*heatmap.MaxColumns) {
-		return nil, fmt.Errorf("%d experts and %d tokens cannot be drawn", rows, tokens)
+		return nil, fmt.Errorf("%d experts and %d tokens cannot be drawn", len(t.Layers)*t.Experts, tokens)
 	}
 	m := &heatmap.Matrix{Values: make([]float32, rows*tokens)}
 	for i := range t.Tokens {
@@ -272,24 +318,42 @@ func (e *Experts) ChoiceFigure() (*heatmap.Figure, error) {
 		}
 		m.Columns = append(m.Columns, c)
 	}
+	rowOf := make([]int, t.Experts)
 	for layer := range t.Layers {
-		for expert := range t.Experts {
+		order := e.byUse(layer)
+		for rank, expert := range order {
+			rowOf[expert] = layer*ofLayer + rank/each
+			if each == 1 {
+				rowOf[expert] = layer*ofLayer + expert
+			}
+		}
+		for row := range ofLayer {
+			label := fmt.Sprint("expert ", row)
+			if each > 1 {
+				label = fmt.Sprintf("experts %d to %d by use", row*each, min((row+1)*each, t.Experts)-1)
+			}
 			m.Rows = append(m.Rows, heatmap.Row{
-				Label: fmt.Sprint("expert ", expert), Block: fmt.Sprint("layer ", t.Layers[layer].Number),
+				Label: label, Block: fmt.Sprint("layer ", t.Layers[layer].Number),
 			})
 		}
 		for i := range t.Tokens {
 			for _, expert := range t.Chosen(i, layer) {
-				m.Values[(layer*t.Experts+int(expert))*tokens+i] = 1
+				m.Values[rowOf[expert]*tokens+i] = 1
 			}
 		}
 	}
-	return &heatmap.Figure{Matrix: m, Text: heatmap.Text{
+	text := heatmap.Text{
 		Subtitle: fmt.Sprintf("a row for each of the %d experts of each layer, in their order; "+
 			"the last layer of a prompt is computed for its last token only", t.Experts),
 		Scale:   "Share of a column's tokens that choose an expert (square-root scale)",
 		Nothing: "not chosen",
-	}}, nil
+	}
+	if each > 1 {
+		text.Subtitle = fmt.Sprintf("a row for %d of the %d experts of each layer, those chosen most first; "+
+			"the last layer of a prompt is computed for its last token only", each, t.Experts)
+		text.Scale = "Share of a column's tokens that choose an expert of the row (square-root scale)"
+	}
+	return &heatmap.Figure{Matrix: m, Text: text}, nil
 }
 
 // TokensFigure has two curves over the tokens, in percent: the share of all experts that was touched so far, and the

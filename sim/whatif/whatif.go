@@ -39,9 +39,14 @@ type Config struct {
 	// takes. It is nil if that is not known.
 	Helped func(memory int64) (missed float64, step time.Duration)
 	// Chosen means that experts are read once a router has chosen them, as prefetchd does. A step
-	// waits for these bytes, which come at the rate Touched. That rate has little to do with the
-	// disk's bandwidth. What Pinned returns is kept in this case, too.
+	// waits for these bytes. What Pinned returns is kept in this case, too.
 	Chosen bool
+	// ChosenRate is how many bytes per second come then; 0 means Touched. What a target by itself
+	// has read as it touched it tells little of that.
+	ChosenRate float64
+	// ChosenMissed returns how many bytes a step misses then. If it is nil, experts are LRU beside
+	// what is kept.
+	ChosenMissed func(memory int64) float64
 }
 
 // Pinned is what is in memory all the time, and how much memory there is for the rest.
@@ -78,6 +83,10 @@ var allStrategies = []Strategy{
 		Bound: true},
 }
 
+// aboutChosen is what is said of Auto where experts are read once they were chosen.
+const aboutChosen = "what every token reads is kept by prefetchd, and experts by how often they were chosen of late; " +
+	"one that is missing is read as soon as its router has chosen it, and counts by its bytes, not in blocks"
+
 // Names of strategies. Pin and Auto are estimated only if Config says how prefetchd behaves.
 const (
 	Plain = "plain"
@@ -90,6 +99,12 @@ func (c *Config) knownStrategies() (of []Strategy) {
 	for _, s := range allStrategies {
 		if s.Name == Pin && c.Pinned == nil || s.Name == Auto && c.Helped == nil && !c.Chosen {
 			continue
+		}
+		if s.Name == Auto && c.Helped == nil {
+			s.Ahead, s.About = false, aboutChosen
+			if c.ChosenRate > 0 {
+				s.About += "; at the disk's rate, which it reaches at most"
+			}
 		}
 		of = append(of, s)
 	}
@@ -129,7 +144,10 @@ func (c *Config) estimateRow(memory int64, lru *reuse.Curve) Row {
 			if c.Helped != nil {
 				missed, took = c.Helped(memory)
 			} else {
-				of.Ahead, missed = false, c.Misses(Auto, memory)
+				missed = c.Misses(Auto, memory)
+				if c.ChosenRate > 0 {
+					took = c.Compute + time.Duration(missed/c.ChosenRate*1e9)
+				}
 			}
 		case "random":
 			missed = s.Random(memory, c.From)
@@ -147,6 +165,9 @@ func (c *Config) estimateRow(memory int64, lru *reuse.Curve) Row {
 // Auto for a model with experts. The last two are the same as Plain if Pinned is nil. With Auto
 // nothing is read around the chosen experts.
 func (c *Config) Misses(strategy string, memory int64) float64 {
+	if strategy == Auto && c.ChosenMissed != nil {
+		return c.ChosenMissed(memory)
+	}
 	if strategy == Plain || c.Pinned == nil {
 		return c.Sequence.LRUWithReadahead(memory, c.From, c.Readahead)
 	}
