@@ -90,7 +90,7 @@ func (p *comparePhase) covers() bool { return p.f.begun && !p.f.isUnseen() && p.
 
 // endStep notes a step without help, and ends the comparison once there are enough of a class that was seen with help.
 func (p *comparePhase) endStep(s step) error {
-	if p.skip > 0 {
+	if p.skip > 0 && !p.isSlowPrompt(s) {
 		p.skip--
 		return nil
 	}
@@ -132,6 +132,13 @@ func (p *comparePhase) endStep(s step) error {
 	w.next = min(2*w.next, maxNext)
 	return p.help(fmt.Sprintf("help wins: %s takes %s with it, %s without",
 		describeClass(class), describeTime(with), describeTime(plain)))
+}
+
+// isSlowPrompt says whether a prompt without help takes so much longer that it is enough. What was held still serves
+// the first one, so that later ones would take no less.
+func (p *comparePhase) isSlowPrompt(s step) bool {
+	with, _ := p.f.compared.takes(s.class())
+	return s.tokens > generatedTokens && with > 0 && float64(s.nanos) > clearGain*float64(with)
 }
 
 // help ends the comparison, and helps.

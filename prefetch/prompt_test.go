@@ -8,6 +8,7 @@ import (
 
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
 	"tensorcast/prefetch/pages"
 	"tensorcast/sim"
 )
@@ -263,3 +264,24 @@ func TestOnlyPromptsDense(t *testing.T) {
 		}
 	}
 }
+
+// Where a prompt takes clearly longer without help, a comparison is one prompt.
+func TestComparisonOfPrompts(t *testing.T) {
+	r := newRig(t, 0.6, prefetch.Options{}, nil)
+	if err := r.Use(r.cycle, []models.Mapped{{Path: r.Path(0)}}); err != nil {
+		t.Fatal(err)
+	}
+	r.Batch = promptRows
+	without := 0
+	for range 40 {
+		if token := r.run(1); token.HelperBytes == 0 {
+			without++
+		}
+	}
+	if s := r.Summary(); without != 1 || s.Before <= 0 || s.PromptTokensPerSec < s.Before*clearly {
+		t.Errorf("%d prompts without help, want 1; %+v, want that help wins", without, s)
+	}
+}
+
+// clearly is how many times as fast prompts of a dense model are with help, in these tests.
+const clearly = 1.3
