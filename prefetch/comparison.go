@@ -40,13 +40,14 @@ const (
 // comparison has how long steps took with help and without, by the target's clock. A step is compared with steps of
 // its class. What is said of tokens above holds for steps of any class.
 type comparison struct {
-	plain    map[int]int64 // by class: how long a step takes without help, in ns; missing: not known
-	certain  bool          // plain is the median of several, or far from those with help
-	mayFit   bool          // the target may have had room for all when that was so, see mayFitAlone
-	with     []sample      // the last steps with help
-	steps    int           // with help, since the last comparison, by their weight
-	next     int           // such steps after which there may be another comparison
-	streamed int64         // bytes that had been read ahead when with's first step began
+	plain    map[int]step // by class: a step without help that takes about as long as others; missing: not known
+	certain  bool         // plain is the median of several, or far from those with help
+	mayFit   bool         // the target may have had room for all when that was so, see mayFitAlone
+	settling []sample     // the first steps with help, which are only told of
+	with     []sample     // the last steps with help
+	steps    int          // with help, since the last comparison, by their weight
+	next     int          // such steps after which there may be another comparison
+	streamed int64        // bytes that had been read ahead when with's first step began
 }
 
 // sample is a step with help.
@@ -56,17 +57,18 @@ type sample struct {
 }
 
 func newComparison() comparison {
-	return comparison{plain: map[int]int64{}, next: settleTokens + lastTokens/2}
+	return comparison{plain: map[int]step{}, next: settleTokens + lastTokens/2}
 }
 
 // begin starts to gather steps with help anew.
-func (w *comparison) begin() { w.steps, w.with = 0, nil }
+func (w *comparison) begin() { w.steps, w.settling, w.with = 0, nil, nil }
 
 // add notes a step with help, after which so many bytes had been read ahead. counts is false if it was partly
 // without.
 func (w *comparison) add(s step, streamed int64, counts bool) {
 	if w.steps += s.weight(); w.steps <= settleTokens {
 		w.streamed = streamed
+		w.settling = append(w.settling, sample{s, streamed})
 		return
 	}
 	if counts {
@@ -80,9 +82,11 @@ func (w *comparison) add(s step, streamed int64, counts bool) {
 
 // takes is how long a step of a class takes with help, in ns, and how many tokens it has, both on average over the
 // last ones. Both are 0 if there were none.
-func (w *comparison) takes(class int) (nanos int64, tokens float64) {
+func (w *comparison) takes(class int) (nanos int64, tokens float64) { return takesOf(w.with, class) }
+
+func takesOf(some []sample, class int) (nanos int64, tokens float64) {
 	var all []int64
-	for _, s := range w.with {
+	for _, s := range some {
 		if s.class() == class {
 			all = append(all, s.nanos)
 			tokens += float64(s.tokens)
@@ -95,34 +99,46 @@ func (w *comparison) takes(class int) (nanos int64, tokens float64) {
 }
 
 // usualClass is the class that most of the last steps with help have; 0 if there were none.
-func (w *comparison) usualClass() int {
-	all := make([]step, len(w.with))
-	for i, s := range w.with {
+func (w *comparison) usualClass() int { return usualClassOf(w.with) }
+
+func usualClassOf(some []sample) int {
+	all := make([]step, len(some))
+	for i, s := range some {
 		all[i] = s.step
 	}
 	return mostFrequent(all)
 }
 
 // speeds are how many tokens per second there are lately in steps of the usual class, without help and with it; 0 if
-// that is not known.
+// that is not known. A target may compute no more than the first steps, in which help settles.
 func (w *comparison) speeds() (before, now float64) {
-	class := w.usualClass()
-	with, tokens := w.takes(class)
+	lately := w.with
+	if len(lately) == 0 {
+		lately = w.settling
+	}
+	class := usualClassOf(lately)
+	with, tokens := takesOf(lately, class)
 	if class == 0 { // there is none with help yet
 		class, tokens = mostPlain(w.plain)
 	}
-	return perSecond(tokens, time.Duration(w.plain[class])), perSecond(tokens, time.Duration(with))
+	return perSecond(tokens, time.Duration(w.plain[class].nanos)), perSecond(tokens, time.Duration(with))
 }
 
-// mostPlain is the smallest class of which it is known what its steps take without help, and how many tokens these
-// have at most.
-func mostPlain(plain map[int]int64) (class int, tokens float64) {
+// tokensPerStep is how many tokens there are lately in a step of the usual class; 1 while that is not known.
+func (w *comparison) tokensPerStep() float64 {
+	_, tokens := w.takes(w.usualClass())
+	return max(tokens, 1)
+}
+
+// mostPlain is the smallest class of which it is known what its steps take without help, and how many tokens such a
+// step had.
+func mostPlain(plain map[int]step) (class int, tokens float64) {
 	for c := range plain {
 		if class == 0 || c < class {
 			class = c
 		}
 	}
-	return class, float64(class)
+	return class, float64(plain[class].tokens)
 }
 
 // mostFrequent is the class that most of some steps have; of several the smallest, and 0 if there are no steps.
@@ -144,7 +160,7 @@ func mostFrequent(all []step) (class int) {
 // slow without help shows nothing: it may have read for the first time what stays in memory from then on.
 func (w *comparison) isDue(experts, mayFit bool) bool {
 	w.certain, w.mayFit = w.certain && (w.mayFit || !mayFit), mayFit
-	plain := w.plain[w.usualClass()]
+	plain := w.plain[w.usualClass()].nanos
 	if w.steps <= settleTokens || w.steps < w.next || len(w.with) == 0 ||
 		plain == 0 && experts && w.steps < doubtTokens {
 		return false

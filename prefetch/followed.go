@@ -267,7 +267,11 @@ func (f *followed) upkeep() error {
 		return err
 	}
 	f.loop.note(f.now(), f.Decode != 0)
-	f.meter.tick(f.now(), f.window.ahead+int64(f.resting.advised)*f.block)
+	pending := f.window.ahead + int64(f.resting.advised)*f.block
+	if f.mixture != nil {
+		pending += f.mixture.Staged()
+	}
+	f.meter.tick(f.now(), pending)
 	if err := f.levers.NoteDiskRate(f.meter.best); err != nil {
 		return err
 	}

@@ -128,7 +128,7 @@ func (f *followed) glanceWins(class int, with int64) bool {
 	if float64(without) < glanceGain*float64(with) {
 		return false
 	}
-	w.plain[class], w.certain, w.next = without, true, min(2*w.next, maxNext)
+	w.plain[class], w.certain, w.next = step{class, without}, true, min(2*w.next, maxNext)
 	w.begin()
 	return true
 }

@@ -64,11 +64,21 @@ func (p *comparePhase) enter() error {
 
 func (p *comparePhase) handle(e event.Event) error {
 	s, err := p.f.observe(e)
-	if err != nil || s.tokens == 0 {
+	if err != nil {
 		return err
+	}
+	if begun, is := e.(event.DecodeBegin); is && p.isFirst() && begun.Tokens > generatedTokens &&
+		p.f.Decode == begun.Decode && !begun.Warmup {
+		return p.help("a prompt begins: it takes long, and help is compared later")
+	}
+	if s.tokens == 0 {
+		return nil
 	}
 	return p.endStep(s)
 }
+
+// isFirst says whether nothing had help yet, and nothing was measured.
+func (p *comparePhase) isFirst() bool { return len(p.f.compared.with) == 0 && len(p.without) == 0 }
 
 func (p *comparePhase) tick() error { return p.f.upkeep() }
 
@@ -80,14 +90,14 @@ func (p *comparePhase) covers() bool { return p.f.begun && !p.f.isUnseen() && p.
 
 // endStep notes a step without help, and ends the comparison once there are enough of a class that was seen with help.
 func (p *comparePhase) endStep(s step) error {
-	if p.skip > 0 {
+	if p.skip > 0 && !p.isSlowPrompt(s) {
 		p.skip--
 		return nil
 	}
 	p.without = append(p.without, s)
 	f, w := p.f, &p.f.compared
 	if len(w.with) == 0 {
-		w.plain[s.class()], w.certain = s.nanos, false
+		w.plain[s.class()], w.certain = s, false
 		return p.help(fmt.Sprintf("%s takes %s without help", describeClass(s.class()), describeTime(s.nanos)))
 	}
 	class := mostFrequent(slices.DeleteFunc(slices.Clone(p.without), func(s step) bool {
@@ -100,15 +110,18 @@ func (p *comparePhase) endStep(s step) error {
 	case class == 0:
 		w.next = min(2*w.next, maxNext)
 		return p.help("no decode without help was like one with it")
-	case len(p.nanosOf(class)) < againTokens && !p.isFarSlower(class):
+	case p.weightOf(class) < againTokens && !p.isFarSlower(class):
 		return nil
 	}
 	plain := middle(p.nanosOf(class))
 	with, tokens := w.takes(class)
-	w.plain[class], w.certain = plain, true
+	for _, one := range p.without { // steps of other classes need not be measured again
+		w.plain[one.class()] = step{one.tokens, middle(p.nanosOf(one.class()))}
+	}
+	w.certain = true
 	if float64(with)*leastGain >= float64(plain) {
 		if p.wait > 0 {
-			p.wait--
+			p.wait -= s.weight()
 			p.without = p.without[1:]
 			return nil
 		}
@@ -119,6 +132,13 @@ func (p *comparePhase) endStep(s step) error {
 	w.next = min(2*w.next, maxNext)
 	return p.help(fmt.Sprintf("help wins: %s takes %s with it, %s without",
 		describeClass(class), describeTime(with), describeTime(plain)))
+}
+
+// isSlowPrompt says whether a prompt without help takes so much longer that it is enough. What was held still serves
+// the first one, so that later ones would take no less.
+func (p *comparePhase) isSlowPrompt(s step) bool {
+	with, _ := p.f.compared.takes(s.class())
+	return s.tokens > generatedTokens && with > 0 && float64(s.nanos) > clearGain*float64(with)
 }
 
 // help ends the comparison, and helps.
@@ -140,6 +160,16 @@ func (p *comparePhase) nanosOf(class int) (all []int64) {
 	return all
 }
 
+// weightOf is for how many steps those of a class without help stand, see step.weight.
+func (p *comparePhase) weightOf(class int) (sum int) {
+	for _, s := range p.without {
+		if s.class() == class {
+			sum += s.weight()
+		}
+	}
+	return sum
+}
+
 // isFarSlower says whether steps of a class without help take so much longer that no more of them need be measured.
 // Where nothing was measured before, one that takes clearGain times as long is enough, as it is before anything is
 // held. Of a mixture each costs several with help. There one that takes farGain times as long is enough, or more that
@@ -149,7 +179,7 @@ func (p *comparePhase) isFarSlower(class int) bool {
 	switch {
 	case p.f.mixture != nil && len(without) == 1:
 		gain = farGain
-	case p.f.mixture == nil && (p.f.compared.plain[class] > 0 || p.f.mayFitAlone()):
+	case p.f.mixture == nil && (p.f.compared.plain[class].nanos > 0 || p.f.mayFitAlone()):
 		return false
 	}
 	with, _ := p.f.compared.takes(class)

@@ -55,9 +55,6 @@ var errOtherReads = errors.New("the target does not read what the pattern says")
 func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	l := d.Lesson
 	plain := stepOf(d, ended)
-	if plain.tokens > follow.LessonTokens {
-		plain = step{} // a prompt: what a token takes is yet to be measured
-	}
 	if l == nil {
 		if s.f == nil && d.Context.Cycle != nil { // the one that was followed was given up
 			return s.follow(d.Context, "a context whose cycle is known decodes", plain)

@@ -38,11 +38,15 @@ func (p *mixturePhase) tick() error {
 		return err
 	}
 	f := p.f
-	if f.Decode == 0 || f.Begun == 0 {
-		return nil
-	}
 	begun := f.now()
-	err := f.mixture.ReadPredicted(f.heldBytes >= f.schedule.Bytes)
+	read, err := f.mixture.StreamAhead()
+	f.streamed += read
+	f.meter.add(read)
+	if err != nil || f.Decode == 0 || f.Begun == 0 {
+		f.work.staging += f.now().Sub(begun)
+		return err
+	}
+	err = f.mixture.ReadPredicted(f.heldBytes >= f.schedule.Bytes)
 	f.work.staging += f.now().Sub(begun)
 	return err
 }

@@ -89,7 +89,7 @@ func (f *followed) endStep(s step) error {
 		return nil
 	}
 	return &change{&comparePhase{f: f}, fmt.Sprintf("%s takes %s with help, %s without it",
-		describeClass(class), describeTime(with), describeTime(w.plain[class]))}
+		describeClass(class), describeTime(with), describeTime(w.plain[class].nanos))}
 }
 
 // describeTime says how long a step takes, of so many ns; 0 is not known.

@@ -140,6 +140,13 @@ func (s *session) beginDecode(e event.DecodeBegin) {
 		begun = e.Time
 	}
 	f.BeginDecode(e.TID, e.Decode, begun, d.Context == s.contexts.Main)
+	if f.mixture != nil {
+		tokens := int(e.Tokens)
+		if e.Warmup {
+			tokens = 0
+		}
+		f.mixture.BeginDecode(tokens)
+	}
 }
 
 func (s *session) endDecode(e event.DecodeEnd) (ended step, err error) {
@@ -150,6 +157,9 @@ func (s *session) endDecode(e event.DecodeEnd) (ended step, err error) {
 	if f := s.f; f != nil && f.Decode == e.Decode && f.TID == e.TID {
 		f.rested = s.now()
 		f.EndDecode(e.Time)
+		if f.mixture != nil {
+			f.mixture.EndDecode()
+		}
 		switch {
 		case f.HasMetCycle():
 			if s.contexts.Main == nil { // the cycle came from a file: this is the context that has it
@@ -208,6 +218,9 @@ func (s *session) noteOp(o *event.Op) (err error) {
 			if _, known := d.Lesson.Bases[file]; !known {
 				d.Lesson.Bases[file] = base
 			}
+		}
+		if followed && r.Experts && f.mixture != nil {
+			f.mixture.NoteRead(file, r.Offset)
 		}
 		if !followed || r.Gathers() {
 			return true

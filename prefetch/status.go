@@ -70,7 +70,8 @@ func (s *session) status(in phase) Status {
 	if n := int64(len(w.with)); n > 0 {
 		status.Streamed = (w.with[n-1].streamed - w.streamed) / n
 		if f.mixture == nil { // otherwise what a token reads depends on the router
-			status.Bound = f.schedule.Bound(s.memory.room.Bytes, f.times(), s.meter.best)
+			steps := f.schedule.Bound(s.memory.room.Bytes, f.times(), s.meter.best)
+			status.Bound = w.tokensPerStep() * steps
 		}
 	}
 	if in.name() == Compare {
@@ -87,7 +88,7 @@ func (s *session) status(in phase) Status {
 // expectedSpeed is how many tokens per second are expected with what is held and a window of so many bytes.
 func (f *followed) expectedSpeed(window int64) float64 {
 	times := f.schedule.TimesBesideReads(f.held, f.window.bytes, &f.Seen)
-	return perSecond(1, f.schedule.ExpectToken(f.held, window, plan.Lead(f.block, f.unit), times, f.meter.best))
+	return perSecond(f.compared.tokensPerStep(), f.schedule.ExpectToken(f.held, window, plan.Lead(f.block, f.unit), times, f.meter.best))
 }
 
 // String is one line for people. It begins with the speed, because a narrow terminal cuts the end.

@@ -66,6 +66,7 @@ type Token struct {
 // Machine is a running simulation. Make it with New.
 type Machine struct {
 	Batch      int32  // tokens of each decode from now on; 0 means 1
+	Ubatch     int32  // tokens that go through the model at once, for which Config.Route chooses; 0 means Batch
 	Warmup     bool   // decodes from now on belong to the warm-up
 	Group      uint64 // the control group of target and helper; what is read from now on is charged to it
 	HidePayers bool   // PayingGroup tells nothing
@@ -257,10 +258,18 @@ func (m *Machine) route(r *pattern.CycleRead) {
 	if m.helper != nil {
 		m.send(event.Selected{
 			Time: m.now, PID: 1, TID: 1, Decode: m.decode, Layer: int32(layer), IDs: m.chosen,
-			IDRows: int(max(m.Batch, 1)),
+			IDRows: m.rows(),
 		})
 		m.call()
 	}
+}
+
+// rows is for how many tokens the present ops compute.
+func (m *Machine) rows() int {
+	if m.Ubatch > 0 {
+		return int(m.Ubatch)
+	}
+	return int(max(m.Batch, 1))
 }
 
 // read simulates an op that reads one weight, or the chosen experts of it. It touches the pages in
@@ -273,7 +282,7 @@ func (m *Machine) read(r *pattern.CycleRead) {
 	op := &event.Op{Time: m.now, Stall: -1, PID: 1, TID: 1, Decode: m.decode, Name: r.Op}
 	parts := []pages.Range{{File: r.File, Offset: r.Offset, Length: r.Length}}
 	if r.Experts {
-		op.GatherDim, op.ByExpert, op.IDs, op.IDRows = 2, true, m.chosen, int(max(m.Batch, 1))
+		op.GatherDim, op.ByExpert, op.IDs, op.IDRows = 2, true, m.chosen, m.rows()
 		parts = nil
 		for _, id := range distinct(m.chosen) {
 			parts = append(parts, pages.Range{File: r.File, Offset: r.Offset + int64(id)*r.Slice, Length: r.Slice})

@@ -366,7 +366,7 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 	}
 	err = errors.Join(err, belowErr)
 	if err == nil && o.dry && s.PerToken == 0 && s.Idle == "" {
-		err = errors.New("the target generated no token: nothing was learned")
+		err = errors.New("no decode of the target was seen as a whole: nothing was learned")
 	}
 	if err := plan.finish(err); err != nil {
 		return nil, err

@@ -41,7 +41,7 @@ func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 	case s.Idle != "" && s.Decodes == 0:
 		return nil // that was reported before
 	case s.PerToken == 0:
-		return []string{"the target generated no token: nothing was learned"}
+		return []string{"no decode of the target was seen as a whole: nothing was learned"}
 	}
 	lines = append(lines, aboutGain(s))
 	if s.Idle != "" {

@@ -67,7 +67,7 @@ func TestGainTold(t *testing.T) {
 			s.Tokens, s.Decodes, s.Idle = 0, 0, "everything fits"
 		}), ""},
 		"nothing learned": {change(func(s *prefetch.Summary) { s.PerToken = 0 }),
-			"prefetchd: the target generated no token: nothing was learned\n"},
+			"prefetchd: no decode of the target was seen as a whole: nothing was learned\n"},
 	} {
 		var out bytes.Buffer
 		err := report(&out, &out, options{}, tc.s)

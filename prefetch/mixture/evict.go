@@ -50,10 +50,10 @@ func (m *Mixture) partUntil(at int) float64 {
 
 // MakeRoom has those experts give way that are expected to be chosen last, until the others fit.
 func (m *Mixture) MakeRoom() {
-	if m.resident <= m.room {
+	if m.resident <= m.keepable() {
 		return
 	}
-	victims, _ := m.findVictims(m.resident-m.room, func(*layer, *expert) bool { return true })
+	victims, _ := m.findVictims(m.resident-m.keepable(), func(*layer, *expert) bool { return true })
 	for _, e := range victims {
 		if !m.evict(e) {
 			return

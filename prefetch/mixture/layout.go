@@ -16,12 +16,15 @@ type layout struct {
 	layers []layer       // in the order of use
 	index  map[int32]int // of layers, by their numbers in the model
 	most   int64         // bytes that one layer chooses at most, as the cycle has it
+
+	tensors []tensor // that are cut into experts, layer by layer
 }
 
 // findExperts finds the layers of a cycle that have experts. piece is as pages.DemandReader.SlicePieceBytes.
 func findExperts(cycle *pattern.Cycle, blocks []pages.Range, piece func(file int) int64) layout {
 	found := layout{index: map[int32]int{}}
-	chooses := map[int]int64{} // bytes, by index of the layer
+	chooses := map[int]int64{}    // bytes, by index of the layer
+	tensors := map[int][]tensor{} // by index of the layer
 	blocks = slices.Clone(blocks)
 	sortRanges(blocks)
 	type start struct {
@@ -47,13 +50,21 @@ func findExperts(cycle *pattern.Cycle, blocks []pages.Range, piece func(file int
 		if len(l.experts) != n { // a bias of another kind: it is small
 			continue
 		}
+		whole := pages.Range{File: r.File, Offset: r.Offset, Length: r.Length}
 		for e := range n {
 			slice := pages.Range{File: r.File, Offset: r.Offset + int64(e)*r.Slice, Length: r.Slice}
 			l.experts[e].addSlice(slice, blocks, piece(r.File))
 		}
+		tensors[at] = append(tensors[at], tensor{layer: at, part: l.tensors, whole: whole,
+			own: trimToPages(trimBlocks(whole, blocks))})
 		l.tensors++
+		l.chose = max(l.chose, min(r.Slices, n))
 		chooses[at] += int64(r.Slices) * r.Slice
 		found.most = max(found.most, chooses[at])
+	}
+	for i := range found.layers {
+		found.layers[i].first = len(found.tensors)
+		found.tensors = append(found.tensors, tensors[i]...)
 	}
 	return found
 }

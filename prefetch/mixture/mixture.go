@@ -13,6 +13,7 @@ import (
 
 // Levers are what a mixture needs of the page cache.
 type Levers interface {
+	pages.AheadReader
 	pages.DemandReader
 	pages.Reclaimer
 }
@@ -65,12 +66,18 @@ type Mixture struct {
 	strays strays
 	total  totals
 	ahead  ahead
+
+	tensors []tensor // of all layers, in the order of use
+	stream  stream
 }
 
 // layer is what one router chooses from.
 type layer struct {
 	experts []expert
 	tensors int     // that are cut into experts
+	first   int     // index of the first of these in Mixture.tensors
+	chose   int     // experts, in the decode that the cycle was learned from
+	few     bool    // it chooses for some tokens of a prompt only
 	step    float64 // what a choice adds to a score: it grows, so that choices of long ago count less
 }
 
@@ -126,7 +133,8 @@ func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
 	if len(found.layers) == 0 {
 		return nil
 	}
-	m := &Mixture{opts: opts, levers: opts.Levers, layers: found.layers, index: found.index, least: 2 * found.most}
+	m := &Mixture{opts: opts, levers: opts.Levers, layers: found.layers, index: found.index, least: 2 * found.most,
+		tensors: found.tensors}
 	for i := range m.layers {
 		for j := range m.layers[i].experts {
 			e := &m.layers[i].experts[j]
@@ -138,6 +146,7 @@ func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
 			m.size += e.bytes
 		}
 	}
+	m.stream = m.newStream()
 	return m
 }
 
@@ -155,6 +164,9 @@ func (m *Mixture) SetRoom(bytes int64) {
 	m.room = m.least
 	if m.opts.Keep {
 		m.room = RoomFor(bytes, m.least)
+	}
+	if m.stream.on {
+		m.stream.window = m.windowIn(m.room)
 	}
 }
 
@@ -183,6 +195,10 @@ func (m *Mixture) Select(e event.Selected) (read int64, err error) {
 		m.releaseElsewhere(l, e.Layer)
 		ids = slices.DeleteFunc(ids, func(id int32) bool { return l.experts[id].elsewhere })
 	}
+	if m.enterLayer(at, &e, len(ids)) {
+		m.passLayer(at, ids, &e)
+		return 0, nil
+	}
 	before, unread, total := m.now, m.unread, m.total.read
 	m.endIdle(m.opts.Now())
 	m.now, m.unread = at, false
@@ -201,8 +217,10 @@ func (m *Mixture) Select(e event.Selected) (read int64, err error) {
 		m.learnLeast(l, ids)
 	}
 	m.MakeRoom()
-	if err := m.lookForStrays(before, unread); err != nil {
-		return m.total.read - total, err
+	if !m.stream.on { // then it looks for them behind the target
+		if err := m.lookForStrays(before, unread); err != nil {
+			return m.total.read - total, err
+		}
 	}
 	m.observeChoice(at, e)
 	return m.total.read - total, nil
@@ -385,6 +403,7 @@ func (m *Mixture) readNow(r pages.Range, evicted bool) (bytes int64, err error) 
 
 // FindResident finds out which experts are in memory. Those of which only a part is there are paged out.
 func (m *Mixture) FindResident() error {
+	m.forgetStream()
 	m.resident = 0
 	for i := range m.layers {
 		for j := range m.layers[i].experts {
@@ -417,6 +436,7 @@ func (m *Mixture) FindResident() error {
 
 // Forget takes no expert to be in memory: the target is left to itself.
 func (m *Mixture) Forget() {
+	m.forgetStream()
 	m.resident = 0
 	for i := range m.layers {
 		for j := range m.layers[i].experts {

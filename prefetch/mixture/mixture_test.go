@@ -312,7 +312,21 @@ type recorder struct {
 	folios        []pages.Range         // being read as large folios
 	full          int                   // largest number of evictions in all; 0: any
 	piece         func(int) int64       // bytes of a piece, by file; nil: slices are read whole
+	ahead         []pages.Range         // read ahead
+	pagedOut      []pages.Range
+	busy          bool // nothing can be read ahead
 }
+
+func (p *recorder) ReadAhead(r pages.Range) bool {
+	if !p.busy {
+		p.ahead = append(p.ahead, r)
+	}
+	return !p.busy
+}
+
+func (p *recorder) PageOut(r pages.Range) error { p.pagedOut = append(p.pagedOut, r); return nil }
+func (p *recorder) BlockBytes() int64           { return pages.MinBlock }
+func (p *recorder) Poll() error                 { return nil }
 
 func (p *recorder) SlicePieceBytes(file int) int64 {
 	if p.piece == nil {
