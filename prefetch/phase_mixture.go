@@ -21,6 +21,8 @@ func (p *mixturePhase) handle(e event.Event) error {
 		if f.Decode == 0 || f.Decode != e.Decode || f.TID != e.TID {
 			return nil
 		}
+		d := f.contexts.OpenDecode(e.TID)
+		f.mixture.SetWarmup(d != nil && d.Warmup)
 		read, err := f.mixture.Select(e)
 		f.streamed += read
 		return err
@@ -38,6 +40,10 @@ func (p *mixturePhase) tick() error {
 		return err
 	}
 	f := p.f
+	f.keepScores(false)
+	if err := f.readHot(); err != nil {
+		return err
+	}
 	if f.Decode == 0 || f.Begun == 0 {
 		return nil
 	}
@@ -48,7 +54,7 @@ func (p *mixturePhase) tick() error {
 }
 
 func (p *mixturePhase) pause() time.Duration {
-	if pause := p.f.pauseForBlock(false); pause == restPause {
+	if pause := p.f.pauseForBlock(p.f.hasHot()); pause == restPause {
 		return pause
 	}
 	return expertPause
