@@ -5,10 +5,14 @@ package prefetch_test
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/models"
@@ -70,9 +74,8 @@ func (r *rig) countResident(experts [][2]int) (n int) {
 	r.t.Helper()
 	for _, x := range experts {
 		whole := true
-		for i := range r.cycle.Reads {
-			c := &r.cycle.Reads[i]
-			if !c.Experts || i/4 != x[0] {
+		for _, c := range r.cycle.Reads {
+			if !c.Experts || !strings.HasPrefix(c.Tensor, fmt.Sprintf("blk.%d.", x[0])) {
 				continue
 			}
 			part := pages.Range{Offset: c.Offset + int64(x[1])*c.Slice, Length: c.Slice}
@@ -147,6 +150,75 @@ func TestSecondRun(t *testing.T) {
 	}
 	if x := second.Summary().Experts.Hot; x == nil || x.From != mixture.LastRun || x.Read < room/4 {
 		t.Errorf("%+v was read first, want at least a quarter of %d bytes, because of the last run", x, room)
+	}
+}
+
+// loadedMixture is a mixture like that of mixtureCycle, as a file.
+func loadedMixture() *gguftest.Model {
+	m := &gguftest.Model{KVs: []gguftest.KV{
+		{Key: "general.architecture", Value: "llama"}, {Key: "llama.expert_used_count", Value: uint32(mixChosen)},
+	}}
+	add := func(name string, shape ...int64) {
+		m.Tensors = append(m.Tensors, gguftest.Tensor{Name: name, Type: gguf.F32, Shape: shape})
+	}
+	add("token_embd.weight", 1<<10, 1<<8)
+	for layer := range mixLayers {
+		add(fmt.Sprintf("blk.%d.attn_q.weight", layer), 1<<10, 8<<8)
+		for _, name := range []string{"gate", "up", "down"} {
+			add(fmt.Sprintf("blk.%d.ffn_%s_exps.weight", layer, name), 1<<10, 1<<8, mixExperts)
+		}
+	}
+	add("output.weight", 1<<10, 1<<10)
+	add("output_norm.weight", 1<<10)
+	return m
+}
+
+// A target that is seen to load the model has help in its warm-up, too. After it, the hot experts are in memory without
+// being read again.
+func TestHotAfterWarmup(t *testing.T) {
+	route := routing(skewed)
+	load := func(m *memory) *loader {
+		t.Helper()
+		l := newLoaderOf(t, loadedMixture(), 1, m.options(prefetch.Options{}), nil, func(c *sim.Config) {
+			c.Limit, c.Readahead = 300*mib, 256<<10
+			// The first decode is the load, and the second one the warm-up.
+			c.Route = func(token, layer int) []int32 { return route(max(token-1, 0), layer) }
+		})
+		if err := l.Sleep(50 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		l.load(true)
+		if err := l.Sleep(20 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		l.Warmup = true
+		l.compute()
+		l.Warmup = false
+		return l
+	}
+	var m memory
+	first := load(&m)
+	first.run(250)
+	first.KeepScores()
+	second := load(&m)
+	if err := second.Sleep(3 * time.Millisecond); err != nil { // until the end of the warm-up is reported
+		t.Fatal(err)
+	}
+	s := second.Summary()
+	if !s.Guessed || s.Learned != 1 || second.Status().LoopPhase != prefetch.Mixture || s.Pinned < mixShared {
+		t.Errorf("%+v in phase %s, want the guessed cycle, learned once, and what every token reads held",
+			s, second.Status().LoopPhase)
+	}
+	hot := likeliest(route, s.Experts.Room)
+	if n := second.countResident(hot); n < len(hot)*85/100 {
+		t.Errorf("%d of the %d likeliest experts are in memory after the warm-up, want at least 85 %%", n, len(hot))
+	}
+	token := second.run(1)
+	if most := int64(mixLayers * mixChosen * mixExpert / 2); token.HelperBytes+token.TargetBytes > most {
+		t.Errorf("the first token: %+v, want at most %d bytes read", token, most)
+	}
+	if second.Overcommitted() > 0 {
+		t.Errorf("%d bytes exceed the limit, want 0", second.Overcommitted())
 	}
 }
 

@@ -155,11 +155,12 @@ type helper struct {
 }
 
 // help starts prefetchd for the target. It does not measure whether help makes tokens faster
-// (--always), because that depends on what else runs on the machine. See also startHelper.
+// (--always), because that depends on what else runs on the machine. It knows nothing of other tests'
+// targets (--no-hot), unless the flags say so. See also startHelper.
 func (r *rig) help(flags ...string) *helper {
 	r.t.Helper()
-	h := &helper{Cmd: exec.Command(prefetchd,
-		append([]string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always"}, flags...)...)}
+	always := []string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always", "--no-hot"}
+	h := &helper{Cmd: exec.Command(prefetchd, append(always, flags...)...)}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
 	if err := h.Start(); err != nil {
 		r.t.Fatal(err)
