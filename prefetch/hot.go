@@ -9,6 +9,7 @@ import (
 	"tensorcast/pattern"
 	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/models"
+	"tensorcast/prefetch/pages"
 )
 
 // keepInterval is how often it is kept how often experts were chosen, while tokens are computed. What is learned within
@@ -60,6 +61,26 @@ func (s *session) knowsExperts(m models.Model) bool {
 // beginsKnown says whether something is known of the experts that are helped: of a run with help, or because the user
 // says so. Then help begins at once.
 func (f *followed) beginsKnown() bool { return f.mixture != nil && f.hot.known != nil }
+
+// findHotParts are the parts of a file that hot experts have, in whole pages, in order, those that touch as one.
+func (f *followed) findHotParts(file int) (parts []pages.Range) {
+	if !f.beginsKnown() {
+		return nil
+	}
+	f.shareRoom()
+	for _, r := range f.mixture.HotSlices() {
+		if r.File != file {
+			continue
+		}
+		first, end := r.Offset&^(pages.PageSize-1), (r.End()+pages.PageSize-1)&^(pages.PageSize-1)
+		if last := len(parts) - 1; last >= 0 && first <= parts[last].End() {
+			parts[last].Length = max(parts[last].End(), end) - parts[last].Offset
+			continue
+		}
+		parts = append(parts, pages.Range{File: file, Offset: first, Length: end - first})
+	}
+	return parts
+}
 
 // readHot reads the experts first that were chosen most before, once all that every token reads is held.
 func (f *followed) readHot() error {

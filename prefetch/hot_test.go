@@ -173,16 +173,19 @@ func loadedMixture() *gguftest.Model {
 	return m
 }
 
-// A target that is seen to load the model has help in its warm-up, too. After it, the hot experts are in memory without
-// being read again.
-func TestHotAfterWarmup(t *testing.T) {
+// A target that is seen to load the model has help from then on. What it loads of hot experts stays in memory, whether
+// its warm-up sends tokens to all experts, as that of an older llama.cpp, or not.
+func TestHotAfterLoad(t *testing.T) {
 	route := routing(skewed)
-	load := func(m *memory) *loader {
+	load := func(m *memory, warmup bool) *loader {
 		t.Helper()
 		l := newLoaderOf(t, loadedMixture(), 1, m.options(prefetch.Options{}), nil, func(c *sim.Config) {
 			c.Limit, c.Readahead = 300*mib, 256<<10
-			// The first decode is the load, and the second one the warm-up.
-			c.Route = func(token, layer int) []int32 { return route(max(token-1, 0), layer) }
+			first := 1 // the first decode is the load
+			if !warmup {
+				first = 0
+			}
+			c.Route = func(token, layer int) []int32 { return route(max(token-first, 0), layer) }
 		})
 		if err := l.Sleep(50 * time.Millisecond); err != nil {
 			t.Fatal(err)
@@ -191,34 +194,44 @@ func TestHotAfterWarmup(t *testing.T) {
 		if err := l.Sleep(20 * time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
-		l.Warmup = true
-		l.compute()
-		l.Warmup = false
+		if warmup {
+			l.Warmup = true
+			l.compute()
+			l.Warmup = false
+		}
+		if err := l.Sleep(3 * time.Millisecond); err != nil { // until its end is reported
+			t.Fatal(err)
+		}
 		return l
 	}
 	var m memory
-	first := load(&m)
+	first := load(&m, false)
+	first.compute()
 	first.run(250)
 	first.KeepScores()
-	second := load(&m)
-	if err := second.Sleep(3 * time.Millisecond); err != nil { // until the end of the warm-up is reported
-		t.Fatal(err)
-	}
-	s := second.Summary()
-	if !s.Guessed || s.Learned != 1 || second.Status().LoopPhase != prefetch.Mixture || s.Pinned < mixShared {
-		t.Errorf("%+v in phase %s, want the guessed cycle, learned once, and what every token reads held",
-			s, second.Status().LoopPhase)
-	}
-	hot := likeliest(route, s.Experts.Room)
-	if n := second.countResident(hot); n < len(hot)*85/100 {
-		t.Errorf("%d of the %d likeliest experts are in memory after the warm-up, want at least 85 %%", n, len(hot))
-	}
-	token := second.run(1)
-	if most := int64(mixLayers * mixChosen * mixExpert / 2); token.HelperBytes+token.TargetBytes > most {
-		t.Errorf("the first token: %+v, want at most %d bytes read", token, most)
-	}
-	if second.Overcommitted() > 0 {
-		t.Errorf("%d bytes exceed the limit, want 0", second.Overcommitted())
+	for _, warmup := range []bool{false, true} {
+		second := load(&m, warmup)
+		s := second.Summary()
+		if !s.Guessed || s.Learned != 1 || second.Status().LoopPhase != prefetch.Mixture || s.Pinned < mixShared {
+			t.Fatalf("warm-up %v: %+v in phase %s, want the guessed cycle, learned once, "+
+				"and what every token reads held", warmup, s, second.Status().LoopPhase)
+		}
+		if h := s.Experts.Hot; h == nil || h.Loaded < h.Wanted*3/4 {
+			t.Errorf("warm-up %v: %+v, want at least three quarters of the hot experts to stay from the load",
+				warmup, h)
+		}
+		hot := likeliest(route, s.Experts.Room)
+		if n := second.countResident(hot); n < len(hot)*85/100 {
+			t.Errorf("warm-up %v: %d of the %d likeliest experts are in memory, want at least 85 %%",
+				warmup, n, len(hot))
+		}
+		token := second.compute()
+		if most := int64(mixLayers * mixChosen * mixExpert / 2); token.HelperBytes+token.TargetBytes > most {
+			t.Errorf("warm-up %v: the first token: %+v, want at most %d bytes read", warmup, token, most)
+		}
+		if second.Overcommitted() > 0 {
+			t.Errorf("warm-up %v: %d bytes exceed the limit, want 0", warmup, second.Overcommitted())
+		}
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 // foreignFlags are flags of other programs, mostly llama.cpp's, that errors may name.
-var foreignFlags = []string{"--no-repack", "--no-mmap", "--load-mode", "--merge", "--in-file"}
+var foreignFlags = []string{"--no-repack", "--no-mmap", "--load-mode", "--merge"}
 
 var flagName = regexp.MustCompile(`(?:^|[^\w-])(--[a-z][a-z-]*)`)
 

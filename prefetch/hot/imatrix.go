@@ -21,8 +21,8 @@ import (
 
 var (
 	// ErrOldImatrix says that a file is no GGUF file. Importance matrices were none before 2025.
-	ErrOldImatrix = errors.New("it is no GGUF file. An importance matrix in the older format (.dat) is converted by " +
-		"`llama-imatrix --in-file OLD.dat -o NEW.gguf`")
+	ErrOldImatrix = errors.New("it is no GGUF file: an importance matrix in the older format (.dat) does not say how " +
+		"often each expert was chosen, not even once it is converted; make a new one with llama-imatrix -o NEW.gguf")
 	// ErrNoImatrix says that a GGUF file is no importance matrix.
 	ErrNoImatrix = errors.New("it is no importance matrix")
 	// ErrNoCounts says that an importance matrix counts no choices: it is of a dense model, or was converted from the

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/dustin/go-humanize"
 
@@ -25,6 +26,9 @@ const (
 	// hotBatch is how many bytes give way at once, because looking for what is chosen last takes as long for one
 	// expert as for many.
 	hotBatch = 16 << 20
+	// hotStall without progress ends reading first: the disk is busy all the time, or the kernel takes what is read
+	// before it arrives. Whoever calls ReadHot does so often, as long as there may be something to read.
+	hotStall = 30 * time.Second
 )
 
 // Scores say how likely a token is to choose each expert, from 0 to 1: by the number of the layer in the model, and by
@@ -51,7 +55,8 @@ type Hot struct {
 	From    Source `json:"from"`
 	Wanted  int    `json:"wanted"`     // experts that had room, in memory or not
 	Experts int    `json:"experts"`    // of these, that were read
-	Read    int64  `json:"read_bytes"` // for these, beside Summary.Read
+	Loaded  int    `json:"loaded"`     // of these, that stayed in memory when the target loaded its model
+	Read    int64  `json:"read_bytes"` // for all of these, beside Summary.Read
 	Over    bool   `json:"over"`       // no more are to be read
 }
 
@@ -65,8 +70,12 @@ func (h *Hot) String() string {
 	if h.Experts == 1 {
 		what, were = "expert", "was"
 	}
-	return fmt.Sprintf("%s %s %s %s read first, %s", humanize.Comma(int64(h.Experts)), what, which, were,
+	line := fmt.Sprintf("%s %s %s %s read first, %s", humanize.Comma(int64(h.Experts)), what, which, were,
 		humanize.IBytes(uint64(max(h.Read, 0))))
+	if h.Loaded > 0 {
+		line += fmt.Sprintf("; %s of them stayed in memory when the model was loaded", humanize.Comma(int64(h.Loaded)))
+	}
+	return line
 }
 
 // Hot says what was read first; nil if nothing was known of the experts.
@@ -83,8 +92,9 @@ type hot struct {
 	Hot
 	warmup  bool // see SetWarmup
 	planned bool
-	queue   []place // of experts that are to be read, the likeliest first
-	choices int     // that routers have made, beside the warm-up's
+	queue   []place   // of experts that are to be read, the likeliest first
+	moved   time.Time // when something was read last, or could be for the first time
+	choices int       // that routers have made, beside the warm-up's
 
 	demand []pages.Range // what the last choice reads, and may be under way
 	under  []hotRead     // what was read first, and may be under way
@@ -203,6 +213,41 @@ func (m *Mixture) planHot() {
 	}
 }
 
+// HotSlices are the slices of the likeliest experts that have room together, in the order of the files. Nothing else is
+// hot from then on.
+func (m *Mixture) HotSlices() (all []pages.Range) {
+	if !m.HasHot() || m.room <= m.least {
+		return nil
+	}
+	if !m.hot.planned {
+		m.planHot()
+	}
+	for i := range m.layers {
+		for j := range m.layers[i].experts {
+			if e := &m.layers[i].experts[j]; e.hot {
+				all = append(all, e.slices...)
+			}
+		}
+	}
+	sortRanges(all)
+	return all
+}
+
+// NoteLoaded notes that the target has loaded its model, of which HotSlices stayed in memory as far as FindResident has
+// found them.
+func (m *Mixture) NoteLoaded() {
+	h := &m.hot
+	h.queue = slices.DeleteFunc(h.queue, func(at place) bool {
+		e := &m.layers[at.layer].experts[at.id]
+		if e.resident {
+			h.Experts++
+			h.Loaded++
+			h.Read += e.bytes
+		}
+		return e.resident
+	})
+}
+
 // ReadHot begins to read the likeliest experts that are missing, the likeliest first, each with those of its neighbours
 // in the file that are to be read as well. It reads nothing while something that a router has chosen is under way, and
 // no more at once than the target would wait for a moment. atRest says that nobody waits for the disk. It returns how
@@ -214,6 +259,14 @@ func (m *Mixture) ReadHot(atRest bool) (read int64, err error) {
 	}
 	if !h.planned {
 		m.planHot()
+	}
+	now := m.opts.Now()
+	if h.moved.IsZero() {
+		h.moved = now
+	}
+	if now.Sub(h.moved) > hotStall {
+		m.forgetHot()
+		return 0, nil
 	}
 	if idle, err := m.hasDemandArrived(); err != nil || !idle {
 		return 0, err
@@ -239,6 +292,7 @@ func (m *Mixture) ReadHot(atRest bool) (read int64, err error) {
 		if !begun {
 			break
 		}
+		h.moved = now
 	}
 	if len(h.queue) == 0 && len(h.under) == 0 {
 		m.forgetHot()

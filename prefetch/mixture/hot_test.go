@@ -92,7 +92,7 @@ func TestReadHot(t *testing.T) {
 		t.Errorf("all was begun in %d calls, want several", len(calls))
 	}
 	h := m.Hot()
-	if *h != (Hot{LastRun, 5, 5, 10 * mib, true}) || m.resident != 10*mib || m.HasHot() {
+	if *h != (Hot{LastRun, 5, 5, 0, 10 * mib, true}) || m.resident != 10*mib || m.HasHot() {
 		t.Errorf("%+v, %d bytes are resident, want 5 experts of %d bytes, and the end", *h, m.resident, 10*mib)
 	}
 	if got, want := h.String(), "5 experts that the last run used most were read first, 10 MiB"; got != want {
@@ -143,6 +143,28 @@ func TestHotAfterDemand(t *testing.T) {
 	p.underWay = nil
 	if readHot(t, m, &p, false); m.Hot().Experts != 4 { // the chosen one has the fifth place
 		t.Errorf("%+v, want 4 experts read beside the chosen one", m.Hot())
+	}
+}
+
+// Where the disk has something else to do all the time, it is given up. Nobody need look often then.
+func TestHotStalls(t *testing.T) {
+	var p aheadRecorder
+	m := newHotMixture(&p, 5, &Known{hotScores(), LastRun})
+	clock := time.Unix(1000, 0)
+	m.opts.Now = func() time.Time { return clock }
+	p.underWay = m.layers[0].experts[3].slices
+	if _, err := m.Select(event.Selected{Decode: 1, Layer: 3, IDs: []int32{3}, IDRows: 1}); err != nil {
+		t.Fatal(err)
+	}
+	for _, after := range []time.Duration{0, hotStall, time.Second} {
+		if !m.HasHot() {
+			t.Errorf("it was given up in less than %v", hotStall)
+		}
+		clock = clock.Add(after)
+		readHot(t, m, &p, true)
+	}
+	if m.HasHot() || m.Hot().Experts != 0 {
+		t.Errorf("after more than %v: %+v, want the end", hotStall, *m.Hot())
 	}
 }
 
