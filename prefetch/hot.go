@@ -68,7 +68,8 @@ func (f *followed) findHotParts(file int) (parts []pages.Range) {
 		return nil
 	}
 	f.shareRoom()
-	for _, r := range f.mixture.HotSlices() {
+	// The window is for what the target goes through meanwhile.
+	for _, r := range f.mixture.HotSlices(f.window.bytes) {
 		if r.File != file {
 			continue
 		}

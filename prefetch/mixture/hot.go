@@ -181,8 +181,8 @@ func (m *Mixture) forgetHot() {
 	h.queue, h.demand, h.under, h.bytes = nil, nil, nil, 0
 }
 
-// planHot finds the likeliest experts that have room together, and queues what is missing of them.
-func (m *Mixture) planHot() {
+// planHot finds the likeliest experts that have so many bytes together, and queues what is missing of them.
+func (m *Mixture) planHot(room int64) {
 	h := &m.hot
 	h.planned = true
 	type candidate struct {
@@ -200,7 +200,7 @@ func (m *Mixture) planHot() {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(b.chance, a.chance) })
-	free := m.room
+	free := room
 	for _, c := range all {
 		if free -= c.e.bytes; free < 0 {
 			break
@@ -213,14 +213,14 @@ func (m *Mixture) planHot() {
 	}
 }
 
-// HotSlices are the slices of the likeliest experts that have room together, in the order of the files. Nothing else is
-// hot from then on.
-func (m *Mixture) HotSlices() (all []pages.Range) {
-	if !m.HasHot() || m.room <= m.least {
+// HotSlices are the slices of the likeliest experts that have room together, in the order of the files, where so many
+// bytes are needed for something else meanwhile. Nothing else is hot from then on.
+func (m *Mixture) HotSlices(leave int64) (all []pages.Range) {
+	if !m.HasHot() || m.room-leave <= m.least {
 		return nil
 	}
 	if !m.hot.planned {
-		m.planHot()
+		m.planHot(m.room - leave)
 	}
 	for i := range m.layers {
 		for j := range m.layers[i].experts {
@@ -258,7 +258,7 @@ func (m *Mixture) ReadHot(atRest bool) (read int64, err error) {
 		return 0, nil
 	}
 	if !h.planned {
-		m.planHot()
+		m.planHot(m.room)
 	}
 	now := m.opts.Now()
 	if h.moved.IsZero() {
