@@ -6,6 +6,7 @@ package pattern
 import (
 	"cmp"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 
@@ -21,12 +22,35 @@ var ErrNoGuess = errors.New("the model's tensors do not tell in which order they
 // part. The real order depends on the release of llama.cpp and on the architecture, so callers must
 // compare the guess with what a target really reads. Layers that predict further tokens are left
 // out, because no graph reads them for every token. Models with routed experts are not guessed,
-// because most of what a token reads is not known in advance. Recurrent models are not guessed
-// either. Times are unknown (-1). files are the parts of the model in any order, and CycleRead.File
+// because most of what a token reads is not known in advance: see GuessMixture. Recurrent models are
+// not guessed either. Times are unknown (-1). files are the parts of the model in any order, and CycleRead.File
 // is an index of them. Cycle.Files is left to the caller, who may have described the files already.
 // The error is ErrNoGuess.
-func Guess(files []*gguf.File) (*Cycle, error) {
-	g := guesser{named: map[string]rankedTensor{}, layers: map[int][]rankedTensor{}}
+func Guess(files []*gguf.File) (*Cycle, error) { return guess(files, 0) }
+
+// GuessMixture is Guess for a model with routed experts, of whose experts something is known, so that
+// a guess of the rest is of use. A token is taken to read as many experts of each layer as the
+// metadata say (expert_used_count, or 1). Models without experts have the guess of Guess. Experts
+// with tensors of their own, as in models of 2023, are not guessed.
+func GuessMixture(files []*gguf.File) (*Cycle, error) {
+	return guess(files, max(ExpertsUsed(files), 1))
+}
+
+// ExpertsUsed is how many experts of a layer a token is sent to, by the metadata of a model's parts; 0 if
+// they do not say.
+func ExpertsUsed(files []*gguf.File) int64 {
+	for _, f := range files {
+		arch, _ := f.String("general.architecture")
+		if n, ok := f.Uint(arch + ".expert_used_count"); ok {
+			return int64(min(n, math.MaxInt32))
+		}
+	}
+	return 0
+}
+
+// guess guesses for both. A token reads used of the experts; 0 refuses models with experts.
+func guess(files []*gguf.File, used int64) (*Cycle, error) {
+	g := guesser{named: map[string]rankedTensor{}, layers: map[int][]rankedTensor{}, used: used}
 	for i, f := range files {
 		for j := range f.Tensors {
 			g.addTensor(i, &f.Tensors[j])
@@ -73,7 +97,8 @@ type guesser struct {
 	named       map[string]rankedTensor // tensors of no layer
 	layers      map[int][]rankedTensor
 	reads       []CycleRead
-	unsupported bool // some layer is not that of a plain transformer
+	used        int64 // experts that a token reads; 0: models with experts are not supported
+	unsupported bool  // some layer is not that of a plain transformer
 }
 
 // readOrder lists the first parts of the names of a layer's weights, in the order in which they are
@@ -87,6 +112,7 @@ var readOrder = []string{
 	attentionElse,
 	"attn_sub_norm", "attn_output", "attn_output_norm", "attn_post_norm", "post_attention_norm",
 	"ffn_norm", "ffn_gate", "ffn_up", "ffn_act",
+	"ffn_gate_inp", "exp_probs_b", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps",
 	feedForwardElse,
 	"ffn_sub_norm", "ffn_down", "ffn_post_norm", "post_ffw_norm", "layer_output_norm", "layer_output_scale",
 }
@@ -106,7 +132,9 @@ var ranks = func() map[string]int {
 }()
 
 func (g *guesser) addTensor(file int, t *gguf.Tensor) {
-	g.unsupported = g.unsupported || t.Experts() > 0 || t.Kind() == gguf.KindExpert || t.Kind() == gguf.KindRecurrent
+	expert := t.Experts() > 0 || t.Kind() == gguf.KindExpert
+	g.unsupported = g.unsupported || t.Kind() == gguf.KindRecurrent ||
+		expert && (g.used == 0 || t.ExpertStride() == 0)
 	n := t.Layer()
 	if n < 0 {
 		g.named[t.Name] = rankedTensor{t, file, 0}
@@ -172,13 +200,20 @@ func (g *guesser) readNamed(stem string) {
 	}
 }
 
-// read adds the read of a tensor. A token reads only a row of the embedding.
+// read adds the read of a tensor. A token reads only a row of the embedding, and only some experts.
 func (g *guesser) read(t rankedTensor) {
 	g.readWhole(t)
 	r := &g.reads[len(g.reads)-1]
 	if t.Kind() == gguf.KindEmbedding && len(t.Shape) == 2 {
 		r.Op = "GET_ROWS"
 		r.setGather(t.Size/t.Shape[1], 1, false)
+	}
+	if t.Experts() > 0 {
+		r.Op = "MUL_MAT_ID"
+		if strings.HasSuffix(t.Name, ".bias") {
+			r.Op = "ADD_ID"
+		}
+		r.setGather(t.ExpertStride(), min(g.used, int64(t.Experts())), true)
 	}
 }
 

@@ -19,10 +19,9 @@ import (
 	"tensorcast/pattern"
 )
 
-// guessOf returns the guess for the model whose parts are at paths.
-func guessOf(t *testing.T, paths ...string) (*pattern.Cycle, error) {
+// openParts opens the parts of a model.
+func openParts(t *testing.T, paths ...string) (files []*gguf.File) {
 	t.Helper()
-	var files []*gguf.File
 	for _, path := range paths {
 		m, err := gguf.OpenPart(path)
 		if err != nil {
@@ -30,7 +29,13 @@ func guessOf(t *testing.T, paths ...string) (*pattern.Cycle, error) {
 		}
 		files = append(files, m.Files[0])
 	}
-	return pattern.Guess(files)
+	return files
+}
+
+// guessOf returns the guess for the model whose parts are at paths.
+func guessOf(t *testing.T, paths ...string) (*pattern.Cycle, error) {
+	t.Helper()
+	return pattern.Guess(openParts(t, paths...))
 }
 
 func names(c *pattern.Cycle) (all []string) {
@@ -46,6 +51,8 @@ func TestGuess(t *testing.T) {
 	for name, config := range map[string]synth.Config{
 		"dense": {Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1},
 		"tied":  {Layers: 12, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1, Tied: true},
+		"mixture": {Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 2, Type: gguf.Q8_0,
+			Seed: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := llama.Options{
@@ -65,7 +72,11 @@ func TestGuess(t *testing.T) {
 					truth = append(truth, op.Tensor)
 				}
 			}
-			c, err := guessOf(t, o.Model)
+			guess := pattern.Guess
+			if config.Experts > 0 {
+				guess = pattern.GuessMixture
+			}
+			c, err := guess(openParts(t, o.Model))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -183,6 +194,38 @@ func TestGuessNothing(t *testing.T) {
 		m.Write(t, path)
 		if c, err := guessOf(t, path); !errors.Is(err, pattern.ErrNoGuess) {
 			t.Errorf("%s: %+v, %v; want %v", name, c, err, pattern.ErrNoGuess)
+		}
+	}
+}
+
+// A mixture is guessed where that is asked for. A token reads as many experts as the metadata say.
+func TestGuessMixture(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model")
+	gguftest.MoE(2, 8).Write(t, path)
+	parts := openParts(t, path)
+	if c, err := pattern.Guess(parts); !errors.Is(err, pattern.ErrNoGuess) {
+		t.Errorf("without asking: %+v, %v; want %v", c, err, pattern.ErrNoGuess)
+	}
+	c, err := pattern.GuessMixture(parts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"token_embd.weight",
+		"blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate_exps.weight",
+		"blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight", "blk.0.ffn_down_exps.bias",
+		"blk.0.ffn_up_shexp.weight",
+		"blk.1.attn_norm.weight", "blk.1.attn_q.weight", "blk.1.ffn_gate_inp.weight", "blk.1.ffn_gate_up_exps.weight",
+		"blk.1.ffn_down_exps.weight", "blk.1.ffn_down_exps.bias", "blk.1.ffn_up_shexp.weight",
+		"output_norm.weight", "output.weight",
+	}
+	if got := names(c); !slices.Equal(got, want) {
+		t.Errorf("guessed\n%q, want\n%q", got, want)
+	}
+	for _, r := range c.Reads {
+		experts := strings.Contains(r.Tensor, "_exps.")
+		if r.Experts != experts || experts && (r.Slice != r.Length/8 || r.Slices != 2) {
+			t.Errorf("read %+v, want 2 of 8 experts of each of their tensors, and of no other", r)
 		}
 	}
 }

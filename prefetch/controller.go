@@ -48,6 +48,13 @@ func (c *Controller) Pause() time.Duration { return c.phase.pause() }
 // comparison with them unfair.
 func (c *Controller) Covers() bool { return c.phase.covers() }
 
+// KeepScores tells Experts.Keep how often the experts were chosen lately. Call it in the end.
+func (c *Controller) KeepScores() {
+	if f := c.s.f; f != nil {
+		f.keepScores(true)
+	}
+}
+
 // WantsInputs says whether an event.RouterInput is of use now.
 func (c *Controller) WantsInputs() bool {
 	p, is := c.phase.(*mixturePhase)

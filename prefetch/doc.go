@@ -26,6 +26,7 @@
 //   - staged: the block was read ahead and waits for its visit to be over.
 //   - borrowed: a part of the model that is in memory, and for which another control group pays. It costs the target's
 //     group nothing, and is left as it is.
+//   - hot: an expert that was chosen so often before, in the last run of the model, that it has room.
 //   - window: the bytes that may be staged.
 //   - plain token: one that the target computes without help.
 //   - glance: a part of a token that is left to the target.

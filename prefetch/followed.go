@@ -28,6 +28,7 @@ type followed struct {
 	resting resting
 	loading *loading // nil unless the target loads the model
 	mixture *mixture.Mixture
+	hot     hot
 
 	cycle    *pattern.Cycle
 	schedule *plan.Schedule
@@ -49,6 +50,7 @@ func newFollowed(s *session, cycle *pattern.Cycle) *followed {
 	whole := plan.NewSchedule(cycle, block, window/2)
 	f := &followed{session: s, cycle: cycle, block: block, unit: unit, bases: map[int]uint64{}, twins: map[uint64]int{}}
 	f.use(whole.Without(s.memory.census.isBorrowed))
+	f.hot = s.findHot(cycle)
 	x := s.newMixture(f)
 	if x != nil {
 		f.routed = x.Size()
@@ -122,7 +124,7 @@ func (s *session) startCycle(
 	switch {
 	case f.loading != nil:
 		return &change{&loadPhase{f}, why}
-	case s.contexts.Stored == nil && !s.opts.Always:
+	case s.contexts.Stored == nil && !s.opts.Always && !f.beginsKnown():
 		return &change{&comparePhase{f: f, first: plain}, why}
 	case len(bases) > 0:
 		if err := f.takeHold(); err != nil {
@@ -145,6 +147,7 @@ func (s *session) newMixture(f *followed) *mixture.Mixture {
 	opts := mixture.Options{
 		Levers: s.levers, Keep: s.opts.Strategy.Traits().KeepsExperts, Routes: s.opts.Experts.Routes,
 		IsBorrowed: s.memory.census.isBorrowed, Refuse: s.refuse, Now: s.now,
+		Known: f.hot.known,
 	}
 	if predict := s.opts.Experts.Predict; predict != nil && s.opts.Experts.Speculate.Speculates() {
 		opts.Predict = func(r mixture.Routers) mixture.Predictor {

@@ -71,19 +71,32 @@ func newLoader(
 	t *testing.T, share float64, opts prefetch.Options, change func(*pattern.Cycle), machine func(*sim.Config),
 ) *loader {
 	t.Helper()
+	return newLoaderOf(t, &gguftest.Model{Tensors: loadedTensors()}, share, opts, change, machine)
+}
+
+// newLoaderOf makes such a rig for a model.
+func newLoaderOf(
+	t *testing.T, model *gguftest.Model, share float64, opts prefetch.Options, change func(*pattern.Cycle),
+	machine func(*sim.Config),
+) *loader {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "model.gguf")
-	(&gguftest.Model{Tensors: loadedTensors()}).Write(t, path)
+	model.Write(t, path)
 	part, err := gguf.OpenPart(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	truth, err := pattern.Guess(part.Files)
+	truth, err := pattern.GuessMixture(part.Files)
 	if err != nil {
 		t.Fatal(err)
 	}
-	truth.Reads = slices.DeleteFunc(truth.Reads, func(r pattern.CycleRead) bool { return r.Gathers() })
+	truth.Reads = slices.DeleteFunc(truth.Reads, func(r pattern.CycleRead) bool { return r.Gathers() && !r.Experts })
 	for i := range truth.Reads {
-		truth.Reads[i].Nanos = truth.Reads[i].Length / 20 // 20 bytes in a nanosecond
+		r := &truth.Reads[i]
+		r.Nanos = r.Length / 20 // 20 bytes in a nanosecond
+		if r.Experts {
+			r.Nanos = r.Slice * int64(r.Slices) / 20
+		}
 	}
 	if change != nil {
 		change(truth)

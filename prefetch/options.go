@@ -83,6 +83,12 @@ type Experts struct {
 	// Predict makes a predictor for that; nil: there is none. path and id are of the file that has the first
 	// expert.
 	Predict func(r mixture.Routers, path string, id event.FileID) mixture.Predictor
+	// Known says what is known of the experts of a model before any was chosen; nil: nothing is. Its model has the
+	// files with experts. Then no token is measured before help begins.
+	Known func(models.Model) *mixture.Known
+	// Keep is told now and then, and in the end, how often the experts of a model were chosen lately. Without scores
+	// it is to forget what it was told before. It must not take long. nil: nobody wants to know.
+	Keep func(models.Model, mixture.Scores)
 	// Routes says which experts are computed elsewhere, of those that the target's ops may read; nil: none.
 	Routes mixture.Routes
 }

@@ -4,8 +4,9 @@ package prefetch
 // MAP_POPULATE: the kernel goes through all of it, in the order of the file, before the program goes on.
 // Nobody can stop that from outside. What can be done is to read ahead of it at the disk's bandwidth, which
 // it does not reach by itself where the device's readahead is small, and to decide what stays. Of what it has
-// passed, what is to be held and what a token reads first is left in memory, and the rest is paged out. Left
-// to the kernel, the end of the file would be in memory, and a token begins with its other end.
+// passed, what is to be held, what a token reads first, and hot experts are left in memory, and the rest is
+// paged out. Left to the kernel, the end of the file would be in memory, and a token begins with its other
+// end.
 
 import (
 	"cmp"
@@ -131,6 +132,9 @@ func (p *loadPhase) end(how string) error {
 	if err := f.takeHold(); err != nil {
 		return err
 	}
+	if f.mixture != nil {
+		f.mixture.NoteLoaded()
+	}
 	return f.help(fmt.Sprintf("the target has loaded the model: %s", how))
 }
 
@@ -168,12 +172,31 @@ func (f *followed) cutFile(file int) (pieces []piece) {
 		}
 	}
 	slices.SortFunc(blocks, func(a, b piece) int { return cmp.Compare(a.Offset, b.Offset) })
+	hot := f.findHotParts(file)
 	at := int64(0)
 	for _, b := range blocks {
-		pieces = append(addGap(pieces, file, at, b.Offset, f.block), b)
+		pieces = append(addGapWithHot(pieces, hot, file, at, b.Offset, f.block), b)
 		at = b.End()
 	}
-	return addGap(pieces, file, at, f.files[file].size, f.block)
+	return addGapWithHot(pieces, hot, file, at, f.files[file].size, f.block)
+}
+
+// addGapWithHot is addGap where some parts of a file stay. These are in order, and do not overlap.
+func addGapWithHot(pieces []piece, hot []pages.Range, file int, at, end, step int64) []piece {
+	for _, r := range hot {
+		from, to := max(r.Offset, at), min(r.End(), end)
+		if from >= to {
+			continue
+		}
+		pieces = addGap(pieces, file, at, from, step)
+		first := len(pieces)
+		pieces = addGap(pieces, file, from, to, step)
+		for i := range pieces[first:] {
+			pieces[first+i].stays = true
+		}
+		at = to
+	}
+	return addGap(pieces, file, at, end, step)
 }
 
 // addGap adds what lies between two offsets of a file, cut at multiples of step.

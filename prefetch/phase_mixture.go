@@ -21,6 +21,8 @@ func (p *mixturePhase) handle(e event.Event) error {
 		if f.Decode == 0 || f.Decode != e.Decode || f.TID != e.TID {
 			return nil
 		}
+		d := f.contexts.OpenDecode(e.TID)
+		f.mixture.SetWarmup(d != nil && d.Warmup)
 		read, err := f.mixture.Select(e)
 		f.streamed += read
 		return err
@@ -38,6 +40,10 @@ func (p *mixturePhase) tick() error {
 		return err
 	}
 	f := p.f
+	f.keepScores(false)
+	if err := f.readHot(); err != nil {
+		return err
+	}
 	begun := f.now()
 	read, err := f.mixture.StreamAhead()
 	f.streamed += read
@@ -53,14 +59,14 @@ func (p *mixturePhase) tick() error {
 
 func (p *mixturePhase) pause() time.Duration {
 	f := p.f
-	if pause := f.pauseForBlock(false); pause == restPause {
+	if pause := f.pauseForBlock(f.hasHot()); pause == restPause {
 		return pause
 	}
 	until, waits := f.mixture.UntilIdle()
 	switch {
 	case waits:
 		return min(max(until, leastExpertPause), expertPause)
-	case f.heldBytes >= f.schedule.Bytes:
+	case f.heldBytes >= f.schedule.Bytes && !f.hasHot() && !f.mixture.Streams():
 		return settledPause
 	}
 	return expertPause

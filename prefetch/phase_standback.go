@@ -101,6 +101,9 @@ func (p *standBackPhase) enter() error {
 		if stood.Reason == Fits && s.opts.KeepWarm {
 			p.warm = newWarmth(f)
 		}
+		if stood.Reason == NoWin {
+			f.forgetScores()
+		}
 	}
 	if s.memory.wanted = 0; stood.Reason == Fits || stood.Reason == NoWin {
 		s.memory.wanted = stood.Bytes

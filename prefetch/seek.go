@@ -117,6 +117,9 @@ func (s *session) guessModel() error {
 	}
 	k.over, k.files = true, nil
 	cycle, err := pattern.Guess(m.Parts)
+	if err != nil && s.knowsExperts(m) {
+		cycle, err = pattern.GuessMixture(m.Parts)
+	}
 	if err != nil {
 		s.log.Debug("no guess", "error", err)
 		return nil

@@ -277,6 +277,7 @@ func (s *session) drop() error {
 	if f == nil {
 		return nil
 	}
+	f.keepScores(true)
 	s.work.add(f)
 	s.f, s.contexts.Main, s.contexts.Stored, s.token = nil, nil, nil, usage{}
 	s.seek.guessed = false

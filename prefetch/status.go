@@ -9,6 +9,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/plan"
 )
 
@@ -47,6 +48,8 @@ type Status struct {
 	Decodes   int       `json:"decodes"`               // with help so far, of one token, several or a prompt
 	Bound     float64   `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and disk; 0: not known
 	Warmed    int64     `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
+	// Hot is what was read of experts before this target chose any; nil if nothing was known of them.
+	Hot *mixture.Hot `json:"hot_experts,omitempty"`
 }
 
 // status says what is being done in a phase.
@@ -66,6 +69,7 @@ func (s *session) status(in phase) Status {
 	status.Before, status.Now = w.speeds()
 	if f.mixture != nil {
 		status.Experts, status.Early = f.mixture.Resident(), f.mixture.EarlyPerToken()
+		status.Hot = f.mixture.Hot()
 	}
 	if n := int64(len(w.with)); n > 0 {
 		status.Streamed = (w.with[n-1].streamed - w.streamed) / n

@@ -182,27 +182,38 @@ func (r *rig) readByOthers(h *helper) (read int64) {
 	return read
 }
 
+// startWaiting starts the target, which does nothing until begin is called.
+func (r *rig) startWaiting() (begin func()) {
+	r.t.Helper()
+	script := `read go; for f in $GROUPS_FILES; do echo $$ > $f; done; exec "$0" "$@"`
+	r.target = exec.Command("sh", append([]string{"-c", script}, r.command()...)...)
+	r.target.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
+	r.target.Stdout, r.target.Stderr = &r.stdout, os.Stderr
+	in, err := r.target.StdinPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.target.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	target := r.target
+	r.t.Cleanup(func() { _ = target.Process.Kill(); _ = target.Wait() })
+	return func() {
+		r.t.Helper()
+		if _, err := in.Write([]byte("\n")); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
 // TestAttachBeforeLoad checks that a prefetchd that waits for its target to load ggml also helps with
 // the load of the model.
 func TestAttachBeforeLoad(t *testing.T) {
 	r := newRig(t, 0.6, 60)
-	script := `read go; for f in $GROUPS_FILES; do echo $$ > $f; done; exec "$0" "$@"`
-	r.target = exec.Command("sh", append([]string{"-c", script}, r.in.Command(t.Context(), r.options).Args...)...)
-	r.target.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
-	r.target.Stdout, r.target.Stderr = &r.stdout, os.Stderr
-	begin, err := r.target.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.target.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.target.Process.Kill(); _ = r.target.Wait() })
+	begin := r.startWaiting()
 	h := startHelper(t, r.target.Process.Pid, "--wait", "--always")
 	h.waitSettled(t)
-	if _, err := begin.Write([]byte("\n")); err != nil {
-		t.Fatal(err)
-	}
+	begin()
 	r.finish()
 	if s := h.summary(t); !s.Guessed || s.Learned != 1 || s.Streamed == 0 {
 		t.Errorf("summary %+v", s)

@@ -16,12 +16,14 @@ import (
 
 	"tensorcast/ebpf"
 	"tensorcast/event"
+	"tensorcast/gguf"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/hot"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/readahead"
@@ -46,6 +48,8 @@ type options struct {
 	around      string // the value of --readahead
 	pattern     string
 	learned     string
+	noHot       bool
+	imatrix     string
 	noJoin      bool
 	leave       int64
 	fabric      string // a profile; empty without --fabric
@@ -92,6 +96,10 @@ parallel, and the experts that are least likely to be chosen give way. With --sp
 that the next layer is likely to choose are read before it has chosen, as long as the disk is
 measured to be idle. That is off by default, because tokens were not faster with it where it was
 measured. With --learned, what it learns about the routers is kept for the next time.
+
+How often each expert was chosen is kept for the next run of the model (not with --no-hot). That
+begins with the experts that were chosen most: they are read first, into the room that there is,
+while the target waits for nothing. --imatrix FILE says the same of a model that never ran here.
 
 The target's own faults also read pages around themselves that nobody asked for, up to twice the
 disk's readahead. While the target is helped they read little, if prefetchd was there when the
@@ -215,6 +223,10 @@ started for another reason, 2 for wrong usage.`,
 			"auto (what was measured to be best: off), off, on")
 	f.StringVar(&o.learned, "learned", "",
 		"keep what is learned about a mixture's routing in `DIR`, and begin with it the next time")
+	f.BoolVar(&o.noHot, "no-hot", false, "neither keep (in --run-dir) nor use which experts of a mixture the last run "+
+		"of its model used most; otherwise they are read first")
+	f.StringVar(&o.imatrix, "imatrix", "", "read the experts first that the importance matrix in `FILE` (GGUF, of "+
+		"llama-imatrix) counts most, if the last run is not known")
 	f.BoolVar(&o.Lock, "lock", false, "lock kept pages (mlock), except experts: "+
 		"the kernel cannot take them, even if it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); "+
@@ -233,8 +245,8 @@ started for another reason, 2 for wrong usage.`,
 	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins, to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false,
 		"stay in the own cgroup: then pages read ahead are not charged to that of the target")
-	f.StringVar(&o.runDir, "run-dir", monitor.Dir,
-		"directory of the socket by which prefetchd status finds this one; empty: no socket")
+	f.StringVar(&o.runDir, "run-dir", monitor.Dir, "directory of the socket by which prefetchd status finds this one, "+
+		"and of what --no-hot is about; empty: neither")
 	f.BoolVar(&o.json, "json", false,
 		"print the summary as JSON (with --exec on standard error, because standard output is the command's)")
 	cli.EnumVar(cmd, &o.log, "log", "", []string{logText, logJSON}, "format of standard error: text, or json "+
@@ -315,6 +327,12 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	if o.Stored, err = readPattern(o.pattern); err != nil {
 		return serve.Options{}, err
 	}
+	var counts hot.Counts
+	if o.imatrix != "" {
+		if counts, err = hot.ReadImatrix(o.imatrix); err != nil {
+			return serve.Options{}, fmt.Errorf("read the importance matrix: %w", gguf.ExplainOpen(err))
+		}
+	}
 	if err := proc.CheckMount(); err != nil {
 		return serve.Options{}, err
 	}
@@ -326,6 +344,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	return serve.Options{
 		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave,
 		Readahead: readahead.Choice(o.around), Guardian: guardianArgs(), LearnedDir: o.learned, SocketDir: o.runDir,
+		ForgetExperts: o.noHot, Imatrix: counts,
 		Prefetch: o.Options, OnStatus: live.show, Log: log,
 	}, nil
 }

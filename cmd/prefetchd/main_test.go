@@ -63,8 +63,9 @@ type rig struct {
 	group   *cgroup.Group
 	target  *exec.Cmd
 	stdout  bytes.Buffer
-	size    int64  // of the model
-	name    string // of the model; each model has its own
+	size    int64    // of the model
+	name    string   // of the model; each model has its own
+	more    []string // further arguments of the target
 }
 
 // ownMemory is enough for prefetchd's memory, and for the target's memory besides the weights.
@@ -133,7 +134,7 @@ func (r *rig) start() {
 	r.t.Helper()
 	// The target joins before it runs, so that all of its memory counts.
 	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; exec "$0" "$@"`
-	cmd := exec.Command("sh", append([]string{"-c", script}, r.in.Command(r.t.Context(), r.options).Args...)...)
+	cmd := exec.Command("sh", append([]string{"-c", script}, r.command()...)...)
 	cmd.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
 	cmd.Stdout, cmd.Stderr = &r.stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -147,6 +148,11 @@ func (r *rig) start() {
 	})
 }
 
+// command is the target's command line.
+func (r *rig) command() []string {
+	return append(r.in.Command(r.t.Context(), r.options).Args, r.more...)
+}
+
 // helper is a running prefetchd.
 type helper struct {
 	*exec.Cmd
@@ -155,11 +161,12 @@ type helper struct {
 }
 
 // help starts prefetchd for the target. It does not measure whether help makes tokens faster
-// (--always), because that depends on what else runs on the machine. See also startHelper.
+// (--always), because that depends on what else runs on the machine. It knows nothing of other tests'
+// targets (--no-hot), unless the flags say so. See also startHelper.
 func (r *rig) help(flags ...string) *helper {
 	r.t.Helper()
-	h := &helper{Cmd: exec.Command(prefetchd,
-		append([]string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always"}, flags...)...)}
+	always := []string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always", "--no-hot"}
+	h := &helper{Cmd: exec.Command(prefetchd, append(always, flags...)...)}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
 	if err := h.Start(); err != nil {
 		r.t.Fatal(err)

@@ -50,6 +50,9 @@ func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 	lines = append(lines, aboutBytes(s))
 	if s.Experts != nil {
 		lines = append(lines, aboutExperts(s))
+		if h := s.Experts.Hot; h != nil && h.Experts > 0 {
+			lines = append(lines, h.String())
+		}
 	}
 	if line := aboutReadahead(s.Readahead); line != "" && (detailed || s.Experts != nil && s.Readahead.Why != "") {
 		lines = append(lines, line)

@@ -97,7 +97,7 @@ func (s *soak) startTool(l *lane, marker, name string, args ...string) (*tool, e
 func (s *soak) startAuto() (err error) {
 	l := s.lanes[1]
 	s.auto, err = s.startTool(l, "auto", "prefetchd --auto", s.cfg.Prefetchd, "--auto", "--name",
-		filepath.Base(l.program), "--run-dir", l.run)
+		filepath.Base(l.program), "--run-dir", l.run, "--no-hot")
 	return err
 }
 
@@ -177,7 +177,8 @@ func (s *soak) runLife(ctx context.Context, l *lane, p plan, life string) (err e
 	helper := s.auto
 	switch capture, pid := filepath.Join(l.dir, "capture"), strconv.Itoa(t.PID); p.tool {
 	case "prefetchd":
-		helper, err = s.startTool(l, "tool", p.tool, s.cfg.Prefetchd, "--wait", "--pid", pid, "--run-dir", l.run)
+		helper, err = s.startTool(l, "tool", p.tool, s.cfg.Prefetchd, "--wait", "--pid", pid, "--run-dir", l.run,
+			"--no-hot") // what it would keep for the next run is not left behind by mistake
 	case "tracer":
 		if err := os.RemoveAll(capture); err != nil {
 			return fmt.Errorf("remove the capture before: %w", err)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -213,6 +214,47 @@ func (d *Dir) Remove(name string) error {
 		return d.pathError("remove", name, err)
 	}
 	return nil
+}
+
+// RemoveOldest removes files whose names have a suffix: those that were written longest ago, until at most so many are
+// left, which have at most so many bytes together. The file that is named as the newest stays, whatever its time is.
+// Temporary files of names with that suffix, which killed processes have left, are removed, too.
+func (d *Dir) RemoveOldest(suffix, newest string, files int, bytes int64) error {
+	entries, err := d.Entries()
+	var old []os.FileInfo
+	for _, e := range entries {
+		if strings.HasSuffix(TemporaryOf(e.Name), suffix) {
+			err = errors.Join(err, d.Remove(e.Name))
+			continue
+		}
+		if e.Dir || !strings.HasSuffix(e.Name, suffix) {
+			continue
+		}
+		info, statErr := os.Lstat(d.Path(e.Name))
+		if errors.Is(statErr, fs.ErrNotExist) { // another process has removed it
+			continue
+		}
+		if statErr != nil {
+			err = errors.Join(err, statErr)
+		} else if e.Name == newest {
+			files--
+			bytes -= info.Size()
+		} else {
+			old = append(old, info)
+		}
+	}
+	slices.SortFunc(old, func(a, b os.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+	for _, info := range old {
+		files--
+		bytes -= info.Size()
+		if files >= 0 && bytes >= 0 {
+			continue
+		}
+		if removeErr := d.Remove(info.Name()); !errors.Is(removeErr, fs.ErrNotExist) {
+			err = errors.Join(err, removeErr)
+		}
+	}
+	return err
 }
 
 var temporary = regexp.MustCompile(`^\.(.+)\.[0-9]+-[0-9]+\.tmp$`)

@@ -4,6 +4,7 @@ package outfile
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 func openTest(t *testing.T, path string) *Dir {
@@ -138,4 +140,48 @@ func TestLock(t *testing.T) {
 	fourth.CloseAndRemoveEmpty() // does not remove it, because fourth did not create it
 	third.CloseAndRemoveEmpty()
 	checkFiles(t, path, map[string]string{"file": "x"})
+}
+
+// Of many files those stay that were written last, within a number and a size. Other files in the directory stay.
+func TestRemoveOldest(t *testing.T) {
+	const suffix = ".kept"
+	for name, tc := range map[string]struct {
+		files int
+		bytes int64
+		want  []string
+	}{
+		"number": {4, 1 << 40, []string{"00.kept", "01.kept", "02.kept", "19.kept"}},
+		"size":   {100, 29, []string{"00.kept", "19.kept"}},
+		"one":    {1, 1 << 40, []string{"19.kept"}},
+		"none":   {0, 0, []string{"19.kept"}}, // the newest always stays
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openTest(t, filepath.Join(t.TempDir(), "kept"))
+			write := func(name string, age int) {
+				t.Helper()
+				must(t, d.Write(name, 0o600, text("0123456789")))
+				at := time.Now().Add(-time.Duration(age) * time.Hour)
+				must(t, os.Chtimes(d.Path(name), at, at))
+			}
+			for i := range 20 {
+				write(fmt.Sprintf("%02d%s", i, suffix), i)
+			}
+			write("notes.txt", 100)
+			write(".03"+suffix+".7-1.tmp", 0)
+			sub, err := d.OpenSub("sub"+suffix, 0o700)
+			must(t, err)
+			sub.Close()
+			// By its time the oldest, but it was written now.
+			must(t, d.RemoveOldest(suffix, "19"+suffix, tc.files, tc.bytes))
+			entries, err := d.Entries()
+			must(t, err)
+			var names []string
+			for _, e := range entries {
+				names = append(names, e.Name)
+			}
+			if want := append(tc.want, "notes.txt", "sub"+suffix); !reflect.DeepEqual(names, want) {
+				t.Errorf("left are %q, want %q", names, want)
+			}
+		})
+	}
 }

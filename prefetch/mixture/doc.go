@@ -5,6 +5,8 @@
 // soon stay in what room the weights leave that every token reads. Those that are expected to be chosen last
 // give way.
 //
+// What is [Known] of experts before any was chosen is where scores begin, and what is read first.
+//
 // A [Predictor] may say what a router is going to choose. Then experts are read before they are chosen, as
 // far as the disk is measured to be idle.
 //

@@ -16,6 +16,8 @@ type Levers interface {
 	pages.AheadReader
 	pages.DemandReader
 	pages.Reclaimer
+	// ReadAhead is as in pages.AheadReader.
+	ReadAhead(r pages.Range) bool
 }
 
 // Routes knows which experts are computed elsewhere, so that the target does not read them. Its call must not
@@ -36,6 +38,8 @@ type Options struct {
 	// Predict makes a predictor once it is known how many experts a token chooses. nil, or a nil result,
 	// means that experts are read only when they were chosen.
 	Predict func(Routers) Predictor
+	// Known is what is known of the experts before any was chosen; nil: nothing is.
+	Known *Known
 	// IsBorrowed says that all of a range is in memory, and that another control group pays for it. An expert of
 	// which that is so costs nothing, and is never paged out. nil: none is.
 	IsBorrowed func(pages.Range) bool
@@ -66,6 +70,7 @@ type Mixture struct {
 	strays strays
 	total  totals
 	ahead  ahead
+	hot    hot
 
 	tensors []tensor // of all layers, in the order of use
 	stream  stream
@@ -95,6 +100,7 @@ type expert struct {
 	chosenAt  uint64  // the clock when it was chosen last
 	evictedAt uint64  // the clock when it was paged out last
 	elsewhere bool    // it is computed elsewhere: the target does not read it
+	hot       bool    // it is one of those that were to be read first
 
 	predicted float64 // the chance that its layer chooses it next, where a predictor takes that to be likely; else 0
 	early     int64   // bytes that were read for that
@@ -135,6 +141,7 @@ func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
 	}
 	m := &Mixture{opts: opts, levers: opts.Levers, layers: found.layers, index: found.index, least: 2 * found.most,
 		tensors: found.tensors}
+	m.clock = 1 // what was never chosen is not in use
 	for i := range m.layers {
 		for j := range m.layers[i].experts {
 			e := &m.layers[i].experts[j]
@@ -147,6 +154,7 @@ func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
 		}
 	}
 	m.stream = m.newStream()
+	m.begin()
 	return m
 }
 
@@ -210,10 +218,8 @@ func (m *Mixture) Select(e event.Selected) (read int64, err error) {
 	if m.ahead.predictor != nil {
 		m.ahead.asked = m.opts.Now()
 	}
-	for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
-		l.addChoice(row)
-	}
-	if e.IDRows <= leastRows {
+	m.noteChoice(l, &e, ids, m.total.read > total)
+	if e.IDRows <= leastRows && !m.hot.warmup {
 		m.learnLeast(l, ids)
 	}
 	m.MakeRoom()
@@ -445,4 +451,5 @@ func (m *Mixture) Forget() {
 		}
 	}
 	m.forgetPredicted()
+	m.forgetHot()
 }

@@ -315,6 +315,7 @@ type recorder struct {
 	ahead         []pages.Range         // read ahead
 	pagedOut      []pages.Range
 	busy          bool // nothing can be read ahead
+	looked        int  // calls of ResidentBytes
 }
 
 func (p *recorder) ReadAhead(r pages.Range) bool {
@@ -344,7 +345,7 @@ func (p *recorder) Evict(r pages.Range) bool {
 }
 func (p *recorder) Announce(pages.Range)                       {}
 func (p *recorder) ReadNow(r pages.Range) error                { p.read = append(p.read, r); return nil }
-func (p *recorder) ResidentBytes(r pages.Range) (int64, error) { return p.there[r], nil }
+func (p *recorder) ResidentBytes(r pages.Range) (int64, error) { p.looked++; return p.there[r], nil }
 func (p *recorder) IsReading(r pages.Range) bool               { return slices.Contains(p.folios, r) }
 func (p *recorder) HasArrived(r pages.Range) (bool, error) {
 	return !slices.Contains(p.underWay, r), nil
@@ -414,6 +415,50 @@ func TestMakeRoom(t *testing.T) {
 	}
 }
 
+// As long as nothing says that the kernel takes memory, one slice of each choice is looked at. If it is missing,
+// everything is, for some tokens.
+func TestSampledResidency(t *testing.T) {
+	needPages(t)
+	levers := &recorder{there: map[pages.Range]int64{}}
+	x := newSmallMixture(levers)
+	x.room = x.size
+	l := &x.layers[2]
+	for e := range 4 {
+		l.experts[e].resident = true
+		x.resident += l.experts[e].bytes
+		for _, r := range l.experts[e].slices {
+			levers.there[r] = r.Length
+		}
+	}
+	choose := func() {
+		t.Helper()
+		levers.looked = 0
+		if _, err := x.Select(event.Selected{Decode: 5, Layer: 2, IDs: []int32{0, 1, 2, 3}, IDRows: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.strays.at = 1 << 60 // nobody looks for strays
+	choose()
+	if levers.looked != 1 {
+		t.Errorf("%d slices were looked at, want 1", levers.looked)
+	}
+	for _, r := range l.experts[3].slices { // the kernel takes an expert
+		levers.there[r] = 0
+	}
+	tries := 0
+	for ; len(levers.read) == 0 && tries < 8; tries++ {
+		choose()
+	}
+	if tries == 8 {
+		t.Fatal("nobody noticed that an expert is missing, after as many choices as there are slices")
+	}
+	choose()
+	if want := l.experts[3].slices; levers.looked != 8 || !slices.Contains(levers.read, want[0]) ||
+		!slices.Contains(levers.read, want[1]) {
+		t.Errorf("after that %d slices were looked at, and %v read; want 8, and %v", levers.looked, levers.read, want)
+	}
+}
+
 // What is missing of a choice is read tensor by tensor. Experts that were to be paged out are read though they may
 // still be in memory. Of those that were to stay, only what the kernel has taken is read.
 func TestReadExperts(t *testing.T) {
@@ -432,6 +477,7 @@ func TestReadExperts(t *testing.T) {
 	stays, taken := &l.experts[0], &l.experts[2] // nothing of the latter is in memory
 	stays.resident, taken.resident = true, true
 	x.resident = stays.bytes + taken.bytes
+	x.Doubt() // the kernel said that memory was short
 	if _, err := x.Select(event.Selected{Decode: 5, Layer: 2, IDs: []int32{3, 1, 0, 2}, IDRows: 1}); err != nil {
 		t.Fatal(err)
 	}

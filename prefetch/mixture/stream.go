@@ -158,6 +158,9 @@ func (m *Mixture) NoteRead(file int, offset int64) {
 // Staged is how many bytes of experts are read ahead for a prompt, or wait to be paged out.
 func (m *Mixture) Staged() int64 { return m.stream.bytes }
 
+// Streams says whether a prompt is streamed.
+func (m *Mixture) Streams() bool { return m.stream.on }
+
 // keepable is how many bytes of experts may be resident.
 func (m *Mixture) keepable() int64 { return m.room - m.stream.window }
 
@@ -325,9 +328,7 @@ func (m *Mixture) passLayer(at int, ids []int32, e *event.Selected) {
 			m.total.missed++
 		}
 	}
-	for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
-		l.addChoice(row)
-	}
+	m.noteChoice(l, e, ids, false)
 	m.observeChoice(at, *e)
 }
 

@@ -12,6 +12,7 @@ type Summary struct {
 	Read   int64 `json:"read_bytes"` // for these
 	Strays int64 `json:"strays"`     // bytes that the target's faults read around themselves, and that were paged out
 
+	Hot         *Hot         `json:"hot,omitempty"`         // nil if nothing was known of the experts before
 	Speculation *Speculation `json:"speculation,omitempty"` // nil if nothing was to be read before it was chosen
 }
 
@@ -26,7 +27,8 @@ type Speculation struct {
 // mixture: of the time when the target was helped last, or of another model.
 func (m *Mixture) Summary(before *Summary) *Summary {
 	s := &Summary{All: m.size, Kept: m.resident, Room: m.room, Chosen: m.total.chosen, Missed: m.total.missed,
-		Read: m.total.read, Strays: m.total.strays, Speculation: m.speculation()}
+		Read: m.total.read, Strays: m.total.strays, Hot: m.Hot(),
+		Speculation: m.speculation()}
 	if before == nil {
 		return s
 	}
@@ -34,6 +36,12 @@ func (m *Mixture) Summary(before *Summary) *Summary {
 	s.Missed += before.Missed
 	s.Read += before.Read
 	s.Strays += before.Strays
+	if s.Hot == nil {
+		s.Hot = before.Hot
+	} else if before.Hot != nil {
+		s.Hot.Experts += before.Hot.Experts
+		s.Hot.Read += before.Hot.Read
+	}
 	switch {
 	case s.Speculation == nil:
 		s.Speculation = before.Speculation

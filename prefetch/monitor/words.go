@@ -80,7 +80,11 @@ func (r *Report) Describe(now time.Time) []string {
 	if phase := r.Status.LoopPhase; phase != "" { // an older prefetchd does not report it
 		model += fmt.Sprintf("; phase %s since %s", phase, Since(now, r.Status.Since))
 	}
-	return append(lines, "    "+model)
+	lines = append(lines, "    "+model)
+	if hot := r.Status.Hot; hot != nil && hot.Experts > 0 {
+		lines = append(lines, "    "+hot.String())
+	}
+	return lines
 }
 
 // Since says since when something is so, and for how long: "14:05:07 (12s)".

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"slices"
-	"strings"
+	"math"
 
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/regular"
@@ -82,27 +80,5 @@ func (r *routingFile) save(path string) error {
 	if err := dir.Write(r.name, 0o600, r.predictor.Save); err != nil {
 		return err
 	}
-	return removeOldRoutings(dir, r.name)
-}
-
-// removeOldRoutings removes the files of models that ran longest ago, beyond maxRoutings, but not the one that is
-// named. It also removes temporary files that killed processes have left.
-func removeOldRoutings(dir *outfile.Dir, but string) error {
-	entries, err := dir.Entries()
-	var old []os.FileInfo
-	for _, e := range entries {
-		if strings.HasSuffix(outfile.TemporaryOf(e.Name), routingSuffix) {
-			err = errors.Join(err, dir.Remove(e.Name))
-		} else if !e.Dir && strings.HasSuffix(e.Name, routingSuffix) && e.Name != but {
-			info, statErr := os.Lstat(dir.Path(e.Name))
-			if err = errors.Join(err, statErr); statErr == nil {
-				old = append(old, info)
-			}
-		}
-	}
-	slices.SortFunc(old, func(a, b os.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
-	for _, info := range old[min(maxRoutings-1, len(old)):] {
-		err = errors.Join(err, dir.Remove(info.Name()))
-	}
-	return err
+	return dir.RemoveOldest(routingSuffix, r.name, maxRoutings, math.MaxInt64)
 }

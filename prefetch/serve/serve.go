@@ -16,6 +16,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/costs"
+	"tensorcast/prefetch/hot"
 	"tensorcast/prefetch/models"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/pages"
@@ -55,8 +56,13 @@ type Options struct {
 	// LearnedDir is a directory that keeps what is learned of a mixture's routing, for the next target with that
 	// model; "" keeps nothing.
 	LearnedDir string
+	// ForgetExperts says that it is neither kept nor used how often a mixture's experts were chosen in the last run.
+	// Otherwise that is kept in a subdirectory of SocketDir, if there is one (see hot.Store).
+	ForgetExperts bool
+	// Imatrix, if not nil, counts choices of experts. It is used for a model whose last run is not known.
+	Imatrix hot.Counts
 	// Prefetch is what the Controller is made with. Run sets these fields itself and ignores what is in them:
-	// Memory, Share, Dry, Log, Experts.Predict, and all of Target and Host.
+	// Memory, Share, Dry, Log, Experts.Predict, Experts.Known, Experts.Keep, and all of Target and Host.
 	Prefetch prefetch.Options
 
 	// Who is told.
@@ -142,6 +148,7 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 	s.controller = prefetch.New(s.pages, s.controllerOptions(ctx))
 	defer s.runtime.leaveUrgent()
 	defer s.saveRouting()
+	defer s.controller.KeepScores()
 	if o.OnPlanned != nil {
 		defer func() { o.OnPlanned(s.controller.Parts()) }()
 	}
@@ -251,6 +258,11 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 		p.Target.Touched = s.process.TouchedAt
 	}
 	p.Experts.Predict = s.newPredictor
+	p.Experts.Known, p.Experts.Keep = nil, nil
+	if !o.Dry && o.Elsewhere == nil { // experts that are computed elsewhere change what is chosen here
+		h := newHotExperts(o)
+		p.Experts.Known, p.Experts.Keep = h.known, h.keep
+	}
 	p.Host = prefetch.Host{
 		Begin:  func() { s.prepareToRead(ctx) },
 		Urgent: func() { s.runtime.setUrgent(true) },

@@ -82,7 +82,8 @@ before, in the middle of and after the runs of each combination. The median of t
 --variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM
 when that ends. In it, {pid} is the target's process id, {model} the model's path, {limit} the limit and
 {room} what that leaves for the model, in bytes. FLAGS are more arguments for the target. A HELPER that
-ends in {target} starts the target itself. Baselines:
+ends in {target} starts the target itself. A helper may know something of earlier runs: of a mixture,
+prefetchd does, unless it has --no-hot. Baselines:
   plain                                     nothing
   static                                    locks the first bytes of the model, and nothing else, as
                                             vmtouch -l would: all that is left for the model but 48 MiB,
