@@ -1,12 +1,12 @@
 package mixture
 
-// This file streams the experts of a prompt. A prompt of some hundred tokens chooses nearly all experts of each layer, so
-// no router need be asked. What is not resident of the layers that come is read ahead in the order of use, in large
+// This file streams the experts of a prompt. A prompt of some hundred tokens chooses nearly all experts of each layer,
+// so no router need be asked. What is not resident of the layers that come is read ahead in the order of use, in large
 // ranges, and is paged out behind the target. What is resident stays, but for the least likely experts: their room is
 // the window.
 //
-// llama.cpp cuts a batch into ubatches, 512 tokens each by default (llama_context::decode in llama-context.cpp). Each of
-// them goes through all layers once, which is a pass here. The last layer may compute only the tokens whose logits are
+// llama.cpp cuts a batch into ubatches, 512 tokens each by default (llama_context::decode in llama-context.cpp). Each
+// of them goes through all layers once, which is a pass here. The last layer may compute only the tokens whose logits are
 // wanted: build_inp_out_ids in llama.cpp's graphs selects their rows before its feed-forward part. Such a layer's
 // experts are read when its router has chosen.
 
