@@ -6,8 +6,8 @@ package mixture
 // the window.
 //
 // llama.cpp cuts a batch into ubatches, 512 tokens each by default (llama_context::decode in llama-context.cpp). Each
-// of them goes through all layers once, which is a pass here. The last layer may compute only the tokens whose logits are
-// wanted: build_inp_out_ids in llama.cpp's graphs selects their rows before its feed-forward part. Such a layer's
+// of them goes through all layers once, which is a pass here. The last layer may compute only the tokens whose logits
+// are wanted: build_inp_out_ids in llama.cpp's graphs selects their rows before its feed-forward part. Such a layer's
 // experts are read when its router has chosen.
 
 import (
