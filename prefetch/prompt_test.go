@@ -213,6 +213,31 @@ func TestOnlyPrompts(t *testing.T) {
 	}
 }
 
+// What is kept for prompts is spread over all layers, so that the disk has work while the target computes with it.
+func TestPromptsShareTheRoom(t *testing.T) {
+	const limit, pass = mixModel * 4 / 10, 250 * time.Millisecond // the disk takes about as long
+	p := newPrompter(t, limit, uniform, pass, prefetch.Options{Always: true}, nil)
+	p.Warmup = false
+	for range 5 {
+		p.prompt(1)
+	}
+	most := int64(mixModel - limit + mixMargin + mixStream)
+	if token := p.prompt(1); token.Time > longer(most, pass)*10/9 || token.HelperBytes > most {
+		t.Errorf("%v, want at most a ninth more than %v; the helper read %d bytes, want at most %d",
+			token.Time, longer(most, pass), token.HelperBytes, most)
+	}
+	var kept [mixLayers]int
+	for key := range p.residentExperts() {
+		kept[key[0]]++
+	}
+	// Of the last layers, and of the first ones, there is also what is in the window.
+	for layer, n := range kept[2 : mixLayers-1] {
+		if n < 1 || n > 4 {
+			t.Errorf("%d experts of layer %d are in memory, want 1 to 4; of all layers %v", n, layer+2, kept)
+		}
+	}
+}
+
 // Where the room is too small for the window, and for batches of few tokens, nothing is streamed.
 func TestPromptIsNotStreamed(t *testing.T) {
 	p := newPrompter(t, mixShared+mixMargin+40*mib, skewed, 400*time.Millisecond, prefetch.Options{Always: true}, nil)

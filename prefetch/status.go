@@ -92,7 +92,8 @@ func (s *session) status(in phase) Status {
 // expectedSpeed is how many tokens per second are expected with what is held and a window of so many bytes.
 func (f *followed) expectedSpeed(window int64) float64 {
 	times := f.schedule.TimesBesideReads(f.held, f.window.bytes, &f.Seen)
-	return perSecond(f.compared.tokensPerStep(), f.schedule.ExpectToken(f.held, window, plan.Lead(f.block, f.unit), times, f.meter.best))
+	step := f.schedule.ExpectToken(f.held, window, plan.Lead(f.block, f.unit), times, f.meter.best)
+	return perSecond(f.compared.tokensPerStep(), step)
 }
 
 // String is one line for people. It begins with the speed, because a narrow terminal cuts the end.

@@ -1,13 +1,13 @@
 package mixture
 
-// This file streams the experts of a prompt. A prompt of some hundred tokens chooses nearly all experts of each layer, so
-// no router need be asked. What is not resident of the layers that come is read ahead in the order of use, in large
+// This file streams the experts of a prompt. A prompt of some hundred tokens chooses nearly all experts of each layer,
+// so no router need be asked. What is not resident of the layers that come is read ahead in the order of use, in large
 // ranges, and is paged out behind the target. What is resident stays, but for the least likely experts: their room is
 // the window.
 //
-// llama.cpp cuts a batch into ubatches, 512 tokens each by default (llama_context::decode in llama-context.cpp). Each of
-// them goes through all layers once, which is a pass here. The last layer may compute only the tokens whose logits are
-// wanted: build_inp_out_ids in llama.cpp's graphs selects their rows before its feed-forward part. Such a layer's
+// llama.cpp cuts a batch into ubatches, 512 tokens each by default (llama_context::decode in llama-context.cpp). Each
+// of them goes through all layers once, which is a pass here. The last layer may compute only the tokens whose logits
+// are wanted: build_inp_out_ids in llama.cpp's graphs selects their rows before its feed-forward part. Such a layer's
 // experts are read when its router has chosen.
 
 import (
@@ -374,7 +374,7 @@ func (m *Mixture) openNext() bool {
 	}
 	t := &m.tensors[s.next%n]
 	if t.part == 0 {
-		m.keepSome(&m.layers[t.layer])
+		m.shareRoom(&m.layers[t.layer])
 	}
 	s.rest = m.cutTensor(t)
 	s.staged = append(s.staged, stagedTensor{number: s.next})
@@ -400,9 +400,11 @@ func (m *Mixture) cutTensor(t *tensor) (ranges []rangeToRead) {
 	return ranges
 }
 
-// keepSome keeps experts of a layer that a pass is about to read, as long as there is room, and up to the layer's part
-// of it. They lie together, so that what is streamed does, too.
-func (m *Mixture) keepSome(l *layer) {
+// shareRoom keeps experts of a layer that a pass is about to read, as long as there is room, and up to the layer's part
+// of it. They lie together, so that what is streamed does, too. Where one prompt follows the other a layer gives up
+// what it has beyond its part: what was left in memory when help began is of a few layers, and the disk would have
+// nothing to read while the target computes with these.
+func (m *Mixture) shareRoom(l *layer) {
 	var all, have int64
 	for i := range l.experts {
 		all += l.experts[i].bytes
@@ -411,6 +413,15 @@ func (m *Mixture) keepSome(l *layer) {
 		}
 	}
 	part := int64(float64(m.keepable()) * float64(all) / float64(m.size))
+	if s := &m.stream; s.prompts > 1 && !s.generates {
+		for i := len(l.experts) - 1; i >= 0 && have > part; i-- {
+			if e := &l.experts[i]; e.resident {
+				e.resident = false
+				have -= e.bytes
+				m.resident -= e.bytes
+			}
+		}
+	}
 	for i := range l.experts {
 		e := &l.experts[i]
 		if e.resident || e.bytes == 0 {
