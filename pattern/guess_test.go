@@ -46,6 +46,7 @@ func TestGuess(t *testing.T) {
 	for name, config := range map[string]synth.Config{
 		"dense": {Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1},
 		"tied":  {Layers: 12, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1, Tied: true},
+		"table": {Layers: 4, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1, Table: 2 << 20},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := llama.Options{
