@@ -33,12 +33,14 @@ func TestTableInLlama(t *testing.T) {
 			}
 			at := slices.IndexFunc(plan.Tensors, func(w synth.Tensor) bool { return w.Name == table })
 			rows, row := plan.Tensors[at].Shape[1], plan.Tensors[at].Size/plan.Tensors[at].Shape[1]
-			if size := plan.Tensors[at].Size; size > cfg.Table || size < cfg.Table-row || plan.Config.Vocab != int(rows) {
-				t.Errorf("a table of %d bytes for %d tokens, want one of %d bytes", size, plan.Config.Vocab, cfg.Table)
+			size, vocab := plan.Tensors[at].Size, plan.Config.Vocab
+			if size > cfg.Table || size < cfg.Table-row || vocab != int(rows) {
+				t.Errorf("a table of %d bytes for %d tokens, want one of %d bytes", size, vocab, cfg.Table)
 			}
 			ops := filepath.Join(t.TempDir(), "ops")
 			r, err := in.Run(t.Context(), llama.Options{
-				Model: llamatest.Model(t, cfg), Prompt: " ab abc cd qp q", Tokens: 32, Threads: 1, Ops: ops, Warmup: "none",
+				Model: llamatest.Model(t, cfg), Prompt: " ab abc cd qp q", Tokens: 32, Threads: 1, Ops: ops,
+				Warmup: "none",
 			})
 			if err != nil {
 				t.Fatal(err)
