@@ -152,6 +152,7 @@ const (
 	traceKindKIND_SAMPLE       traceKind = 9
 	traceKindKIND_SELECTED     traceKind = 10
 	traceKindKIND_INPUT        traceKind = 11
+	traceKindKIND_LOOKUP       traceKind = 12
 	traceKindSYSTEM_KINDS      traceKind = 64
 )
 
@@ -179,6 +180,20 @@ const (
 	traceLimitMAX_GATHERS  traceLimit = 8
 	traceLimitNO_OP        traceLimit = 4294967295
 )
+
+type traceLookupEvent struct {
+	_      structs.HostLayout
+	Kind   uint32
+	Tgid   uint32
+	Tid    uint32
+	Decode uint32
+	Time   uint64
+	Seq    uint64
+	IdsSeq uint64
+	Tensor uint64
+	Graph  uint32
+	Id     uint32
+}
 
 type traceNodeKey struct {
 	_         structs.HostLayout
@@ -302,6 +317,7 @@ const (
 	traceTapTAP_SELECTED  traceTap = 1
 	traceTapTAP_ROUTER    traceTap = 2
 	traceTapTAP_ATTENTION traceTap = 3
+	traceTapTAP_LOOKUP    traceTap = 4
 )
 
 type traceTargetConfig struct {
@@ -439,6 +455,7 @@ const (
 	traceVarUnusedInputEvent    = "unused_input_event"
 	traceVarUnusedKind          = "unused_kind"
 	traceVarUnusedLimit         = "unused_limit"
+	traceVarUnusedLookupEvent   = "unused_lookup_event"
 	traceVarUnusedOpFlag        = "unused_op_flag"
 	traceVarUnusedOpsEvent      = "unused_ops_event"
 	traceVarUnusedSampleEvent   = "unused_sample_event"
@@ -452,6 +469,7 @@ const (
 	traceVarWantGraph           = "want_graph"
 	traceVarWantInputs          = "want_inputs"
 	traceVarWantIo              = "want_io"
+	traceVarWantLookups         = "want_lookups"
 	traceVarWantSelected        = "want_selected"
 	traceVarWide                = "wide"
 )
@@ -549,6 +567,7 @@ type traceVariableSpecs struct {
 	UnusedInputEvent    *ebpf.VariableSpec `ebpf:"unused_input_event"`
 	UnusedKind          *ebpf.VariableSpec `ebpf:"unused_kind"`
 	UnusedLimit         *ebpf.VariableSpec `ebpf:"unused_limit"`
+	UnusedLookupEvent   *ebpf.VariableSpec `ebpf:"unused_lookup_event"`
 	UnusedOpFlag        *ebpf.VariableSpec `ebpf:"unused_op_flag"`
 	UnusedOpsEvent      *ebpf.VariableSpec `ebpf:"unused_ops_event"`
 	UnusedSampleEvent   *ebpf.VariableSpec `ebpf:"unused_sample_event"`
@@ -562,6 +581,7 @@ type traceVariableSpecs struct {
 	WantGraph           *ebpf.VariableSpec `ebpf:"want_graph"`
 	WantInputs          *ebpf.VariableSpec `ebpf:"want_inputs"`
 	WantIo              *ebpf.VariableSpec `ebpf:"want_io"`
+	WantLookups         *ebpf.VariableSpec `ebpf:"want_lookups"`
 	WantSelected        *ebpf.VariableSpec `ebpf:"want_selected"`
 	Wide                *ebpf.VariableSpec `ebpf:"wide"`
 }
@@ -637,6 +657,7 @@ type traceVariables struct {
 	UnusedInputEvent    *ebpf.Variable `ebpf:"unused_input_event"`
 	UnusedKind          *ebpf.Variable `ebpf:"unused_kind"`
 	UnusedLimit         *ebpf.Variable `ebpf:"unused_limit"`
+	UnusedLookupEvent   *ebpf.Variable `ebpf:"unused_lookup_event"`
 	UnusedOpFlag        *ebpf.Variable `ebpf:"unused_op_flag"`
 	UnusedOpsEvent      *ebpf.Variable `ebpf:"unused_ops_event"`
 	UnusedSampleEvent   *ebpf.Variable `ebpf:"unused_sample_event"`
@@ -650,6 +671,7 @@ type traceVariables struct {
 	WantGraph           *ebpf.Variable `ebpf:"want_graph"`
 	WantInputs          *ebpf.Variable `ebpf:"want_inputs"`
 	WantIo              *ebpf.Variable `ebpf:"want_io"`
+	WantLookups         *ebpf.Variable `ebpf:"want_lookups"`
 	WantSelected        *ebpf.Variable `ebpf:"want_selected"`
 	Wide                *ebpf.Variable `ebpf:"wide"`
 }
