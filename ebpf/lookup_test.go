@@ -73,8 +73,8 @@ func TestLookup(t *testing.T) {
 						}
 						continue
 					}
-					if l == nil || l.Seq != e.Seq || l.Graph != e.Graph || l.Decode != e.Decode || l.Time < e.Time ||
-						e.Duration > 0 && l.Time > e.Time+e.Duration || !slices.Equal(l.IDs, e.IDs) || l.Table != source {
+					if l == nil || l.Seq != e.Seq || l.Graph != e.Graph || l.Decode != e.Decode || l.Table != source ||
+						l.Time < e.Time || e.Duration > 0 && l.Time > e.Time+e.Duration || !slices.Equal(l.IDs, e.IDs) {
 						t.Errorf("reported %+v, then %+v", l, e)
 					}
 				}

@@ -254,8 +254,14 @@ func (f *followed) shrink(release []int, budget int64) error {
 	return nil
 }
 
-// shareRoom tells the experts what room the other weights leave, less what streams of these.
+// shareRoom tells the tables what room there is, and the experts what room the other weights leave, less what streams
+// of these.
 func (f *followed) shareRoom() {
+	var rows int64
+	if f.tables != nil {
+		f.tables.SetRoom(f.memory.room.Bytes)
+		rows = f.tables.Kept()
+	}
 	if f.mixture == nil {
 		return
 	}
@@ -263,5 +269,5 @@ func (f *followed) shareRoom() {
 	if f.wantBytes >= f.schedule.Bytes {
 		window = 0
 	}
-	f.mixture.SetRoom(f.memory.room.Bytes - f.wantBytes - window)
+	f.mixture.SetRoom(f.memory.room.Bytes - f.wantBytes - window - rows)
 }

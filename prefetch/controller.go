@@ -110,12 +110,12 @@ func (c *Controller) Spare() (*StandBack, error) {
 	if err := s.memory.findBorrowed(); err != nil {
 		return nil, err
 	}
-	own := s.memory.census.countOwn()
-	if s.memory.census.borrowedBytes == 0 || own > m.Size()/leastBorrowed || own > s.memory.room.Bytes {
+	own, borrowed := s.memory.census.countOwn(), s.memory.census.borrowedBytes
+	if borrowed == 0 || own > (own+borrowed)/leastBorrowed || own > s.memory.room.Bytes {
 		return nil, nil
 	}
 	return c.standBackUnobserved(&StandBack{
-		Reason: Fits, Bytes: own, Borrowed: s.memory.census.borrowedBytes, Room: s.memory.room, mapped: m.Size(),
+		Reason: Fits, Bytes: own, Borrowed: borrowed, Room: s.memory.room, mapped: m.Size(),
 	}), nil
 }
 

@@ -51,6 +51,9 @@ func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 	if s.Experts != nil {
 		lines = append(lines, aboutExperts(s))
 	}
+	if s.Tables != nil && (detailed || s.Tables.Read > 0) {
+		lines = append(lines, aboutTables(s))
+	}
 	if line := aboutReadahead(s.Readahead); line != "" && (detailed || s.Experts != nil && s.Readahead.Why != "") {
 		lines = append(lines, line)
 	}
@@ -156,6 +159,13 @@ func aboutExperts(s *prefetch.Summary) string {
 			g.State, size(g.Read/int64(n)), what, size(g.Used/int64(n)))
 	}
 	return about
+}
+
+// aboutTables says what was done for tables of which tokens look up rows.
+func aboutTables(s *prefetch.Summary) string {
+	x := s.Tables
+	return fmt.Sprintf("tables: none of %s kept; %s looked up, of which %s were missing and read: %s",
+		size(x.All), plural(int(x.Rows), "row"), humanize.Comma(x.Missed), size(x.Read))
 }
 
 // plural is a number of things.
