@@ -115,6 +115,9 @@ func (f *followed) takeHold() error {
 			return err
 		}
 	}
+	if f.tables != nil {
+		f.tables.LookAgain()
+	}
 	if f.opts.Lock { // that would read what is missing, and wait for it
 		return nil
 	}

@@ -51,7 +51,10 @@ func (s *strays) add(p piece, now time.Time) {
 	s.waiting = append(s.waiting, waitingPiece{p, now})
 }
 
-// addAll adds all of the tables: the target may have read any of it before.
+// LookAgain has all of the tables looked at: the target may have read any of it while nobody was told.
+func (t *Tables) LookAgain() { t.strays.addAll(t.tables, t.opts.Now()) }
+
+// addAll adds all of the tables.
 func (s *strays) addAll(tables []table, now time.Time) {
 	for at := range tables {
 		s.addRange(at, tables[at].Range, now)

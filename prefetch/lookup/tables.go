@@ -102,7 +102,7 @@ func New(cycle *pattern.Cycle, opts Options) *Tables {
 		return nil
 	}
 	t.SetRoom(0)
-	t.strays.addAll(t.tables, opts.Now())
+	t.LookAgain()
 	return t
 }
 

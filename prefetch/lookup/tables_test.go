@@ -224,6 +224,22 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
+// What the target has read while nobody was told is found when all is looked at again.
+func TestLookAgain(t *testing.T) {
+	r := newRig(t)
+	r.sweep(t)
+	r.fault(r.table)
+	r.sweep(t)
+	if got := r.countResident(); got < r.table.Length {
+		t.Errorf("%d bytes are in memory, want all: nothing was looked up", got)
+	}
+	r.LookAgain()
+	r.sweep(t)
+	if got := r.countResident(); got > 2*pages.PageSize {
+		t.Errorf("%d bytes stay", got)
+	}
+}
+
 // What cannot be paged out now, because too much waits for that, is paged out later.
 func TestFullQueue(t *testing.T) {
 	r := newRig(t)
