@@ -36,8 +36,8 @@ type Options struct {
 	// not see them. Ops are then sent one by one, so that events arrive in the order in which they
 	// happened.
 	Selected bool
-	// Lookups asks for event.Lookup of tables of at least so many bytes; 0 means none. Like Selected, this
-	// needs another detail than DetailGraph and has ops sent one by one.
+	// Lookups asks for event.Lookup of tables of at least so many bytes; 0 means none. Ops are then sent
+	// one by one. With DetailGraph, which costs the target less, it comes when the graph begins.
 	Lookups int64
 	// Inputs asks for event.RouterInput of one in so many tokens; 0 means none. Two things are
 	// counted: decodes of one token, starting with the first, and the rows of a batch, starting
@@ -115,8 +115,8 @@ const (
 
 // check refuses options that contradict each other.
 func (o *Options) check() error {
-	if o.reportsEarly() && o.Detail == DetailGraph {
-		return errors.New("what routers read and choose, and what is looked up, is not seen in whole graphs: observe ops")
+	if (o.Selected || o.Inputs != 0) && o.Detail == DetailGraph {
+		return errors.New("what routers read and choose is not seen in whole graphs: observe ops")
 	}
 	if o.Lookups < 0 {
 		return fmt.Errorf("lookups in tables of %d bytes: want 0 or more", o.Lookups)

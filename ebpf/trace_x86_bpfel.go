@@ -193,6 +193,8 @@ type traceLookupEvent struct {
 	Tensor uint64
 	Graph  uint32
 	Id     uint32
+	Shape  uint32
+	Pad    uint32
 }
 
 type traceNodeKey struct {
@@ -269,6 +271,7 @@ type traceShape struct {
 	Id       uint32
 	Ngathers uint32
 	Gathers  [4]uint64
+	Tables   [4]uint32
 	Nreads   uint32
 	Reads    [2048]uint16
 	_        [4]byte
@@ -409,7 +412,7 @@ type traceThread struct {
 	Shape          traceShape
 	SampleEvent    traceSampleEvent
 	BuffersEvent   traceBuffersEvent
-	_              [32]byte
+	_              [16]byte
 }
 
 // Names of all BPF objects in the ELF.

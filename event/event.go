@@ -122,15 +122,16 @@ type Selected struct {
 }
 
 // Lookup reports which rows of a table an op is about to look up: token embeddings, or those of each
-// layer. It comes when the op begins, before it has read a row, and only if the capturer was asked for
-// it and the table lies in a mapped file and is large. The [Op] repeats it when the op is over.
+// layer. It comes when the op begins, or its graph where graphs are observed, before it has read a row,
+// and only if the capturer was asked for it and the table lies in a mapped file and is large. The [Op]
+// repeats it when the op is over.
 type Lookup struct {
 	Time   int64 // ns, CLOCK_MONOTONIC
 	PID    int32
 	TID    int32
 	Decode uint32 // as in Op, like the following two
 	Graph  uint32
-	Seq    uint64
+	Seq    uint64 // 0 where graphs are observed
 	// Table is the table: rows of NB[1] bytes, of which there are NE[1]. It is what the target says, as in Op.
 	Table Source
 	// IDs are the numbers of the rows, one for each token. They may repeat. Nobody has compared them with the

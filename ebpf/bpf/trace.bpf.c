@@ -217,7 +217,9 @@ struct lookup_event {
 	u64 ids_seq; /* number of the op that the ids were sent with */
 	u64 tensor;  /* address of the ids */
 	u32 graph;
-	u32 id; /* id of the op's template */
+	u32 id;    /* id of the op's template */
+	u32 shape; /* the shape that has the template; 0: none */
+	u32 pad;
 };
 
 /* A piece of a row of a router's input, or of what attention reads. The pieces of a row are sent
@@ -283,6 +285,7 @@ struct shape {
 	u32 id;
 	u32 ngathers;
 	u64 gathers[SHAPE_GATHERS]; /* tensors that hold row numbers when the graph begins */
+	u32 tables[SHAPE_GATHERS];  /* where these are of a large table: the id of the op's template; else 0 */
 	u32 nreads;                 /* above SHAPE_READS: they did not fit */
 	u16 reads[SHAPE_READS];     /* indices of the nodes that read weights */
 };
@@ -1060,8 +1063,31 @@ COLD int send_selected(struct thread *th, u64 tensor, s32 layer) {
 	return 0;
 }
 
-/* Sends which rows an op is about to look up. A single row is read by the target before anybody could do it: the
- * reader need not be woken for it. */
+/* Sends that the rows are about to be looked up whose numbers were sent last, by the op with this template. A single row
+ * is read by the target before anybody could do it: the reader need not be woken for it. */
+__attribute__((noinline)) int output_lookup(struct thread *th, u64 tensor, u32 id, u32 shape) {
+	if (!th)
+		return 0;
+	struct lookup_event e = {
+	    .kind = KIND_LOOKUP,
+	    .tgid = th->ops_event.tgid,
+	    .tid = th->ops_event.tid,
+	    .decode = th->decode,
+	    .time = bpf_ktime_get_ns(),
+	    .seq = th->seq,
+	    .ids_seq = shape ? th->seq : th->ids_seq,
+	    .tensor = tensor,
+	    .graph = th->graph,
+	    .id = id,
+	    .shape = shape,
+	};
+	bool several = th->ids_event.slots > 1 || th->ids_event.rows > 1;
+	if (bpf_ringbuf_output(&events, &e, sizeof(e), several && at_once ? BPF_RB_FORCE_WAKEUP : wakeup()))
+		count(COUNT_OTHERS_LOST);
+	return 0;
+}
+
+/* Sends which rows an op is about to look up. */
 COLD int send_lookup(struct thread *th, struct template *t) {
 	u64 tensor = t->tapped;
 	if (th->ids_tensor != tensor || th->ids_graph != th->graph) {
@@ -1071,22 +1097,7 @@ COLD int send_lookup(struct thread *th, struct template *t) {
 		th->ids_graph = th->graph;
 		th->ids_seq = th->seq;
 	}
-	struct lookup_event e = {
-	    .kind = KIND_LOOKUP,
-	    .tgid = th->ops_event.tgid,
-	    .tid = th->ops_event.tid,
-	    .decode = th->decode,
-	    .time = bpf_ktime_get_ns(),
-	    .seq = th->seq,
-	    .ids_seq = th->ids_seq,
-	    .tensor = tensor,
-	    .graph = th->graph,
-	    .id = t->id,
-	};
-	bool several = th->ids_event.slots > 1 || th->ids_event.rows > 1;
-	if (bpf_ringbuf_output(&events, &e, sizeof(e), several && at_once ? BPF_RB_FORCE_WAKEUP : wakeup()))
-		count(COUNT_OTHERS_LOST);
-	return 0;
+	return output_lookup(th, tensor, t->id, 0);
 }
 
 struct input_loop {
@@ -1456,7 +1467,9 @@ static long learn_graph_node(u32 i, void *arg) {
 	u32 n = th->shape.ngathers;
 	struct gather *gather = gather_of(th, th->template_event.op);
 	if (th->learned.ids && gather && !gather->experts && n < SHAPE_GATHERS) {
+		u64 source = th->sources[gather->source & (MAX_NODE_SRC - 1)];
 		th->shape.gathers[n] = th->learned.ids;
+		th->shape.tables[n] = is_wanted_table(th, source) ? th->template_event.id : 0;
 		th->shape.ngathers = n + 1;
 	}
 	return 0;
@@ -1511,6 +1524,7 @@ static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n) {
 	th->shape.id = known->id;
 	th->shape.ngathers = known->ngathers;
 	__builtin_memcpy(th->shape.gathers, known->gathers, sizeof(known->gathers));
+	__builtin_memcpy(th->shape.tables, known->tables, sizeof(known->tables));
 	return true;
 }
 
@@ -1525,9 +1539,13 @@ static __always_inline void begin_graph(struct thread *th, u64 graph, u64 now) {
 		return;
 	}
 	th->seq++;
-	for (u32 i = 0; i < SHAPE_GATHERS; i++)
-		if (i < th->shape.ngathers)
-			send_ids(th, th->shape.gathers[i], th->seq);
+	for (u32 i = 0; i < SHAPE_GATHERS; i++) {
+		if (i >= th->shape.ngathers)
+			break;
+		u64 tensor = th->shape.gathers[i];
+		if (send_ids(th, tensor, th->seq) && th->shape.tables[i])
+			output_lookup(th, tensor, th->shape.tables[i], th->shape.id);
+	}
 	th->graph_event.kind = KIND_GRAPH;
 	th->graph_event.tgid = th->ops_event.tgid;
 	th->graph_event.tid = th->ops_event.tid;
