@@ -133,6 +133,21 @@ func (c *Controller) Look() (again bool, err error) {
 	return true, c.settle(&change{&learnPhase{c.s}, why})
 }
 
+// ReadsRows says, after a StandBack because everything fits, whether the target has tables that have no room. Then
+// LookUp is to be called with each event.Lookup, though no other events are needed.
+func (c *Controller) ReadsRows() bool {
+	p, is := c.phase.(*standBackPhase)
+	return is && p.tables != nil
+}
+
+// LookUp reads the rows of a table that the target is about to look up, if ReadsRows. It does not wait for the disk.
+func (c *Controller) LookUp(e event.Lookup) error {
+	if p, is := c.phase.(*standBackPhase); is {
+		return p.lookUp(e)
+	}
+	return nil
+}
+
 // Cold says, after a StandBack because everything fits, whether some of that is to be read back with Warm if
 // the target computes nothing. Ask it after Look. It is never so without Options.KeepWarm.
 func (c *Controller) Cold() (bool, error) {

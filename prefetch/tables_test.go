@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -174,6 +175,56 @@ func TestTableFits(t *testing.T) {
 				t.Errorf("%d bytes of weights, want %d", stood.Bytes, weights)
 			}
 		}
+	}
+}
+
+// rowReader stands for who only passes lookups on, while nothing else is to be won.
+type rowReader struct{ *prefetch.Controller }
+
+func (r rowReader) Handle(e event.Event) error {
+	if e, is := e.(event.Lookup); is {
+		return r.LookUp(e)
+	}
+	return nil
+}
+
+func (r rowReader) Tick() error {
+	_, err := r.Look()
+	return err
+}
+
+// Where all but the table fits, its rows are read ahead all the same, and nothing is paged out.
+func TestTableFitsBesides(t *testing.T) {
+	const weights, limit = 4 * 28 * mib, 4*28*mib + 100*mib
+	r := newTableRig(t, addTable(model(0, 4), 0), limit, prefetch.Options{})
+	_, err := r.Run(1, r.cycle, 10)
+	var stood *prefetch.StandBack
+	if !errors.As(err, &stood) || stood.Reason != prefetch.Fits || stood.Tables != tableBytes || !r.ReadsRows() {
+		t.Fatalf("%v, reads rows: %v", err, r.ReadsRows())
+	}
+	if !strings.Contains(stood.Error(), "rows are read when they are looked up") {
+		t.Errorf("it says %q", stood)
+	}
+	alone := newTableRig(t, r.cycle, limit, prefetch.Options{})
+	alone.Attach(nil)
+	alone.run(10)
+	r.Attach(rowReader{r.Controller})
+	r.rows, alone.rows = 512, 512
+	for range 2 {
+		plain, helped := alone.run(1), r.run(1)
+		if plain.Time-helped.Time < 512*60*time.Microsecond {
+			t.Errorf("a prompt takes %v with help, %v without", helped.Time, plain.Time)
+		}
+	}
+	if x := r.Summary().Tables; x == nil || x.Rows < 900 || x.Missed < 900 || x.Strays != 0 {
+		t.Errorf("tables %+v, want two prompts of 512 rows", x)
+	}
+	if got := r.tableResident(); got < 900*tableRow {
+		t.Errorf("%d bytes of the table are in memory, want all rows that were looked up", got)
+	}
+	small := newTableRig(t, addTable(model(0, 4), 0), weights+tableBytes+100*mib, prefetch.Options{})
+	if _, err := small.Run(1, small.cycle, 10); !errors.As(err, &stood) || stood.Tables != 0 || small.ReadsRows() {
+		t.Errorf("with room for the table: %v, reads rows: %v", err, small.ReadsRows())
 	}
 }
 

@@ -39,6 +39,9 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 	switch {
 	case s.Idle != "" && s.Decodes == 0:
+		if s.Tables != nil && s.Tables.Read > 0 {
+			return []string{aboutTables(s)}
+		}
 		return nil // that was reported before
 	case s.PerToken == 0:
 		return []string{"the target generated no token: nothing was learned"}
@@ -164,7 +167,7 @@ func aboutExperts(s *prefetch.Summary) string {
 // aboutTables says what was done for tables of which tokens look up rows.
 func aboutTables(s *prefetch.Summary) string {
 	x := s.Tables
-	return fmt.Sprintf("tables: none of %s kept; %s looked up, of which %s were missing and read: %s",
+	return fmt.Sprintf("tables of %s: %s looked up, of which %s were missing and read: %s",
 		size(x.All), plural(int(x.Rows), "row"), humanize.Comma(x.Missed), size(x.Read))
 }
 

@@ -123,7 +123,7 @@ func TestExpertsTold(t *testing.T) {
 			"prefetchd: experts: kept 400 MiB of 1000 MiB; 75.0 % hits; 10 MiB read per token\n",
 		}, "expected"},
 		"table": {table, false, []string{
-			"prefetchd: tables: none of 4.0 GiB kept; 1,200 rows looked up, of which 1,100 were missing and read: 12 MiB\n",
+			"prefetchd: tables of 4.0 GiB: 1,200 rows looked up, of which 1,100 were missing and read: 12 MiB\n",
 		}, "expected"},
 		"nothing chosen": {idle, false,
 			[]string{"prefetchd: experts: kept 0 B of 1000 MiB, room for 1.0 MiB\n"}, "hits"},

@@ -109,3 +109,35 @@ func TestTable(t *testing.T) {
 		t.Errorf("%d bytes of the table stay in memory", resident)
 	}
 }
+
+// TestTableBesides checks that rows are read ahead where all but the table fits, with fewer probes.
+func TestTableBesides(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := llamatest.Model(t, tableConfig)
+	r := newRigOf(t, "table besides", path, 0.5, 20)
+	r.options.Prompt, r.options.Idle = wordsOf(100), 4
+	plainRun(r)
+	dropFromCache(t, path)
+	r.startStopped()
+	h := r.help()
+	h.waitSettled(t)
+	r.resumeTarget()
+	testenv.WaitFor(t, "prefetchd to be idle", func() bool {
+		return strings.Contains(h.stderr.String(), "everything fits")
+	})
+	limit := int64(0.5*float64(r.size)) + ownMemory
+	for _, bytes := range []int64{limit / 2, limit} { // somebody takes memory for a moment, and with it the table
+		if err := r.group.SetLimit(bytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.finish()
+	s := h.summary(t)
+	t.Logf("tables %+v; %s", s.Tables, h.stderr.String())
+	if !strings.Contains(s.Idle, "rows are read when they are looked up") {
+		t.Errorf("it is idle because %q", s.Idle)
+	}
+	if x := s.Tables; x == nil || x.Rows < 100 || x.Missed < 10 || x.Strays != 0 {
+		t.Errorf("tables %+v, want one of which a prompt reads some rows", x)
+	}
+}

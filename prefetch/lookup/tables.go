@@ -57,6 +57,7 @@ type Tables struct {
 	used  list.List // of page
 	known map[page]*list.Element
 	busy  bool   // the op of the last lookup may not be over
+	spare bool   // see LeaveRest
 	seq   uint64 // of that op
 
 	strays strays
@@ -138,6 +139,20 @@ func (t *Tables) SetRoom(bytes int64) {
 	t.batch = min(max(bytes/batchShare, leastBatch), mostBatch)
 }
 
+// LeaveRest says that there is memory to spare: from now on nothing is paged out, and what was read stays as long as
+// the kernel leaves it.
+func (t *Tables) LeaveRest() {
+	t.spare = true
+	t.forget()
+}
+
+// forget forgets which rows were used.
+func (t *Tables) forget() {
+	t.used.Init()
+	clear(t.known)
+	t.strays = strays{}
+}
+
 // LookUp is told which rows of a table an op is about to look up, and reads what is missing of them. file is the number
 // of the table's file. It returns how many bytes it asked for.
 func (t *Tables) LookUp(file int, e event.Lookup) (read int64, err error) {
@@ -166,6 +181,9 @@ func (t *Tables) LookUp(file int, e event.Lookup) (read int64, err error) {
 	}
 	t.total.rows += int64(len(seen))
 	t.total.read += read
+	if t.spare {
+		t.forget()
+	}
 	return read, nil
 }
 
