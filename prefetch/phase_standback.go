@@ -35,7 +35,7 @@ type StandBack struct {
 	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
 	Borrowed      int64         // bytes of the model's files in memory that another control group pays for
 	Room          room.Room     // that there was
-	Tables        int64         // Fits: bytes of tables that have no room, and whose rows are read when they are looked up
+	Tables        int64         // Fits: bytes of tables that have no room; their rows are read when they are looked up
 	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
 	Copied        int64         // Outside: bytes of them in their file that were paged out, because nobody reads them
 
@@ -55,7 +55,8 @@ func (s *StandBack) Error() string {
 		line := fmt.Sprintf("everything fits: %s of weights%s, room for %s (%s)", humanize.IBytes(uint64(s.Bytes)),
 			besides, humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Bound())
 		if s.Tables > 0 {
-			line += fmt.Sprintf("; of tables of %s rows are read when they are looked up", humanize.IBytes(uint64(s.Tables)))
+			line += fmt.Sprintf("; of tables of %s rows are read when they are looked up",
+				humanize.IBytes(uint64(s.Tables)))
 		}
 		return line
 	case NoWin:

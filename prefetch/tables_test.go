@@ -34,8 +34,8 @@ func addTable(c *pattern.Cycle, file int) *pattern.Cycle {
 		}
 	}
 	table := pattern.CycleRead{
-		File: file, Tensor: "per_layer_token_embd.weight", Op: "GET_ROWS", Offset: offset, Length: tableBytes, Slice: tableRow,
-		Slices: 1,
+		File: file, Tensor: "per_layer_token_embd.weight", Op: "GET_ROWS", Offset: offset, Length: tableBytes,
+		Slice: tableRow, Slices: 1,
 	}
 	return &pattern.Cycle{Reads: append([]pattern.CycleRead{table}, c.Reads...)}
 }

@@ -1063,8 +1063,9 @@ COLD int send_selected(struct thread *th, u64 tensor, s32 layer) {
 	return 0;
 }
 
-/* Sends that the rows are about to be looked up whose numbers were sent last, by the op with this template. A single row
- * is read by the target before anybody could do it: the reader need not be woken for it. */
+/* Sends that the rows are about to be looked up whose numbers were sent last, by the op with this
+ * template. A single row is read by the target before anybody could do it: the reader need not be
+ * woken for it. */
 __attribute__((noinline)) int output_lookup(struct thread *th, u64 tensor, u32 id, u32 shape) {
 	if (!th)
 		return 0;

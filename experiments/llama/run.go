@@ -75,8 +75,8 @@ func (o Options) args() []string {
 	for _, f := range []struct {
 		flag  string
 		value int
-	}{{"--repeat=", o.Repeat}, {"--idle=", o.Idle}, {"--mark=", o.Mark}, {"--contexts=", o.Contexts}, {"--parallel=", o.Parallel},
-		{"--chunks=", o.Chunks}, {"--guess=", o.Guess}} {
+	}{{"--repeat=", o.Repeat}, {"--idle=", o.Idle}, {"--mark=", o.Mark}, {"--contexts=", o.Contexts},
+		{"--parallel=", o.Parallel}, {"--chunks=", o.Chunks}, {"--guess=", o.Guess}} {
 		if f.value != 0 {
 			args = append(args, f.flag+strconv.Itoa(f.value))
 		}

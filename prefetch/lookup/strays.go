@@ -63,7 +63,8 @@ func (s *strays) addAll(tables []table, now time.Time) {
 
 // noteMiss notes that a fault may read what lies around a range of a table.
 func (s *strays) noteMiss(at int, of *table, r pages.Range, now time.Time) {
-	s.addRange(at, cutTo(pages.Range{File: r.File, Offset: r.Offset - around, Length: r.Length + 2*around}, of.Range), now)
+	near := pages.Range{File: r.File, Offset: r.Offset - around, Length: r.Length + 2*around}
+	s.addRange(at, cutTo(near, of.Range), now)
 }
 
 func (s *strays) addRange(at int, r pages.Range, now time.Time) {

@@ -309,7 +309,7 @@ type Summary struct {
 	Rows   int64 `json:"rows"`       // that were looked up, each once for each decode
 	Missed int64 `json:"missed"`     // of these, not in memory when they became known
 	Read   int64 `json:"read_bytes"` // for these
-	Strays int64 `json:"strays"`     // bytes that were in memory besides, most of them read around faults, and paged out
+	Strays int64 `json:"strays"`     // bytes in memory besides, most of them read around faults, that were paged out
 }
 
 // Summary adds what was done to what had been done before. before is nil, or the summary of earlier tables.
