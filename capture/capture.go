@@ -38,9 +38,10 @@ type Options struct {
 	Detail     ebpf.Detail
 	Buffers    bool
 	PerfEvents bool
-	// Selected, Inputs, InputRows and AtOnce are as in ebpf.Options. With Preload the first two are
-	// an error, because the library cannot see what they ask for.
+	// Selected, Lookups, Inputs, InputRows and AtOnce are as in ebpf.Options. With Preload the first
+	// three are an error, because the library cannot see what they ask for.
 	Selected          bool
+	Lookups           int64
 	Inputs, InputRows int
 	AtOnce            bool
 	// Follow also observes processes that the target starts. Attach observes those that it has started already, too.
@@ -203,8 +204,9 @@ func newTracer(pid int, command []string, program ebpf.Program, opts Options) (*
 	return ebpf.New(ebpf.Options{
 		PID: pid, Program: program, Hints: fileHints(command, pid), RingBytes: uint32(opts.RingBytes),
 		PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
-		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, Inputs: opts.Inputs,
-		InputRows: opts.InputRows, AtOnce: opts.AtOnce, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
+		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, Lookups: opts.Lookups,
+		Inputs: opts.Inputs, InputRows: opts.InputRows, AtOnce: opts.AtOnce,
+		Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }
 
@@ -213,7 +215,7 @@ func (o *Options) check() error {
 	if o.RingBytes < 0 || int64(o.RingBytes) > math.MaxUint32 {
 		return fmt.Errorf("a buffer of %d bytes: want a power of two below 4 GiB", o.RingBytes)
 	}
-	if o.Preload && (o.Selected || o.Inputs != 0) {
+	if o.Preload && (o.Selected || o.Lookups != 0 || o.Inputs != 0) {
 		return fmt.Errorf("the preloaded library sees whole graphs: what routers read and choose %w", ErrNeedsProbes)
 	}
 	return proc.CheckMount()

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -173,6 +174,19 @@ func (c *cache) useShape(of *target, id uint32) *shape {
 	c.useCount++
 	s.used = c.useCount
 	return s
+}
+
+// templateIn returns the template with this id of a target's shape; nil if it is not known.
+func (c *cache) templateIn(of *target, shape, id uint32) *template {
+	s := c.useShape(of, shape)
+	if s == nil {
+		return nil
+	}
+	i := slices.IndexFunc(s.ops, func(t *template) bool { return t.id == id })
+	if i < 0 {
+		return nil
+	}
+	return s.ops[i]
 }
 
 func (c *cache) dropShape(id uint32) {

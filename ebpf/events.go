@@ -85,6 +85,8 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		return nil
 	case traceKindKIND_SELECTED:
 		return t.handleSelected(p, viewAs[traceSelectedEvent](raw), handle)
+	case traceKindKIND_LOOKUP:
+		return t.handleLookup(p, viewAs[traceLookupEvent](raw), handle)
 	case traceKindKIND_INPUT:
 		return t.handleInput(p, viewAs[traceInputEvent](raw), handle)
 	case traceKindKIND_GRAPH:
@@ -178,6 +180,29 @@ func (t *Tracer) handleSelected(p *target, e *traceSelectedEvent, handle func(ev
 		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode),
 		Graph: e.Graph, Seq: e.Seq, Layer: e.Layer,
 		IDs: g.ids, IDRows: g.rows,
+	})
+}
+
+// handleLookup sends the rows that an op is about to look up. Their numbers have arrived before, and what the op reads
+// has, too.
+func (t *Tracer) handleLookup(p *target, e *traceLookupEvent, handle func(event.Event) error) error {
+	known := t.cache.template(p, e.Id)
+	if e.Shape != 0 {
+		known = t.cache.templateIn(p, e.Shape, e.Id)
+	}
+	g, ok := t.cache.idsOf(p, e.Tid, e.IdsSeq, e.Tensor)
+	if known == nil || !ok || len(known.op.Sources) == 0 {
+		t.incomplete.Add(1)
+		return nil
+	}
+	seq := e.Seq
+	if e.Shape != 0 {
+		seq = 0 // the ops of graphs have numbers of their own
+	}
+	// GET_ROWS has no other weight than the table.
+	return handle(event.Lookup{
+		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode),
+		Graph: e.Graph, Seq: seq, Table: known.op.Sources[0], IDs: g.ids,
 	})
 }
 

@@ -88,6 +88,7 @@ func (t *Tracer) constants(spec *ebpf.CollectionSpec) map[string]any {
 		"want_buffers":  asFlag(t.opts.Buffers),
 		"want_selected": asFlag(t.opts.Selected),
 		"want_inputs":   uint32(t.opts.Inputs),
+		"want_lookups":  uint64(t.opts.Lookups),
 		"input_rows":    uint32(cmp.Or(t.opts.InputRows, defaultInputRows)),
 		"at_once":       asFlag(t.opts.AtOnce),
 		"batch":         t.opts.opsPerEvent(),

@@ -36,6 +36,9 @@ type Options struct {
 	// not see them. Ops are then sent one by one, so that events arrive in the order in which they
 	// happened.
 	Selected bool
+	// Lookups asks for event.Lookup of tables of at least so many bytes; 0 means none. Ops are then sent
+	// one by one. With DetailGraph, which costs the target less, it comes when the graph begins.
+	Lookups int64
 	// Inputs asks for event.RouterInput of one in so many tokens; 0 means none. Two things are
 	// counted: decodes of one token, starting with the first, and the rows of a batch, starting
 	// with the last. A row that has more than 65536 values, or values other than float32, counts as
@@ -57,9 +60,9 @@ type Options struct {
 	// that has nothing to do without events may let Run sleep. Events then wait as long. Two things
 	// end the wait early: the first op that reads a file, and a ring buffer that is an eighth full.
 	Pause func() time.Duration
-	// AtOnce wakes the reader for each event.Selected, and once for a layer's event.RouterInput,
-	// before Interval or Pause is over. Tick is not called more often for it, but Pause is asked
-	// again, because an event may make Tick due earlier.
+	// AtOnce wakes the reader for each event.Selected, for each event.Lookup of more than one row, and
+	// once for a layer's event.RouterInput, before Interval or Pause is over. Tick is not called more
+	// often for it, but Pause is asked again, because an event may make Tick due earlier.
 	AtOnce bool
 
 	// What it costs.
@@ -112,8 +115,11 @@ const (
 
 // check refuses options that contradict each other.
 func (o *Options) check() error {
-	if o.reportsRouting() && o.Detail == DetailGraph {
+	if (o.Selected || o.Inputs != 0) && o.Detail == DetailGraph {
 		return errors.New("what routers read and choose is not seen in whole graphs: observe ops")
+	}
+	if o.Lookups < 0 {
+		return fmt.Errorf("lookups in tables of %d bytes: want 0 or more", o.Lookups)
 	}
 	if o.Inputs < 0 || o.InputRows < 0 || o.Inputs > math.MaxInt32 || o.InputRows > math.MaxInt32 {
 		return fmt.Errorf("routers' inputs for one in %d tokens, and for %d of a batch: want 0 or more", o.Inputs,
@@ -150,15 +156,14 @@ func (o *Options) mapSizes() map[string]uint32 {
 // opsPerEvent is how many ops are sent together. It is one if somebody waits for them, or if their
 // order with other events matters.
 func (o *Options) opsPerEvent() uint32 {
-	if o.Interval < 100*time.Millisecond || o.Detail == DetailIO || o.Buffers || o.reportsRouting() {
+	if o.Interval < 100*time.Millisecond || o.Detail == DetailIO || o.Buffers || o.reportsEarly() {
 		return 1
 	}
 	return uint32(len(traceOpsEvent{}.Ops))
 }
 
-// reportsRouting reports whether anything of a mixture's routing is to be reported before the
-// experts run.
-func (o *Options) reportsRouting() bool { return o.Selected || o.Inputs != 0 }
+// reportsEarly reports whether anything is to be reported before the op that reads it runs.
+func (o *Options) reportsEarly() bool { return o.Selected || o.Inputs != 0 || o.Lookups != 0 }
 
 // wakeAt is the fill level in bytes at which the programs wake the reader.
 func wakeAt(ringBytes uint32) uint64 { return uint64(ringBytes) / 8 }

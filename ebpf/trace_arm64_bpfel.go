@@ -152,6 +152,7 @@ const (
 	traceKindKIND_SAMPLE       traceKind = 9
 	traceKindKIND_SELECTED     traceKind = 10
 	traceKindKIND_INPUT        traceKind = 11
+	traceKindKIND_LOOKUP       traceKind = 12
 	traceKindSYSTEM_KINDS      traceKind = 64
 )
 
@@ -179,6 +180,22 @@ const (
 	traceLimitMAX_GATHERS  traceLimit = 8
 	traceLimitNO_OP        traceLimit = 4294967295
 )
+
+type traceLookupEvent struct {
+	_      structs.HostLayout
+	Kind   uint32
+	Tgid   uint32
+	Tid    uint32
+	Decode uint32
+	Time   uint64
+	Seq    uint64
+	IdsSeq uint64
+	Tensor uint64
+	Graph  uint32
+	Id     uint32
+	Shape  uint32
+	Pad    uint32
+}
 
 type traceNodeKey struct {
 	_         structs.HostLayout
@@ -254,6 +271,7 @@ type traceShape struct {
 	Id       uint32
 	Ngathers uint32
 	Gathers  [4]uint64
+	Tables   [4]uint32
 	Nreads   uint32
 	Reads    [2048]uint16
 	_        [4]byte
@@ -302,6 +320,7 @@ const (
 	traceTapTAP_SELECTED  traceTap = 1
 	traceTapTAP_ROUTER    traceTap = 2
 	traceTapTAP_ATTENTION traceTap = 3
+	traceTapTAP_LOOKUP    traceTap = 4
 )
 
 type traceTargetConfig struct {
@@ -393,7 +412,7 @@ type traceThread struct {
 	Shape          traceShape
 	SampleEvent    traceSampleEvent
 	BuffersEvent   traceBuffersEvent
-	_              [32]byte
+	_              [16]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -439,6 +458,7 @@ const (
 	traceVarUnusedInputEvent    = "unused_input_event"
 	traceVarUnusedKind          = "unused_kind"
 	traceVarUnusedLimit         = "unused_limit"
+	traceVarUnusedLookupEvent   = "unused_lookup_event"
 	traceVarUnusedOpFlag        = "unused_op_flag"
 	traceVarUnusedOpsEvent      = "unused_ops_event"
 	traceVarUnusedSampleEvent   = "unused_sample_event"
@@ -452,6 +472,7 @@ const (
 	traceVarWantGraph           = "want_graph"
 	traceVarWantInputs          = "want_inputs"
 	traceVarWantIo              = "want_io"
+	traceVarWantLookups         = "want_lookups"
 	traceVarWantSelected        = "want_selected"
 	traceVarWide                = "wide"
 )
@@ -549,6 +570,7 @@ type traceVariableSpecs struct {
 	UnusedInputEvent    *ebpf.VariableSpec `ebpf:"unused_input_event"`
 	UnusedKind          *ebpf.VariableSpec `ebpf:"unused_kind"`
 	UnusedLimit         *ebpf.VariableSpec `ebpf:"unused_limit"`
+	UnusedLookupEvent   *ebpf.VariableSpec `ebpf:"unused_lookup_event"`
 	UnusedOpFlag        *ebpf.VariableSpec `ebpf:"unused_op_flag"`
 	UnusedOpsEvent      *ebpf.VariableSpec `ebpf:"unused_ops_event"`
 	UnusedSampleEvent   *ebpf.VariableSpec `ebpf:"unused_sample_event"`
@@ -562,6 +584,7 @@ type traceVariableSpecs struct {
 	WantGraph           *ebpf.VariableSpec `ebpf:"want_graph"`
 	WantInputs          *ebpf.VariableSpec `ebpf:"want_inputs"`
 	WantIo              *ebpf.VariableSpec `ebpf:"want_io"`
+	WantLookups         *ebpf.VariableSpec `ebpf:"want_lookups"`
 	WantSelected        *ebpf.VariableSpec `ebpf:"want_selected"`
 	Wide                *ebpf.VariableSpec `ebpf:"wide"`
 }
@@ -637,6 +660,7 @@ type traceVariables struct {
 	UnusedInputEvent    *ebpf.Variable `ebpf:"unused_input_event"`
 	UnusedKind          *ebpf.Variable `ebpf:"unused_kind"`
 	UnusedLimit         *ebpf.Variable `ebpf:"unused_limit"`
+	UnusedLookupEvent   *ebpf.Variable `ebpf:"unused_lookup_event"`
 	UnusedOpFlag        *ebpf.Variable `ebpf:"unused_op_flag"`
 	UnusedOpsEvent      *ebpf.Variable `ebpf:"unused_ops_event"`
 	UnusedSampleEvent   *ebpf.Variable `ebpf:"unused_sample_event"`
@@ -650,6 +674,7 @@ type traceVariables struct {
 	WantGraph           *ebpf.Variable `ebpf:"want_graph"`
 	WantInputs          *ebpf.Variable `ebpf:"want_inputs"`
 	WantIo              *ebpf.Variable `ebpf:"want_io"`
+	WantLookups         *ebpf.Variable `ebpf:"want_lookups"`
 	WantSelected        *ebpf.Variable `ebpf:"want_selected"`
 	Wide                *ebpf.Variable `ebpf:"wide"`
 }

@@ -21,8 +21,8 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, Selected, RouterInput, PageIn,
-// ProcessBegin or ProcessEnd. Events of one thread arrive in the order in which they happened.
+// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, Selected, Lookup, RouterInput,
+// PageIn, ProcessBegin or ProcessEnd. Events of one thread arrive in the order in which they happened.
 // Those of different threads may not.
 type Event interface{ event() }
 
@@ -119,6 +119,24 @@ type Selected struct {
 	// highest score. Consumers may keep the slice, but not change it.
 	IDs    []int32
 	IDRows int
+}
+
+// Lookup reports which rows of a table an op is about to look up: token embeddings, or those of each
+// layer. It comes when the op begins, or its graph where graphs are observed, before it has read a row,
+// and only if the capturer was asked for it and the table lies in a mapped file and is large. The [Op]
+// repeats it when the op is over.
+type Lookup struct {
+	Time   int64 // ns, CLOCK_MONOTONIC
+	PID    int32
+	TID    int32
+	Decode uint32 // as in Op, like the following two
+	Graph  uint32
+	Seq    uint64 // 0 where graphs are observed
+	// Table is the table: rows of NB[1] bytes, of which there are NE[1]. It is what the target says, as in Op.
+	Table Source
+	// IDs are the numbers of the rows, one for each token. They may repeat. Nobody has compared them with the
+	// number of rows. Consumers may keep the slice, but not change it.
+	IDs []int32
 }
 
 // RouterInput is one token's vector that a layer of a mixture is about to compute with: the input
@@ -241,6 +259,7 @@ func (DecodeBegin) event()  {}
 func (DecodeEnd) event()    {}
 func (*Op) event()          {}
 func (Selected) event()     {}
+func (Lookup) event()       {}
 func (RouterInput) event()  {}
 func (PageIn) event()       {}
 func (ProcessBegin) event() {}

@@ -172,6 +172,13 @@ func (k Kind) String() string {
 	return kinds[k]
 }
 
+// IsTable reports whether the tensor is a table of which a token reads the rows that it looks up, and nothing else:
+// embeddings of tokens, of their positions, or of tokens for each layer. hasOutput says that the model has an
+// output.weight. Without one, all of its token_embd.weight is read for the logits of each token.
+func (t *Tensor) IsTable(hasOutput bool) bool {
+	return t.Kind() == KindEmbedding && (hasOutput || t.Name != "token_embd.weight")
+}
+
 // Kind is derived from llama.cpp's tensor names.
 func (t *Tensor) Kind() Kind {
 	component := t.Component()

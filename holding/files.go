@@ -33,8 +33,11 @@ type File struct {
 	// Unread is the part of Weights that the process does not read here any more once it has loaded its model, because
 	// it has a copy or they are on a GPU. It is 0 if its table of tensors was not found. UnreadResident is how much of
 	// that is in the page cache; -1 if the kernel does not tell.
-	Unread         int64  `json:"unread"`
-	UnreadResident int64  `json:"unread_resident"`
+	Unread         int64 `json:"unread"`
+	UnreadResident int64 `json:"unread_resident"`
+	// Tables is as in Holding. TablesResident is how much of that is in the page cache; -1 if the kernel does not tell.
+	Tables         int64  `json:"tables"`
+	TablesResident int64  `json:"tables_resident"`
 	Store          Store  `json:"store"`
 	System         string `json:"system"` // the file system ("tmpfs"), if it is one that fileSystems names
 	// Device is the device that holds it, as the kernel calls it ("nvme0n1p2"); "" if not known.
@@ -279,34 +282,52 @@ func (e *Examiner) openModel(c *mapped, before map[proc.FileID]part) (*model, er
 
 // countUnread fills in what is not read any more of a file: these ranges of offsets.
 func (m *model) countUnread(h *Holding, ranges [][2]int64) {
-	i := slices.IndexFunc(h.Files, func(f File) bool { return f.ID == m.file.ID })
-	if i < 0 || len(ranges) == 0 {
-		return
+	if f := m.fileIn(h); f != nil && len(ranges) > 0 {
+		f.UnreadRanges = uniteRanges(ranges)
+		f.Unread, f.UnreadResident = f.countRanges(f.UnreadRanges)
 	}
-	f := &h.Files[i]
-	f.UnreadRanges = uniteRanges(ranges)
-	for _, r := range f.UnreadRanges {
-		f.Unread += r[1] - r[0]
+}
+
+// countTables fills in where the tables of a file lie: in these ranges of offsets.
+func (m *model) countTables(h *Holding, ranges [][2]int64) {
+	if f := m.fileIn(h); f != nil {
+		f.Tables, f.TablesResident = f.countRanges(uniteRanges(ranges))
+		h.Tables += f.Tables
+	}
+}
+
+// fileIn is the model's file in h; nil if it is not there.
+func (m *model) fileIn(h *Holding) *File {
+	i := slices.IndexFunc(h.Files, func(f File) bool { return f.ID == m.file.ID })
+	if i < 0 {
+		return nil
+	}
+	return &h.Files[i]
+}
+
+// countRanges returns how many bytes some ranges of a file have, and how many of them are in memory; -1 if that is not
+// known. The ranges do not overlap.
+func (f *File) countRanges(ranges [][2]int64) (bytes, resident int64) {
+	for _, r := range ranges {
+		bytes += r[1] - r[0]
 	}
 	if f.Resident < 0 {
-		f.UnreadResident = -1
-		return
+		return bytes, -1
 	}
 	file, err := f.At.Open()
 	if err != nil {
-		f.UnreadResident = -1
-		return
+		return bytes, -1
 	}
 	defer file.Close()
 	residency := pagecache.ResidencyOf(file, nil)
-	for _, r := range f.UnreadRanges {
+	for _, r := range ranges {
 		n, err := residency.Bytes(r[0], r[1]-r[0])
 		if err != nil {
-			f.UnreadResident = -1
-			return
+			return bytes, -1
 		}
-		f.UnreadResident += n
+		resident += n
 	}
+	return bytes, resident
 }
 
 // StoreOf returns what the pages of an open file are to the kernel, and the name of its file system

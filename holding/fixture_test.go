@@ -50,12 +50,18 @@ type fake struct {
 
 func newFake(t *testing.T, ownKiB int) *fake {
 	t.Helper()
-	f := &fake{root: t.TempDir()}
-	f.model = filepath.Join(f.root, "model.gguf")
 	var tensors []gguftest.Tensor
 	for _, name := range []string{"token_embd.weight", "blk.0.ffn_up.weight", "blk.1.ffn_up.weight", "output.weight"} {
 		tensors = append(tensors, gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{1024, 1024}})
 	}
+	return newFakeOf(t, ownKiB, tensors)
+}
+
+// newFakeOf is newFake with other tensors.
+func newFakeOf(t *testing.T, ownKiB int, tensors []gguftest.Tensor) *fake {
+	t.Helper()
+	f := &fake{root: t.TempDir()}
+	f.model = filepath.Join(f.root, "model.gguf")
 	(&gguftest.Model{Tensors: tensors}).Write(t, f.model)
 	var err error
 	if f.file, err = gguf.Open(f.model); err != nil {

@@ -53,9 +53,11 @@ type Holding struct {
 	// Routed is the part of Weights.Mapped that belongs to experts. A token reads those that
 	// routers choose.
 	Routed int64 `json:"routed"`
-	// PerToken is the part of Weights.Mapped that each token reads besides, at most. Of a table of
-	// embeddings a token reads a row, so tables do not count.
+	// PerToken is the part of Weights.Mapped that each token reads besides, at most.
 	PerToken int64 `json:"per_token"`
+	// Tables is the part of Weights.Mapped of which a token reads only the rows that it looks up, as of token
+	// embeddings. A table may be larger than all the rest, and says nothing about what a helper can do.
+	Tables int64 `json:"tables"`
 
 	Others []Other `json:"others"` // processes that have pages of the same files in their page tables
 	// OthersCut says that there may be more: a process may not be looked at, or there is too much
@@ -210,12 +212,14 @@ func (e *Examiner) examine(ctx context.Context, opts Options) (*Holding, error) 
 // bytesRead is what tokens read from mapped files, sooner or later.
 func (h *Holding) bytesRead() int64 { return h.PerToken + h.Routed }
 
+// isMuch reports whether so many bytes of weights count, beside all that are computed with as a whole.
+func (h *Holding) isMuch(bytes int64) bool { return bytes > (h.Weights.Total()-h.Tables)/negligible }
+
 // decideMode derives the mode from where the weights are.
 func (h *Holding) decideMode() Mode {
-	all := h.Weights.Total()
-	much := func(n int64) bool { return n > all/negligible }
+	much := h.isMuch
 	switch {
-	case all == 0:
+	case h.Weights.Total() == 0:
 		return ModeNone
 	case much(h.Weights.Unknown):
 		return ModeUnknown

@@ -30,7 +30,7 @@ const maxOthersText = 256 << 20
 // different numbers. That is not noticed.
 func (s system) addOthers(ctx context.Context, pid int, models []*model, h *Holding) error {
 	ids := map[proc.FileID]bool{}
-	var weights int64
+	var weights int64 // a process that computes has all of them but the tables in its page tables
 	for _, m := range models {
 		ids[m.file.ID] = true
 		weights += m.file.Weights
@@ -53,7 +53,7 @@ func (s system) addOthers(ctx context.Context, pid int, models []*model, h *Hold
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if s.filePages(other) <= weights/negligible {
+		if s.filePages(other) <= (weights-h.Tables)/negligible {
 			continue
 		}
 		if left <= 0 || len(h.Others) == maxNames {

@@ -95,7 +95,7 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 		j.addFile(&h.Files[i])
 	}
 	all := j.v.PerToken + j.v.Routed // any token may read any expert
-	helpable := all > h.Weights.Total()/negligible
+	helpable := h.isMuch(all)
 	if helpable {
 		j.unblockFiles()
 		j.addProcesses(all)
@@ -132,15 +132,24 @@ func (h *Holding) JudgeInGroup(room int64, claimed bool) Verdict {
 	return v
 }
 
-// isAllResident reports whether all files of the model are in memory as a whole.
+// isAllResident reports whether all files of the model are in memory, but for tables, of which it is enough that their
+// rows are read when they are looked up.
 func (h *Holding) isAllResident() bool {
 	for i := range h.Files {
-		if f := &h.Files[i]; f.Changed || f.Size == 0 || f.Resident < f.Size {
+		f := &h.Files[i]
+		rest := f.Size - f.Tables
+		if f.Tables > 0 {
+			rest -= tableEnds // a table's first and last page have other weights, too
+		}
+		if f.Changed || f.Size == 0 || f.TablesResident < 0 || f.Resident-f.TablesResident < rest {
 			return false
 		}
 	}
 	return len(h.Files) > 0
 }
+
+// tableEnds is more than the pages have that a file's tables share with other weights, in bytes.
+const tableEnds = 256 << 10
 
 // judge is the state of Judge.
 type judge struct {
@@ -164,7 +173,7 @@ func (j *judge) add(blocks bool, reason Reason, format string, args ...any) {
 func (j *judge) addFile(f *File) {
 	name := visible.Line(filepath.Base(f.Path))
 	read := f.PerToken + f.Routed
-	matters, reads := read > j.Weights.Total()/negligible, ""
+	matters, reads := j.isMuch(read), ""
 	if matters {
 		reads = fmt.Sprintf(", and tokens read %s of it", formatBytes(read))
 	}
@@ -246,7 +255,7 @@ func (j *judge) addProcesses(all int64) {
 // addExperts adds what routed experts mean for a helper.
 func (j *judge) addExperts() {
 	switch {
-	case j.v.Routed <= j.Weights.Total()/negligible:
+	case !j.isMuch(j.v.Routed):
 	case j.v.PerToken == 0: // a helper follows a token by what all of them read
 		j.add(true, RoutedExperts,
 			"of the file only routed experts are read (%s), and nothing that every token reads: they are left to "+
@@ -322,8 +331,7 @@ func (h *Holding) WhereWeights() (findings []Finding) {
 	add := func(blocks bool, reason Reason, format string, args ...any) {
 		findings = append(findings, Finding{Reason: reason, Blocks: blocks, Text: fmt.Sprintf(format, args...)})
 	}
-	all := h.Weights.Total()
-	much := func(n int64) bool { return n > all/negligible }
+	all, much := h.Weights.Total(), h.isMuch
 	if h.Mode == ModeNone && slices.ContainsFunc(h.Files, func(f File) bool { return f.Changed }) {
 		return nil // the weights that it computes with are in that file
 	}

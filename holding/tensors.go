@@ -126,19 +126,19 @@ func (t *table) sumWeights(all []*weight, h *Holding) {
 	var hidden int64 // bytes of weights of which nothing is known but that they are mapped
 	hasOutput := t.byName["output.weight"] != nil
 	perToken, routed := map[proc.FileID]int64{}, map[proc.FileID]int64{}
+	tables := map[*model][][2]int64{}
 	add := func(w *weight) {
 		h.Weights.Mapped += w.of.Size
 		if w.of.Experts() > 0 {
 			routed[w.model.file.ID] += w.of.Size
 			return
 		}
-		// Rows are looked up in a table of embeddings. All of it is read only where it also gives
-		// the logits.
-		rows := w.of.Name == "per_layer_token_embd.weight" ||
-			w.of.Name == "token_embd.weight" && (hasOutput || w.seen.copied || w.seen.device)
-		if !rows {
-			perToken[w.model.file.ID] += w.of.Size
+		// Where the logits are computed from a copy, only rows are looked up in the file, too.
+		if w.of.IsTable(hasOutput || w.seen.copied || w.seen.device) {
+			tables[w.model] = append(tables[w.model], [2]int64{w.of.Offset, w.of.End()})
+			return
 		}
+		perToken[w.model.file.ID] += w.of.Size
 	}
 	var unseen []*weight
 	unread := map[*model][][2]int64{}
@@ -156,7 +156,9 @@ func (t *table) sumWeights(all []*weight, h *Holding) {
 		case w.seen.empty:
 			h.Weights.Unknown += w.of.Size // it is being loaded
 		case isCovered(w.model.spans, w.of.Offset, w.of.End()):
-			hidden += w.of.Size
+			if !w.of.IsTable(hasOutput) { // nobody copies a table
+				hidden += w.of.Size
+			}
 			unseen = append(unseen, w)
 		case t.gpu:
 			h.Weights.Device += w.of.Size
@@ -176,6 +178,9 @@ func (t *table) sumWeights(all []*weight, h *Holding) {
 	}
 	for m, ranges := range unread {
 		m.countUnread(h, ranges)
+	}
+	for m, ranges := range tables {
+		m.countTables(h, ranges)
 	}
 	for i := range h.Files {
 		f := &h.Files[i]

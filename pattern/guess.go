@@ -20,12 +20,13 @@ var ErrNoGuess = errors.New("the model's tensors do not tell in which order they
 // Guess returns the cycle that llama.cpp's graphs have for a model with these tensors, judging by
 // their names: layer after layer, and in each layer first the attention, then the feed-forward
 // part. The real order depends on the release of llama.cpp and on the architecture, so callers must
-// compare the guess with what a target really reads. Layers that predict further tokens are left
+// compare the guess with what a target really reads. Of models whose layers read a part of the token's
+// row in a table, it is that of Gemma 4. Layers that predict further tokens are left
 // out, because no graph reads them for every token. Models with routed experts are not guessed,
 // because most of what a token reads is not known in advance: see GuessMixture. Recurrent models are
 // not guessed either. Times are unknown (-1). files are the parts of the model in any order, and CycleRead.File
 // is an index of them. Cycle.Files is left to the caller, who may have described the files already.
-// The error is ErrNoGuess.
+// The error is ErrNoGuess, or one of reading a file's metadata.
 func Guess(files []*gguf.File) (*Cycle, error) { return guess(files, 0) }
 
 // GuessMixture is Guess for a model with routed experts, of whose experts something is known, so that
@@ -55,6 +56,9 @@ func guess(files []*gguf.File, used int64) (*Cycle, error) {
 		for j := range f.Tensors {
 			g.addTensor(i, &f.Tensors[j])
 		}
+		if err := g.addWindows(f); err != nil {
+			return nil, err
+		}
 	}
 	_, normed := g.named["output_norm.weight"]
 	embedding, embeds := g.named["token_embd.weight"]
@@ -62,7 +66,7 @@ func guess(files []*gguf.File, used int64) (*Cycle, error) {
 		return nil, ErrNoGuess
 	}
 	g.read(embedding)
-	for _, stem := range []string{"token_types", "position_embd", "token_embd_norm"} {
+	for _, stem := range []string{"token_types", "position_embd", "token_embd_norm", "per_layer_token_embd"} {
 		g.readNamed(stem)
 	}
 	numbers := make([]int, 0, len(g.layers))
@@ -71,7 +75,7 @@ func guess(files []*gguf.File, used int64) (*Cycle, error) {
 	}
 	slices.Sort(numbers)
 	for _, n := range numbers {
-		g.readLayer(g.layers[n])
+		g.readLayer(n, g.layers[n])
 	}
 	g.readNamed("output_norm")
 	if _, ok := g.named["output.weight"]; ok {
@@ -97,8 +101,33 @@ type guesser struct {
 	named       map[string]rankedTensor // tensors of no layer
 	layers      map[int][]rankedTensor
 	reads       []CycleRead
-	used        int64 // experts that a token reads; 0: models with experts are not supported
-	unsupported bool  // some layer is not that of a plain transformer
+	used        int64  // experts that a token reads; 0: models with experts are not supported
+	windowed    []bool // by layer: its attention sees only the last tokens
+	unsupported bool   // some layer is not that of a plain transformer
+}
+
+// hasTable reports whether each layer reads a part of the token's row in a table.
+func (g *guesser) hasTable() bool {
+	_, has := g.named["per_layer_token_embd.weight"]
+	return has
+}
+
+// addWindows finds out which layers' attention sees only the last tokens, if the file's metadata tell.
+func (g *guesser) addWindows(f *gguf.File) error {
+	const most = 1024 // layers; llama.cpp has a bound of 512
+	for i := range f.Metadata {
+		kv := &f.Metadata[i]
+		isPattern := strings.HasSuffix(kv.Key, ".attention.sliding_window_pattern")
+		if !isPattern || kv.Type != gguf.ValueArray || kv.Elem != gguf.ValueBool {
+			continue
+		}
+		return f.Each(kv, most, func(value any) error {
+			is, _ := value.(bool)
+			g.windowed = append(g.windowed, is)
+			return nil
+		})
+	}
+	return nil
 }
 
 // readOrder lists the first parts of the names of a layer's weights, in the order in which they are
@@ -114,7 +143,9 @@ var readOrder = []string{
 	"ffn_norm", "ffn_gate", "ffn_up", "ffn_act",
 	"ffn_gate_inp", "exp_probs_b", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps",
 	feedForwardElse,
-	"ffn_sub_norm", "ffn_down", "ffn_post_norm", "post_ffw_norm", "layer_output_norm", "layer_output_scale",
+	"ffn_sub_norm", "ffn_down", "ffn_post_norm", "post_ffw_norm",
+	"inp_gate", "proj", "post_norm", // what a layer makes of its part of a row in a table
+	"layer_output_norm", "layer_output_scale",
 }
 
 // These stand for weights that are not in readOrder.
@@ -151,8 +182,8 @@ func (g *guesser) addTensor(file int, t *gguf.Tensor) {
 	g.layers[n] = append(g.layers[n], rankedTensor{t, file, rank})
 }
 
-// readLayer reads the weights of one layer.
-func (g *guesser) readLayer(tensors []rankedTensor) {
+// readLayer reads the weights of the layer with this number.
+func (g *guesser) readLayer(number int, tensors []rankedTensor) {
 	if slices.ContainsFunc(tensors, func(t rankedTensor) bool { return strings.HasPrefix(t.Component(), "nextn.") }) {
 		return // only needed to predict further tokens
 	}
@@ -162,13 +193,26 @@ func (g *guesser) readLayer(tensors []rankedTensor) {
 		}
 		return 0
 	}
+	place := func(t rankedTensor) int {
+		if g.hasTable() && readOrder[t.rank] == "attn_v" { // it is normed, and nothing is fused with the key
+			return 2*ranks["attn_k_norm"] + 1
+		}
+		return 2 * t.rank
+	}
 	slices.SortFunc(tensors, func(a, b rankedTensor) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(bias(a), bias(b)), cmp.Compare(a.file, b.file),
+		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(bias(a), bias(b)), cmp.Compare(a.file, b.file),
 			cmp.Compare(a.Offset, b.Offset))
 	})
 	rotation, rotates := g.named["rope_freqs.weight"]
+	if g.hasTable() && number < len(g.windowed) && g.windowed[number] {
+		rotates = false // by the usual frequencies
+	}
 	for i, t := range tensors {
 		g.read(t)
+		if number == 0 && readOrder[t.rank] == "inp_gate" { // llama.cpp makes the layers' parts of the row as late
+			g.readNamed("per_layer_model_proj")
+			g.readNamed("per_layer_proj_norm")
+		}
 		// Queries and keys are rotated once they are complete.
 		whole := i+1 == len(tensors) || !isRotated(tensors[i+1].rank) ||
 			rotatedPart(tensors[i+1].rank) != rotatedPart(t.rank)

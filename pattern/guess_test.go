@@ -53,6 +53,7 @@ func TestGuess(t *testing.T) {
 		"tied":  {Layers: 12, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1, Tied: true},
 		"mixture": {Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 2, Type: gguf.Q8_0,
 			Seed: 1},
+		"table": {Layers: 4, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1, Table: 2 << 20},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := llama.Options{

@@ -115,6 +115,9 @@ func (f *followed) takeHold() error {
 			return err
 		}
 	}
+	if f.tables != nil {
+		f.tables.LookAgain()
+	}
 	if f.opts.Lock { // that would read what is missing, and wait for it
 		return nil
 	}
@@ -254,8 +257,14 @@ func (f *followed) shrink(release []int, budget int64) error {
 	return nil
 }
 
-// shareRoom tells the experts what room the other weights leave, less what streams of these.
+// shareRoom tells the tables what room there is, and the experts what room the other weights leave, less what streams
+// of these.
 func (f *followed) shareRoom() {
+	var rows int64
+	if f.tables != nil {
+		f.tables.SetRoom(f.memory.room.Bytes)
+		rows = f.tables.Kept()
+	}
 	if f.mixture == nil {
 		return
 	}
@@ -263,5 +272,5 @@ func (f *followed) shareRoom() {
 	if f.wantBytes >= f.schedule.Bytes {
 		window = 0
 	}
-	f.mixture.SetRoom(f.memory.room.Bytes - f.wantBytes - window)
+	f.mixture.SetRoom(f.memory.room.Bytes - f.wantBytes - window - rows)
 }

@@ -8,12 +8,14 @@ import (
 	"slices"
 	"time"
 
+	"tensorcast/prefetch/lookup"
+	"tensorcast/prefetch/models"
 	"tensorcast/prefetch/pages"
 )
 
 const (
-	// censusPiece is the least that is counted at once, in bytes. Of a large model it is more: there are at
-	// most censusPieces of each file.
+	// censusPiece is the least that is counted at once, in bytes, but where a table begins or ends. Of a large model it
+	// is more: there are about censusPieces of each file at most.
 	censusPiece  = 8 << 20
 	censusPieces = 8192
 	// countSlice bounds how long it is counted at once, by one piece. Counting takes no more than one part of
@@ -28,6 +30,7 @@ type census struct {
 	pieces []pages.Range // of a file: all of the same length but the last
 	bytes  []int64       // by piece: in memory
 	total  int64         // sum of bytes, without pieces that another group pays for
+	table  []bool        // by piece: all of it belongs to a table of which rows are looked up
 	order  []int         // of pieces, in which they are counted
 	next   int           // index in order
 	due    time.Time
@@ -37,12 +40,26 @@ type census struct {
 	lostBorrowed  int64  // bytes of pieces that were such, and are not all in memory any more
 }
 
-// addFile adds a file of so many bytes.
-func (c *census) addFile(file int, size int64) {
+// addFile adds a file of so many bytes. tables are the large tables in it. Their whole pages have pieces of their own.
+func (c *census) addFile(file int, size int64, tables []models.Weight) {
 	length := max(censusPiece, (size/censusPieces+censusPiece-1)/censusPiece*censusPiece)
-	for at := int64(0); at < size; at += length {
-		c.pieces = append(c.pieces, pages.Range{File: file, Offset: at, Length: min(length, size-at)})
+	add := func(from, end int64, isTable bool) {
+		for at := from; at < end; at += length {
+			c.pieces = append(c.pieces, pages.Range{File: file, Offset: at, Length: min(length, end-at)})
+			c.table = append(c.table, isTable)
+		}
 	}
+	at := int64(0)
+	for _, t := range tables {
+		from, end := (t.Offset+pages.PageSize-1)&^(pages.PageSize-1), min(t.End, size)&^(pages.PageSize-1)
+		if from < at || from >= end {
+			continue
+		}
+		add(at, from, false)
+		add(from, end, true)
+		at = end
+	}
+	add(at, size, false)
 	c.files = file + 1
 	c.bytes = append(c.bytes, make([]int64, len(c.pieces)-len(c.bytes))...)
 	c.borrowed = append(c.borrowed, make([]bool, len(c.pieces)-len(c.borrowed))...)
@@ -79,7 +96,7 @@ func (c *census) count(s *session) error {
 	}
 	for file := c.files; file < len(s.files); file++ {
 		first := len(c.pieces)
-		c.addFile(file, s.files[file].size)
+		c.addFile(file, s.files[file].size, s.files[file].weights.Tables(lookup.LeastBytes))
 		for i := first; i < len(c.pieces); i++ {
 			if err := c.countPiece(s.levers, i); err != nil {
 				return err

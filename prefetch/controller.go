@@ -117,12 +117,12 @@ func (c *Controller) Spare() (*StandBack, error) {
 	if err := s.memory.findBorrowed(); err != nil {
 		return nil, err
 	}
-	own := s.memory.census.countOwn()
-	if s.memory.census.borrowedBytes == 0 || own > m.Size()/leastBorrowed || own > s.memory.room.Bytes {
+	own, borrowed := s.memory.census.countOwn(), s.memory.census.borrowedBytes
+	if borrowed == 0 || own > (own+borrowed)/leastBorrowed || own > s.memory.room.Bytes {
 		return nil, nil
 	}
 	return c.standBackUnobserved(&StandBack{
-		Reason: Fits, Bytes: own, Borrowed: s.memory.census.borrowedBytes, Room: s.memory.room, mapped: m.Size(),
+		Reason: Fits, Bytes: own, Borrowed: borrowed, Room: s.memory.room, mapped: m.Size(),
 	}), nil
 }
 
@@ -138,6 +138,21 @@ func (c *Controller) Look() (again bool, err error) {
 		return false, err
 	}
 	return true, c.settle(&change{&learnPhase{c.s}, why})
+}
+
+// ReadsRows says, after a StandBack because everything fits, whether the target has tables that have no room. Then
+// LookUp is to be called with each event.Lookup, though no other events are needed.
+func (c *Controller) ReadsRows() bool {
+	p, is := c.phase.(*standBackPhase)
+	return is && p.tables != nil
+}
+
+// LookUp reads the rows of a table that the target is about to look up, if ReadsRows. It does not wait for the disk.
+func (c *Controller) LookUp(e event.Lookup) error {
+	if p, is := c.phase.(*standBackPhase); is {
+		return p.lookUp(e)
+	}
+	return nil
 }
 
 // Cold says, after a StandBack because everything fits, whether some of that is to be read back with Warm if

@@ -9,6 +9,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/pattern"
 	"tensorcast/prefetch/follow"
+	"tensorcast/prefetch/lookup"
 	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/plan"
@@ -29,6 +30,7 @@ type followed struct {
 	loading *loading // nil unless the target loads the model
 	mixture *mixture.Mixture
 	hot     hot
+	tables  *lookup.Tables // nil if there are none
 
 	cycle    *pattern.Cycle
 	schedule *plan.Schedule
@@ -51,6 +53,7 @@ func newFollowed(s *session, cycle *pattern.Cycle) *followed {
 	f := &followed{session: s, cycle: cycle, block: block, unit: unit, bases: map[int]uint64{}, twins: map[uint64]int{}}
 	f.use(whole.Without(s.memory.census.isBorrowed))
 	f.hot = s.findHot(cycle)
+	f.tables = lookup.New(cycle, lookup.Options{Levers: s.levers, Refuse: s.refuse, Now: s.now})
 	x := s.newMixture(f)
 	if x != nil {
 		f.routed = x.Size()
@@ -97,6 +100,7 @@ func (s *session) startCycle(
 	}
 	s.f = f
 	f.window.bytes = f.windowIn(s.memory.room.Bytes)
+	f.shareRoom()
 	for file, base := range bases {
 		f.setBase(file, base)
 	}
@@ -206,6 +210,9 @@ func (f *followed) planInput(free int64) plan.Input {
 	if f.mixture != nil { // what is being used has to be in memory
 		free -= f.mixture.Least()
 	}
+	if f.tables != nil {
+		free -= f.tables.Kept()
+	}
 	return plan.Input{Schedule: f.schedule, Held: f.want, Room: free, Window: f.window.bytes}
 }
 
@@ -214,8 +221,8 @@ func (f *followed) times() plan.OpTimes { return f.schedule.Times(f.held, f.wind
 
 // fits returns why there is nothing to win, if all that the target reads has room by its limits (not by the
 // caller's budget): what a token reads, or all of its files if other weights are computed elsewhere, and the
-// other models that it maps, because their turn may come. It returns nil if it does not fit, or if nobody
-// knows yet.
+// other models that it maps, because their turn may come. Tables of which only rows are looked up do not count.
+// It returns nil if it does not fit, or if nobody knows yet.
 func (f *followed) fits() (*StandBack, error) {
 	if f.loading != nil || f.seek.guessed { // it is not in memory yet, or the target may read it elsewhere
 		return nil, nil
@@ -230,6 +237,9 @@ func (f *followed) fits() (*StandBack, error) {
 			if !seen[b.File] {
 				seen[b.File] = true
 				stood.Bytes += f.files[b.File].size
+				if f.tables != nil {
+					stood.Bytes -= f.tables.SizeIn(b.File)
+				}
 			}
 		}
 		stood.Bytes = max(stood.Bytes-f.memory.census.borrowedBytes, 0)
@@ -243,9 +253,9 @@ func (f *followed) fits() (*StandBack, error) {
 		return nil, err
 	}
 	for i, at := range m.Mapped {
-		reads := func(b pages.Range) bool { return f.files[b.File].id == at.ID }
-		if !slices.ContainsFunc(f.schedule.Blocks, reads) {
-			stood.Bytes += m.Files[i].Size
+		reads := func(r pattern.CycleRead) bool { return f.files[r.File].id == at.ID }
+		if !slices.ContainsFunc(f.cycle.Reads, reads) {
+			stood.Bytes += m.Files[i].Size - m.TableBytes(i)
 		}
 	}
 	if free < stood.Bytes {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"tensorcast/event"
+	"tensorcast/prefetch/lookup"
 	"tensorcast/prefetch/room"
 )
 
@@ -33,6 +35,7 @@ type StandBack struct {
 	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
 	Borrowed      int64         // bytes of the model's files in memory that another control group pays for
 	Room          room.Room     // that there was
+	Tables        int64         // Fits: bytes of tables that have no room; their rows are read when they are looked up
 	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
 	Copied        int64         // Outside: bytes of them in their file that were paged out, because nobody reads them
 
@@ -49,8 +52,13 @@ func (s *StandBack) Error() string {
 			besides = fmt.Sprintf(" besides %s that another control group keeps in memory",
 				humanize.IBytes(uint64(s.Borrowed)))
 		}
-		return fmt.Sprintf("everything fits: %s of weights%s, room for %s (%s)", humanize.IBytes(uint64(s.Bytes)),
+		line := fmt.Sprintf("everything fits: %s of weights%s, room for %s (%s)", humanize.IBytes(uint64(s.Bytes)),
 			besides, humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Bound())
+		if s.Tables > 0 {
+			line += fmt.Sprintf("; of tables of %s rows are read when they are looked up",
+				humanize.IBytes(uint64(s.Tables)))
+		}
+		return line
 	case NoWin:
 		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back",
 			perSecond(s.Tokens, s.With), perSecond(s.Tokens, s.Without))
@@ -81,8 +89,10 @@ const (
 type standBackPhase struct {
 	learnPhase
 	stood   *StandBack
-	warm    *warmth   // Fits, with Options.KeepWarm
-	judgeAt time.Time // when Target.Judge is to be asked again
+	warm    *warmth         // Fits, with Options.KeepWarm
+	tables  *lookup.Tables  // Fits, but for these: their rows are read when they are looked up
+	before  *lookup.Summary // of what was done for tables before
+	judgeAt time.Time       // when Target.Judge is to be asked again
 }
 
 func (p *standBackPhase) name() Phase { return StandingOff }
@@ -104,6 +114,12 @@ func (p *standBackPhase) enter() error {
 		if stood.Reason == NoWin {
 			f.forgetScores()
 		}
+		if stood.Reason == Fits && f.tables != nil && f.tables.Size() > stood.Room.Bytes-stood.Bytes {
+			stood.Tables = f.tables.Size()
+			p.tables = lookup.New(f.cycle, lookup.Options{Levers: s.levers, Refuse: s.refuse, Now: s.now})
+			p.tables.LeaveRest()
+			p.tables.SetRoom(stood.Room.Bytes)
+		}
 	}
 	if s.memory.wanted = 0; stood.Reason == Fits || stood.Reason == NoWin {
 		s.memory.wanted = stood.Bytes
@@ -111,12 +127,24 @@ func (p *standBackPhase) enter() error {
 	if err := s.drop(); err != nil {
 		return err
 	}
+	p.before = s.work.tables
 	s.contexts.Reset()
 	s.begun = false
 	return stood
 }
 
 func (p *standBackPhase) covers() bool { return false }
+
+// lookUp reads the rows of a table that the target is about to look up.
+func (p *standBackPhase) lookUp(e event.Lookup) error {
+	file, known := p.s.numbers[e.Table.File]
+	if p.tables == nil || !known {
+		return nil
+	}
+	_, err := p.tables.LookUp(file, e)
+	p.s.work.tables = p.tables.Summary(p.before)
+	return err
+}
 
 // findChange says why something may be won by now; "" if nothing is.
 func (p *standBackPhase) findChange() (why string, err error) {

@@ -19,6 +19,11 @@ func (p *streamPhase) name() Phase { return Stream }
 func (p *streamPhase) enter() error { return nil }
 
 func (p *streamPhase) handle(e event.Event) error {
+	if p.f.tables != nil {
+		if err := p.f.noteLookup(e); err != nil {
+			return err
+		}
+	}
 	s, err := p.f.observe(e)
 	if err != nil || s.tokens == 0 {
 		return err
@@ -40,6 +45,24 @@ func (p *streamPhase) covers() bool {
 	return f.begun && !f.isUnseen() && f.opts.Strategy.Traits().Streams && !f.glance.isLeft(f.Now, f.Reads)
 }
 
+// noteLookup reads the rows that the target is about to look up, and notes that it has looked them up.
+func (f *followed) noteLookup(e event.Event) error {
+	switch e := e.(type) {
+	case event.Lookup:
+		file, known := f.numbers[e.Table.File]
+		if !known || f.Decode == 0 || f.Decode != e.Decode || f.TID != e.TID {
+			return nil
+		}
+		begun := f.now()
+		_, err := f.tables.LookUp(file, e)
+		f.work.staging += f.now().Sub(begun)
+		return err
+	case *event.Op:
+		f.tables.NoteOp(e)
+	}
+	return nil
+}
+
 // isUnseen says whether the cycle came from a file, and no decode of it was seen yet. The target may still
 // load the model, for which it has advice of its own.
 func (f *followed) isUnseen() bool { return f.Decode == 0 && f.contexts.Main == nil }
@@ -51,6 +74,11 @@ func (f *followed) moveWindow() error {
 	}
 	if err := f.sweepStray(); err != nil {
 		return err
+	}
+	if f.tables != nil {
+		if err := f.tables.Sweep(); err != nil {
+			return err
+		}
 	}
 	begun := f.now()
 	if err := f.clearPassed(); err != nil {

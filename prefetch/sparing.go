@@ -52,7 +52,9 @@ func (c *census) findBorrowed(levers pages.Accountant, own uint64) error {
 	c.total = 0
 	var whole int64
 	for i, r := range c.pieces {
-		whole += r.Length
+		if !c.table[i] {
+			whole += r.Length
+		}
 		if own != 0 && c.bytes[i] >= r.Length {
 			group, err := levers.PayingGroup(r)
 			if err != nil {
@@ -74,10 +76,10 @@ func (c *census) findBorrowed(levers pages.Accountant, own uint64) error {
 	return nil
 }
 
-// isAllResident says whether all of the model is in memory.
+// isAllResident says whether all of the model is in memory, but for tables.
 func (c *census) isAllResident() bool {
 	for i, r := range c.pieces {
-		if c.bytes[i] < r.Length {
+		if c.bytes[i] < r.Length && !c.table[i] {
 			return false
 		}
 	}
@@ -96,10 +98,10 @@ func (c *census) borrowAll() {
 	c.total = 0
 }
 
-// countOwn is how many bytes the files have besides what other groups pay for, in memory or not.
+// countOwn is how many bytes the files have besides tables and what other groups pay for, in memory or not.
 func (c *census) countOwn() (bytes int64) {
 	for i, r := range c.pieces {
-		if !c.borrowed[i] {
+		if !c.borrowed[i] && !c.table[i] {
 			bytes += r.Length
 		}
 	}

@@ -3,6 +3,7 @@ package prefetch
 // This file says what a Controller did.
 
 import (
+	"tensorcast/prefetch/lookup"
 	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/readahead"
 )
@@ -38,6 +39,7 @@ type Summary struct {
 	Beyond   Beyond  `json:"beyond"`       // why more was streamed than has no room
 
 	Experts *mixture.Summary `json:"experts,omitempty"` // nil unless the model has some that are helped
+	Tables  *lookup.Summary  `json:"tables,omitempty"`  // nil unless it has large ones of which rows are looked up
 
 	Learned   int     `json:"learned"`         // cycles that were followed, one after the other
 	Stored    bool    `json:"stored_pattern"`  // the first of them was Options.Stored
@@ -60,7 +62,7 @@ func (s *session) summary(in phase) Summary {
 		Strategy: s.opts.Strategy.Name(), Queue: s.levers.Name(),
 		Tokens: w.tokens, Decodes: w.decodes, PromptTokens: w.promptTokens, Streamed: w.streamed,
 		PerToken: w.perToken, Late: w.late, Shrunk: w.shrunk, Taken: w.taken,
-		Warmed: w.warmed, Copied: w.copied, Experts: w.experts, Learned: w.learned,
+		Warmed: w.warmed, Copied: w.copied, Experts: w.experts, Tables: w.tables, Learned: w.learned,
 		Stored: w.stored, Guessed: w.guessed, StageSec: w.staging.Seconds(), EvictSec: w.evicting.Seconds(),
 	}
 	free := s.memory.room
@@ -81,6 +83,9 @@ func (s *session) summary(in phase) Summary {
 			sum.Expected = f.expectedSpeed(at.window)
 		} else {
 			sum.Experts = f.mixture.Summary(w.experts)
+		}
+		if f.tables != nil {
+			sum.Tables = f.tables.Summary(w.tables)
 		}
 	}
 	sum.Room, sum.Level = free.Bytes, free.Level

@@ -91,7 +91,11 @@ func (f *followed) sweepStray() error {
 
 // hasTooMuch says whether more is in memory of the files than is held, staged, or has room anyway.
 func (f *followed) hasTooMuch() bool {
-	return f.memory.census.total > max(f.heldBytes+f.window.ahead+sweepSlack*f.block, f.memory.room.Bytes)
+	expected := f.heldBytes + f.window.ahead + sweepSlack*f.block
+	if f.tables != nil {
+		expected += f.tables.Resident()
+	}
+	return f.memory.census.total > max(expected, f.memory.room.Bytes)
 }
 
 // neededSoon are the blocks that are staged, and those of the visits from the one under way on, up to a

@@ -5,6 +5,7 @@ package prefetch
 import (
 	"time"
 
+	"tensorcast/prefetch/lookup"
 	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/room"
 )
@@ -24,6 +25,7 @@ type work struct {
 	warmed    int64 // bytes that were read back (Options.KeepWarm)
 	perToken  int64 // bytes that a token of the last cycle reads
 	experts   *mixture.Summary
+	tables    *lookup.Summary
 	firstHeld time.Time // when the first block was held
 	staging   time.Duration
 	evicting  time.Duration
@@ -37,6 +39,9 @@ func (w *work) add(f *followed) {
 	if f.mixture != nil {
 		f.mixture.Forget()
 		w.experts = f.mixture.Summary(w.experts)
+	}
+	if f.tables != nil {
+		w.tables = f.tables.Summary(w.tables)
 	}
 }
 

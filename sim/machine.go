@@ -44,6 +44,9 @@ type Config struct {
 	// after the other. Tokens count from 0. The tensors of experts must be named "blk.N.…". Route
 	// is nil if Cycles have no experts.
 	Route func(token, layer int) []int32
+	// Rows returns the rows that a decode looks up in tables: reads that gather, and not experts. Decodes
+	// count from 0. It is nil if Cycles have no tables.
+	Rows func(decode int) []int32
 }
 
 // Costs are times that the helper's calls take, per MiB.
@@ -280,11 +283,29 @@ func (m *Machine) read(r *pattern.CycleRead) {
 		m.send(event.FileSeen{PID: 1, File: FileID(r.File), ID: FileID(r.File), Path: m.Path(r.File)})
 	}
 	op := &event.Op{Time: m.now, Stall: -1, PID: 1, TID: 1, Decode: m.decode, Name: r.Op}
+	// its type is 0, which is F32
+	source := event.Source{
+		Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true, File: FileID(r.File),
+		Offset: r.Offset,
+	}
 	parts := []pages.Range{{File: r.File, Offset: r.Offset, Length: r.Length}}
-	if r.Experts {
+	source.NE, source.NB = [4]int64{r.Length / 4, 1, 1, 1}, [4]int64{4, r.Length, r.Length, r.Length}
+	if r.Gathers() {
+		n := r.Length / r.Slice
+		source.NE, source.NB = [4]int64{r.Slice / 4, 1, n, 1}, [4]int64{4, r.Slice, r.Slice, r.Length}
 		op.GatherDim, op.ByExpert, op.IDs, op.IDRows = 2, true, m.chosen, m.rows()
+		ids := distinct(m.chosen)
+		if !r.Experts {
+			source.NE, source.NB = [4]int64{r.Slice / 4, n, 1, 1}, [4]int64{4, r.Slice, r.Length, r.Length}
+			op.GatherDim, op.ByExpert, op.IDs, op.IDRows = 1, false, m.cfg.Rows(int(m.decode)-1), 1
+			ids = op.IDs // in the order of the batch
+			m.send(event.Lookup{Time: m.now, PID: 1, TID: 1, Decode: m.decode, Table: source, IDs: ids})
+			if m.helper != nil && len(ids) > 1 {
+				m.call()
+			}
+		}
 		parts = nil
-		for _, id := range distinct(m.chosen) {
+		for _, id := range ids {
 			parts = append(parts, pages.Range{File: r.File, Offset: r.Offset + int64(id)*r.Slice, Length: r.Slice})
 		}
 	}
@@ -299,16 +320,6 @@ func (m *Machine) read(r *pattern.CycleRead) {
 		}
 	}
 	op.Duration = m.now - op.Time
-	// its type is 0, which is F32
-	source := event.Source{
-		Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true, File: FileID(r.File),
-		Offset: r.Offset,
-	}
-	row, n := r.Length, int64(1)
-	if r.Experts {
-		row, n = r.Slice, r.Length/r.Slice
-	}
-	source.NE, source.NB = [4]int64{row / 4, 1, n, 1}, [4]int64{4, row, row, r.Length}
 	op.Sources = []event.Source{source}
 	m.send(op)
 }

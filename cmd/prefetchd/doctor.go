@@ -282,6 +282,7 @@ func (d *diagnosis) print(to io.Writer) error {
 		{h.Weights.Unknown, "of which that is not known"},
 		{h.PerToken, "read from the file by each token, at most"},
 		{h.Routed, "in routed experts, of which a token reads those that are chosen"},
+		{h.Tables, "in tables, of which a token reads the rows that it looks up"},
 	} {
 		if part.bytes > 0 {
 			fmt.Fprintf(w, "  \t%s %s\n", size(part.bytes), part.where)

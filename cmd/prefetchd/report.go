@@ -39,6 +39,9 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 	switch {
 	case s.Idle != "" && s.Decodes == 0:
+		if s.Tables != nil && s.Tables.Read > 0 {
+			return []string{aboutTables(s)}
+		}
 		return nil // that was reported before
 	case s.PerToken == 0:
 		return []string{"no decode of the target was seen as a whole: nothing was learned"}
@@ -53,6 +56,9 @@ func describeSummary(s *prefetch.Summary, detailed bool) (lines []string) {
 		if h := s.Experts.Hot; h != nil && h.Experts > 0 {
 			lines = append(lines, h.String())
 		}
+	}
+	if s.Tables != nil && (detailed || s.Tables.Read > 0) {
+		lines = append(lines, aboutTables(s))
 	}
 	if line := aboutReadahead(s.Readahead); line != "" && (detailed || s.Experts != nil && s.Readahead.Why != "") {
 		lines = append(lines, line)
@@ -159,6 +165,13 @@ func aboutExperts(s *prefetch.Summary) string {
 			g.State, size(g.Read/int64(n)), what, size(g.Used/int64(n)))
 	}
 	return about
+}
+
+// aboutTables says what was done for tables of which tokens look up rows.
+func aboutTables(s *prefetch.Summary) string {
+	x := s.Tables
+	return fmt.Sprintf("tables of %s: %s looked up, of which %s were missing and read: %s",
+		size(x.All), plural(int(x.Rows), "row"), humanize.Comma(x.Missed), size(x.Read))
 }
 
 // plural is a number of things.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/lookup"
 	"tensorcast/prefetch/mixture"
 )
 
@@ -100,6 +101,8 @@ func TestExpertsTold(t *testing.T) {
 		Experts: &mixture.Summary{All: 1000 << 20, Kept: 400 << 20, Room: 410 << 20, Chosen: 800,
 			Missed: 200, Read: 100 << 20, Strays: 3 << 20},
 	}
+	table := s
+	table.Tables = &lookup.Summary{All: 4 << 30, Rows: 1200, Missed: 1100, Read: 12 << 20}
 	none, idle := s, s
 	none.Experts = nil
 	idle.Tokens, idle.Decodes, idle.Experts = 0, 0, &mixture.Summary{All: 1000 << 20, Room: 1 << 20}
@@ -118,6 +121,9 @@ func TestExpertsTold(t *testing.T) {
 		"end": {s, false, []string{
 			"prefetchd: kept 64 MiB of 64 MiB in memory, streamed 1.0 MiB per token\n",
 			"prefetchd: experts: kept 400 MiB of 1000 MiB; 75.0 % hits; 10 MiB read per token\n",
+		}, "expected"},
+		"table": {table, false, []string{
+			"prefetchd: tables of 4.0 GiB: 1,200 rows looked up, of which 1,100 were missing and read: 12 MiB\n",
 		}, "expected"},
 		"nothing chosen": {idle, false,
 			[]string{"prefetchd: experts: kept 0 B of 1000 MiB, room for 1.0 MiB\n"}, "hits"},

@@ -28,6 +28,7 @@ enum kind {
 	KIND_SAMPLE,
 	KIND_SELECTED,
 	KIND_INPUT,
+	KIND_LOOKUP,
 	SYSTEM_KINDS = 64, /* the kinds of system.bpf.c begin here */
 };
 

@@ -18,7 +18,7 @@ generate() {
 
 generate trace \
 	ops_event op_record ids_event decode_event template_event shape_event graph_event buffers_event \
-	sample_event selected_event input_event target_config layout thread counts source buffer gather \
+	sample_event selected_event lookup_event input_event target_config layout thread counts source buffer gather \
 	kind counter limit op_flag source_flag tap
 
 generate system \

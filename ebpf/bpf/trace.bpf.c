@@ -50,6 +50,7 @@ enum tap {
 	TAP_SELECTED,
 	TAP_ROUTER,
 	TAP_ATTENTION,
+	TAP_LOOKUP,
 };
 enum source_flag {
 	SOURCE_IN_FILE = 1,
@@ -66,6 +67,7 @@ const volatile u32 want_selected; /* send the chosen experts before they run */
 const volatile u32 at_once;       /* wake the reader for that, however little the ring buffer holds */
 const volatile u32 want_inputs;   /* send the routers' inputs for one in so many tokens; 0: of none */
 const volatile u32 input_rows;    /* the most rows of a batch for which they are sent, at least 1 */
+const volatile u64 want_lookups;  /* send rows that are looked up in tables of so many bytes or more; 0: in none */
 const volatile u32 template_mask; /* number of templates, a power of two, minus one */
 
 /* A weight that an op reads. */
@@ -204,6 +206,22 @@ struct selected_event {
 	s32 layer; /* -1: not known */
 };
 
+/* Rows that an op is about to look up in a table of a file; their numbers were sent before. */
+struct lookup_event {
+	u32 kind;
+	u32 tgid;
+	u32 tid;
+	u32 decode;
+	u64 time;
+	u64 seq;     /* number of the op */
+	u64 ids_seq; /* number of the op that the ids were sent with */
+	u64 tensor;  /* address of the ids */
+	u32 graph;
+	u32 id;    /* id of the op's template */
+	u32 shape; /* the shape that has the template; 0: none */
+	u32 pad;
+};
+
 /* A piece of a row of a router's input, or of what attention reads. The pieces of a row are sent
  * one after the other. */
 struct input_event {
@@ -267,6 +285,7 @@ struct shape {
 	u32 id;
 	u32 ngathers;
 	u64 gathers[SHAPE_GATHERS]; /* tensors that hold row numbers when the graph begins */
+	u32 tables[SHAPE_GATHERS];  /* where these are of a large table: the id of the op's template; else 0 */
 	u32 nreads;                 /* above SHAPE_READS: they did not fit */
 	u16 reads[SHAPE_READS];     /* indices of the nodes that read weights */
 };
@@ -413,6 +432,7 @@ const struct buffers_event *unused_buffers_event __attribute__((unused));
 const struct sample_event *unused_sample_event __attribute__((unused));
 const struct input_event *unused_input_event __attribute__((unused));
 const enum tap *unused_tap __attribute__((unused));
+const struct lookup_event *unused_lookup_event __attribute__((unused));
 const struct selected_event *unused_selected_event __attribute__((unused));
 const enum kind *unused_kind __attribute__((unused));
 const enum counter *unused_counter __attribute__((unused));
@@ -753,12 +773,25 @@ static __always_inline bool read_label(struct thread *th, u64 tensor) {
 	return tensor && !bpf_probe_read_user(th->label, sizeof(th->label), (void *)(tensor + th->layout.name));
 }
 
+/* Whether a source is a weight in a file that has so many bytes as want_lookups says. */
+static __always_inline bool is_wanted_table(struct thread *th, u64 source) {
+	for (u32 i = 0; i < MAX_WEIGHTS; i++) {
+		const struct source *s = &th->template_event.src[i];
+		if (i < th->template_event.nsrc && th->weight[i] == source && s->flags & SOURCE_IN_FILE)
+			return want_lookups && s->ne[1] > 0 && s->nb[1] && s->ne[2] == 1 && s->ne[3] == 1 &&
+			    (u64)s->ne[1] >= want_lookups / s->nb[1];
+	}
+	return false;
+}
+
 /* Decides what is sent when the op of th->template_event begins:
  *
  * The chosen experts are known when the sorting op is over. llama.cpp then looks up their weights
  * (get_rows by ffn_moe_topk-L), and only after that the experts run. So the choice is sent when
  * that lookup begins. Where llama.cpp does not look them up, or names its tensors otherwise, it is
  * sent when the experts' first op begins.
+ *
+ * The rows of a large table are sent when the op that looks them up begins.
  *
  * A router's input is the second source of the product with blk.L.ffn_gate_inp.weight. What
  * attention reads is the second source, named attn_norm-L, of the products with its matrices. */
@@ -794,6 +827,14 @@ __attribute__((noinline)) int find_tap(struct thread *th) {
 	u64 source = th->sources[gather->source & (MAX_NODE_SRC - 1)];
 	u64 ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
 	s32 layer = -1;
+	if (!gather->experts && th->learned.ids) {
+		if (is_wanted_table(th, source)) {
+			th->learned.tapped = ids;
+			th->learned.layer = layer;
+			th->learned.tap = TAP_LOOKUP;
+		}
+		return 0;
+	}
 	if (!want_selected)
 		return 0;
 	if (gather->experts) {
@@ -836,7 +877,7 @@ __attribute__((noinline)) int learn_node(struct thread *th, u64 node, u64 second
 		ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
 	th->learned.ids = ids;
 	th->learned.tap = TAP_NONE;
-	if (want_selected || want_inputs)
+	if (want_selected || want_inputs || want_lookups)
 		find_tap(th);
 	if (second) {
 		tm->flags |= OP_FUSED;
@@ -1022,6 +1063,44 @@ COLD int send_selected(struct thread *th, u64 tensor, s32 layer) {
 	return 0;
 }
 
+/* Sends that the rows are about to be looked up whose numbers were sent last, by the op with this
+ * template. A single row is read by the target before anybody could do it: the reader need not be
+ * woken for it. */
+__attribute__((noinline)) int output_lookup(struct thread *th, u64 tensor, u32 id, u32 shape) {
+	if (!th)
+		return 0;
+	struct lookup_event e = {
+	    .kind = KIND_LOOKUP,
+	    .tgid = th->ops_event.tgid,
+	    .tid = th->ops_event.tid,
+	    .decode = th->decode,
+	    .time = bpf_ktime_get_ns(),
+	    .seq = th->seq,
+	    .ids_seq = shape ? th->seq : th->ids_seq,
+	    .tensor = tensor,
+	    .graph = th->graph,
+	    .id = id,
+	    .shape = shape,
+	};
+	bool several = th->ids_event.slots > 1 || th->ids_event.rows > 1;
+	if (bpf_ringbuf_output(&events, &e, sizeof(e), several && at_once ? BPF_RB_FORCE_WAKEUP : wakeup()))
+		count(COUNT_OTHERS_LOST);
+	return 0;
+}
+
+/* Sends which rows an op is about to look up. */
+COLD int send_lookup(struct thread *th, struct template *t) {
+	u64 tensor = t->tapped;
+	if (th->ids_tensor != tensor || th->ids_graph != th->graph) {
+		if (!send_ids(th, tensor, th->seq))
+			return 0; /* the op tries again, and accounts for it */
+		th->ids_tensor = tensor;
+		th->ids_graph = th->graph;
+		th->ids_seq = th->seq;
+	}
+	return output_lookup(th, tensor, t->id, 0);
+}
+
 struct input_loop {
 	struct thread *th;
 	u64 data;
@@ -1126,6 +1205,8 @@ COLD int send_tapped(struct thread *th, struct template *t) {
 	u32 tap = t->tap;
 	if (tap == TAP_SELECTED)
 		return send_selected(th, tensor, t->layer);
+	if (tap == TAP_LOOKUP)
+		return send_lookup(th, t);
 	if (th->skip_inputs)
 		return 0;
 	if (tap == TAP_ATTENTION) { /* several matrices read it */
@@ -1387,7 +1468,9 @@ static long learn_graph_node(u32 i, void *arg) {
 	u32 n = th->shape.ngathers;
 	struct gather *gather = gather_of(th, th->template_event.op);
 	if (th->learned.ids && gather && !gather->experts && n < SHAPE_GATHERS) {
+		u64 source = th->sources[gather->source & (MAX_NODE_SRC - 1)];
 		th->shape.gathers[n] = th->learned.ids;
+		th->shape.tables[n] = is_wanted_table(th, source) ? th->template_event.id : 0;
 		th->shape.ngathers = n + 1;
 	}
 	return 0;
@@ -1442,6 +1525,7 @@ static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n) {
 	th->shape.id = known->id;
 	th->shape.ngathers = known->ngathers;
 	__builtin_memcpy(th->shape.gathers, known->gathers, sizeof(known->gathers));
+	__builtin_memcpy(th->shape.tables, known->tables, sizeof(known->tables));
 	return true;
 }
 
@@ -1456,9 +1540,13 @@ static __always_inline void begin_graph(struct thread *th, u64 graph, u64 now) {
 		return;
 	}
 	th->seq++;
-	for (u32 i = 0; i < SHAPE_GATHERS; i++)
-		if (i < th->shape.ngathers)
-			send_ids(th, th->shape.gathers[i], th->seq);
+	for (u32 i = 0; i < SHAPE_GATHERS; i++) {
+		if (i >= th->shape.ngathers)
+			break;
+		u64 tensor = th->shape.gathers[i];
+		if (send_ids(th, tensor, th->seq) && th->shape.tables[i])
+			output_lookup(th, tensor, th->shape.tables[i], th->shape.id);
+	}
 	th->graph_event.kind = KIND_GRAPH;
 	th->graph_event.tgid = th->ops_event.tgid;
 	th->graph_event.tid = th->ops_event.tid;

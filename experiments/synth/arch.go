@@ -14,6 +14,8 @@ package synth
 //	           sinks and sliding windows
 //	deepseek4  square root of softplus; in the first layers the token's id chooses, by a table;
 //	           four residual streams
+//	gemma4     softmax over all; beside the experts a dense part, which is all there is without
+//	           experts; sliding windows; each layer reads its part of the token's row in a table
 //
 // Groups of experts, of which the best are chosen first, are possible with all.
 
@@ -34,12 +36,15 @@ const (
 	deepseek2Arch = "deepseek2"
 	gptossArch    = "gpt-oss"
 	deepseek4Arch = "deepseek4"
+	gemma4Arch    = "gemma4"
 )
 
 // graph describes what an architecture has of its own.
 type graph struct {
 	attention func(b *layer)
 	metadata  func(e *encoder, c Config) // nil: none
+	dense     bool                       // it needs no experts
+	table     bool                       // it has a table with a row for each token, of which each layer reads a part
 	fusable   bool                       // gate and up may be one tensor
 	shared    bool                       // it has shared experts
 	sigmoid   bool                       // it may choose by sigmoid
@@ -49,7 +54,7 @@ type graph struct {
 }
 
 var graphs = map[string]graph{
-	llamaArch: {attention: (*layer).llamaAttention},
+	llamaArch: {dense: true, attention: (*layer).llamaAttention},
 	qwen2Arch: {shared: true, untied: true,
 		attention: func(b *layer) {
 			b.llamaAttention()
@@ -129,7 +134,28 @@ var graphs = map[string]graph{
 			e.kvU32("deepseek4.expert_gating_func", gatingSqrtSoftplus)
 			e.kvF32("deepseek4.swiglu_clamp_exp", 10)
 		}},
+	gemma4Arch: {dense: true, table: true, fusable: true,
+		attention: (*layer).windowedAttention,
+		metadata: func(e *encoder, c Config) {
+			head := c.Embd / c.Heads
+			e.kvU32("gemma4.embedding_length_per_layer_input", c.PerLayer)
+			e.kvU32("gemma4.attention.key_length", head)
+			e.kvU32("gemma4.attention.value_length", head)
+			e.kvU32("gemma4.attention.key_length_swa", head)
+			e.kvU32("gemma4.attention.value_length_swa", head)
+			e.kvU32("gemma4.attention.sliding_window", 128)
+			e.kvArray("gemma4.attention.sliding_window_pattern", kvBool, c.Layers)
+			for l := range c.Layers {
+				e.bool(isWindowed(l))
+			}
+			if c.Experts > 0 {
+				e.kvU32("gemma4.expert_feed_forward_length", c.FF)
+			}
+		}},
 }
+
+// isWindowed says whether layer l of gemma4 sees only the last tokens. llama.cpp needs layers of both kinds.
+func isWindowed(l int) bool { return l%2 == 0 }
 
 // How a router scores experts (enum llama_expert_gating_func_type).
 const (
@@ -157,7 +183,7 @@ func compression(l int) int64 {
 
 // Archs lists the names of the graphs.
 func Archs() []string {
-	return []string{llamaArch, qwen2Arch, qwen3Arch, deepseek2Arch, gptossArch, deepseek4Arch}
+	return []string{llamaArch, qwen2Arch, qwen3Arch, deepseek2Arch, gptossArch, deepseek4Arch, gemma4Arch}
 }
 
 // denseLayers is the number of dense layers before the first layer with experts. A model of one
@@ -194,17 +220,22 @@ func layerTensors(cfg Config, l int) []Tensor {
 	b.kv = b.head * int64(cfg.KVHeads)
 	graphs[cfg.Arch].attention(b)
 	b.norm("attn_norm", b.embd)
+	if graphs[cfg.Arch].table {
+		b.table()
+	}
 	if cfg.Arch == gptossArch {
 		b.norm("post_attention_norm", b.embd)
 	} else {
 		b.norm("ffn_norm", b.embd)
 	}
 	ff := int64(cfg.FF)
-	if cfg.Experts == 0 || l < cfg.denseLayers() {
+	routed := cfg.Experts > 0 && l >= cfg.denseLayers()
+	if !routed || cfg.Arch == gemma4Arch {
 		b.matrix("ffn_down", 1, ff, b.embd)
 		b.matrix("ffn_gate", 1, b.embd, ff)
 		b.matrix("ffn_up", 1, b.embd, ff)
-	} else {
+	}
+	if routed {
 		b.experts(ff)
 	}
 	slices.SortFunc(b.ts, func(x, y Tensor) int { return cmp.Compare(x.Name, y.Name) })
@@ -234,8 +265,12 @@ func (b *layer) perHead(component string, gain float64, shape ...int64) {
 	b.vector(component+".weight", gain/math.Sqrt(float64(shape[0])), shape...)
 }
 
-func (b *layer) norm(component string, n int64) {
-	b.add(component+".weight", gguf.F32, []int64{n}, span{elems: n, mean: 1, std: normStd})
+func (b *layer) norm(component string, n int64) { b.normOf(component, n, 1) }
+
+// normOf adds a norm that makes values of another size than 1.
+func (b *layer) normOf(component string, n int64, size float64) {
+	b.add(component+".weight", gguf.F32, []int64{n},
+		span{elems: n, mean: float32(size), std: float32(size * normStd)})
 }
 
 // vector adds values of type F32 and mean 0.
@@ -274,6 +309,24 @@ func (b *layer) qkvBiases() {
 	b.bias("attn_q", b.embd)
 	b.bias("attn_k", b.kv)
 	b.bias("attn_v", b.kv)
+}
+
+// windowedAttention adds attention whose queries and keys are normed. llama.cpp does not divide their
+// products by the root of a head's width, as the trained norms have learned that.
+func (b *layer) windowedAttention() {
+	b.llamaAttention()
+	b.normOf("attn_q_norm", b.head, queryKeyGain/math.Sqrt(float64(b.head)))
+	b.norm("attn_k_norm", b.head)
+	b.norm("post_attention_norm", b.embd)
+	b.norm("post_ffw_norm", b.embd)
+}
+
+// table adds what a layer makes of its part of the token's row.
+func (b *layer) table() {
+	width := int64(b.cfg.PerLayer)
+	b.matrix("inp_gate", 1, b.embd, width)
+	b.matrix("proj", 1, width, b.embd)
+	b.norm("post_norm", b.embd)
 }
 
 // latentAttention adds attention whose queries, and whose keys with values, pass a narrow layer.
@@ -347,6 +400,13 @@ func (b *layer) experts(ff int64) {
 	switch hashed := b.number < c.Hashed; {
 	case c.Arch == qwen2Arch:
 		b.vector("ffn_gate_inp_shexp.weight", 1/math.Sqrt(float64(b.embd)), b.embd)
+	case c.Arch == gemma4Arch:
+		// llama.cpp divides the router's input by the root of the width.
+		b.add("ffn_gate_inp.scale", gguf.F32, []int64{b.embd},
+			span{elems: b.embd, mean: float32(math.Sqrt(float64(b.embd)))})
+		b.norm("pre_ffw_norm_2", b.embd)
+		b.norm("post_ffw_norm_1", b.embd)
+		b.norm("post_ffw_norm_2", b.embd)
 	case c.Arch == gptossArch:
 		b.routerBias("ffn_gate_inp", n)
 		b.bias("ffn_gate_exps", ff, n)

@@ -111,6 +111,10 @@ func (e *encoder) kvStr(name, v string) {
 
 func (e *encoder) kvBool(name string, v bool) {
 	e.key(name, kvBool)
+	e.bool(v)
+}
+
+func (e *encoder) bool(v bool) {
 	b := byte(0)
 	if v {
 		b = 1
@@ -133,7 +137,8 @@ func (e *encoder) kvArray(name string, elemType uint32, n int) {
 // Further tokens (with a larger Vocab) are distinct words, each preceded by a space. They have at
 // least two letters. There are no tokens of a space and one letter, so the tokenizer never merges
 // bytes into the words: they appear only in the model's output. With Config.Routes the first of them are
-// the trace's tokens, which a prompt may have, too.
+// the trace's tokens, which a prompt may have, too. With a table they begin with words of one letter. Then a
+// prompt's words are split into them, and so into tokens from all over the table.
 func (c Config) token(id int) (text string, score float32, kind uint32) {
 	switch {
 	case id == tokenUnk:
@@ -150,8 +155,12 @@ func (c Config) token(id int) (text string, score float32, kind uint32) {
 	if c.Routes != nil && id < ByteVocab+len(c.Routes.Tokens) {
 		return TokenText(id - ByteVocab), 0, tokenDefined
 	}
+	first := 27 // in bijective base 26 this is the first number with two digits
+	if graphs[c.Arch].table {
+		first = 1
+	}
 	var word []byte
-	for n := id - ByteVocab + 27; n > 0; n = (n - 1) / 26 { // bijective base 26; 27 is the first number with two digits
+	for n := id - ByteVocab + first; n > 0; n = (n - 1) / 26 {
 		word = append(word, byte('a'+(n-1)%26))
 	}
 	return spaceMark + string(word), -float32(id), tokenNormal // later words have lower scores, as in real vocabularies

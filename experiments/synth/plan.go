@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"tensorcast/gguf"
 )
@@ -120,14 +121,20 @@ func vocabTensors(cfg Config) []Tensor {
 	outStd := logitStd / math.Sqrt(float64(n))
 	// A row of the embedding is the initial content of the residual stream: with a standard
 	// deviation of 1 it is as large as what the layers add to it.
-	const embdStd = 1
+	embdStd := 1.
+	if cfg.Arch == gemma4Arch { // llama.cpp multiplies it by the root of the width
+		embdStd = 1 / math.Sqrt(float64(n))
+	}
 	if !cfg.Tied {
 		ts := []Tensor{
 			{Name: "output.weight", Type: cfg.vocabType(), Shape: []int64{n, vocab}, spans: vocabSpans(cfg, outStd)},
 			{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{n},
 				spans: []span{{elems: n, mean: 1, std: normStd}}},
 			{Name: "token_embd.weight", Type: cfg.vocabType(), Shape: []int64{n, vocab},
-				spans: []span{{elems: n * vocab, std: embdStd}}},
+				spans: []span{{elems: n * vocab, std: float32(embdStd)}}},
+		}
+		if graphs[cfg.Arch].table {
+			ts = slices.Insert(ts, 2, tableTensors(cfg)...)
 		}
 		if cfg.Arch == deepseek4Arch { // at the end the streams become one
 			ts = append(ts,
@@ -143,10 +150,31 @@ func vocabTensors(cfg Config) []Tensor {
 	// At the end, the residual stream still contains the token's own embedding, so a tied model
 	// would repeat the same token. Random signs of the last norm's weights prevent this; their size
 	// determines the size of the logits.
-	return []Tensor{
+	outStd /= embdStd
+	ts := []Tensor{
 		{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{n},
 			spans: []span{{elems: n, mean: float32(outStd), std: float32(outStd * normStd), randomSign: true}}},
 		{Name: "token_embd.weight", Type: cfg.Type, Shape: []int64{n, vocab}, spans: vocabSpans(cfg, embdStd)},
+	}
+	if graphs[cfg.Arch].table {
+		ts = slices.Insert(ts, 1, tableTensors(cfg)...)
+	}
+	return ts
+}
+
+// tableTensors lists the table of which each layer reads a part of the token's row, and what llama.cpp makes of
+// the token's embedding to be added to that. The rows are multiplied by the root of a part's width.
+func tableTensors(cfg Config) []Tensor {
+	n, part, all := int64(cfg.Embd), int64(cfg.PerLayer), int64(cfg.PerLayer)*int64(cfg.Layers)
+	half := int64(cfg.Embd / cfg.Heads / 2)
+	return []Tensor{
+		{Name: "per_layer_model_proj.weight", Type: cfg.Type, Shape: []int64{n, all},
+			spans: []span{{elems: n * all, std: float32(1 / math.Sqrt(float64(n)))}}},
+		{Name: "per_layer_proj_norm.weight", Type: gguf.F32, Shape: []int64{part},
+			spans: []span{{elems: part, mean: 1, std: normStd}}},
+		{Name: "per_layer_token_embd.weight", Type: cfg.Type, Shape: []int64{all, int64(cfg.Vocab)},
+			spans: []span{{elems: all * int64(cfg.Vocab), std: float32(1 / math.Sqrt(float64(part)))}}},
+		{Name: "rope_freqs.weight", Type: gguf.F32, Shape: []int64{half}, spans: []span{{elems: half, mean: 1}}},
 	}
 }
 

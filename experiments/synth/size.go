@@ -21,10 +21,10 @@ func Sized(target int64, base Config) (Config, error) {
 		widest     = 16384
 		mostLayers = 128
 	)
-	if base.Arch != "" && base.Arch != llamaArch {
+	if arch := base.withDefaults().Arch; arch != llamaArch {
 		return Config{}, &ConfigError{"size",
 			fmt.Sprintf("it is known which dimensions a llama of that size has, not a %s; give its "+
-				"dimensions instead", base.Arch)}
+				"dimensions instead", arch)}
 	}
 	// 64 and 256 are multiples of the types' block lengths.
 	ffStep := max(64, int(base.Type.BlockElems()))

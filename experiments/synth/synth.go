@@ -38,13 +38,20 @@ type Config struct {
 	Experts int // experts per layer, 2 to 512; 0 makes a dense model
 	Used    int // experts per token
 
-	Arch       string // the graph: one of Archs; "" means llama. All others have experts.
-	Groups     int    // groups of experts, of which the best GroupsUsed are chosen before experts are; 0: none
+	// Arch is the graph: one of Archs. "" means llama, or gemma4 with Table. All others have experts.
+	Arch       string
+	Groups     int // groups of experts, of which the best GroupsUsed are chosen before experts are; 0: none
 	GroupsUsed int
 	Shared     int  // shared experts, as wide as the others, which every token uses; 0 means 1 where the graph has them
 	Sigmoid    bool // the router scores by sigmoid, and has a bias that only the choice sees (deepseek2)
 	Fused      bool // the experts' gate and up are one tensor (deepseek2)
 	Hashed     int  // first layers in which the token's id chooses the experts (deepseek4)
+
+	// Table is about how many bytes the table per_layer_token_embd.weight has, with a row for each token (gemma4). It
+	// replaces Vocab: there are as many tokens as the table has rows. 0: Vocab says how many.
+	Table int64
+	// PerLayer is how many elements of a row each layer reads (gemma4); a whole number of blocks of Type. 0 means Embd.
+	PerLayer int
 
 	// Routes is a trace that is planted, see Routing; nil: routing is random. Then 0 means the trace's
 	// number for Layers, Experts and Used. Layers with experts are the trace's in turn, whatever their
@@ -111,6 +118,15 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Arch == "" {
 		c.Arch = llamaArch
+		if c.Table > 0 {
+			c.Arch = gemma4Arch
+		}
+	}
+	if graphs[c.Arch].table {
+		c.PerLayer = cmp.Or(c.PerLayer, c.Embd)
+		if row := c.tableRow(); c.Table > 0 && row > 0 {
+			c.Vocab = int(max(min(c.Table/row, maxDim+1), ByteVocab))
+		}
 	}
 	if graphs[c.Arch].shared && c.Shared == 0 {
 		c.Shared = 1
@@ -124,6 +140,18 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	return c
+}
+
+// tableRow is how many bytes a row of the table has; 0 if it cannot have a row of that width.
+func (c Config) tableRow() int64 {
+	if c.PerLayer < 0 || c.PerLayer > maxDim || c.Layers < 0 || c.Layers > maxLayers {
+		return 0
+	}
+	row, err := c.Type.RowBytes(int64(c.PerLayer) * int64(c.Layers))
+	if err != nil {
+		return 0
+	}
+	return row
 }
 
 // check returns a *ConfigError if llama.cpp could not run the model.
@@ -141,8 +169,12 @@ func (c Config) check() error {
 		}
 	}
 	minExperts := 0
-	if c.Experts != 0 || c.Used != 0 || c.Arch != llamaArch {
+	if c.Experts != 0 || c.Used != 0 || !g.dense {
 		minExperts = 2 // llama.cpp treats a model with one expert as dense, and then misses tensors
+	}
+	if c.Table > 0 && c.Vocab > maxDim {
+		return &ConfigError{"table", fmt.Sprintf("%d bytes are more than %d rows of %d bytes: make the rows longer, by "+
+			"more layers or a larger part for each", c.Table, maxDim, c.tableRow())}
 	}
 	for _, f := range []struct {
 		setting     string
@@ -154,6 +186,7 @@ func (c Config) check() error {
 		{"ff", c.FF, 1, maxDim},
 		{"heads", c.Heads, 1, maxDim},
 		{"kv-heads", c.KVHeads, 1, maxDim},
+		{"per-layer", c.PerLayer, 0, maxDim},
 		{"vocab", c.Vocab, ByteVocab, maxDim},
 		{"ctx", c.Ctx, 1, maxDim * 16},
 		{"experts", c.Experts, minExperts, maxExperts},
@@ -169,6 +202,11 @@ func (c Config) check() error {
 	}
 	block := int(c.Type.BlockElems())
 	switch {
+	case c.Table < 0:
+		return &ConfigError{"table", fmt.Sprintf("%d bytes are less than nothing", c.Table)}
+	case c.PerLayer%block != 0:
+		return &ConfigError{"per-layer",
+			fmt.Sprintf("%d is not a multiple of %d, the block of %v", c.PerLayer, block, c.Type)}
 	case c.Embd%block != 0:
 		return &ConfigError{"embd", fmt.Sprintf("%d is not a multiple of %d, the block of %v", c.Embd, block, c.Type)}
 	case c.FF%block != 0:
@@ -194,6 +232,12 @@ func (c Config) checkArch(g graph) error {
 		return lacks("fused", "tensors of gate and up")
 	case c.Shared > 0 && !g.shared:
 		return lacks("shared", "shared experts")
+	case (c.Table != 0 || c.PerLayer != 0) && !g.table:
+		return lacks("table", "table with a row for each token")
+	case g.table && c.Routes != nil:
+		return &ConfigError{"routes", fmt.Sprintf("a trace cannot be planted in a %s", c.Arch)}
+	case g.table && c.Layers < 2:
+		return &ConfigError{"layers", fmt.Sprintf("%s needs two layers or more", c.Arch)}
 	case c.Hashed > 0 && c.Arch != deepseek4Arch:
 		return lacks("hashed", "routers that go by the token's id")
 	case c.Tied && g.untied:

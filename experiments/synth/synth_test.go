@@ -77,6 +77,10 @@ func TestParsesBack(t *testing.T) {
 		"qwen3moe":  small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen3moe", 8, 2 }),
 		"gpt-oss":   small(func(c *Config) { c.Arch, c.Experts, c.Used = "gpt-oss", 8, 2 }),
 		"deepseek4": small(func(c *Config) { c.Arch, c.Experts, c.Used, c.Hashed = "deepseek4", 8, 2, 1 }),
+		"table":     small(func(c *Config) { c.Table, c.PerLayer = 3<<20, 512 }),
+		"table and experts": small(func(c *Config) {
+			c.Table, c.Experts, c.Used, c.Tied, c.Fused = 1<<20, 8, 2, true, true
+		}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, b := mustWrite(t, cfg)
@@ -184,6 +188,7 @@ func TestBytes(t *testing.T) {
 			"b81768629aaec01c"},
 		{small(func(c *Config) { c.Arch, c.Hashed, c.Experts, c.Used = "deepseek4", 1, 4, 2 }), "4039e93c7228f29d"},
 		{small(func(c *Config) { c.Arch, c.Experts, c.Used = "gpt-oss", 4, 2 }), "549851cac977e222"},
+		{small(func(c *Config) { c.Table, c.Experts, c.Used = 1<<20, 4, 2 }), "a4342573b61e91d5"},
 		{small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen2moe", 4, 2 }), "79ab01b5346f6ece"},
 		{small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen3moe", 4, 2 }), "e5466be45b84cd3a"},
 	} {
@@ -397,6 +402,13 @@ func TestImpossible(t *testing.T) {
 		{"hashed", func(c *Config) { c.Arch, c.Experts, c.Used, c.Hashed = "deepseek2", 8, 2, 1 }},
 		{"hashed", func(c *Config) { c.Arch, c.Experts, c.Used, c.Hashed = "deepseek4", 8, 2, 3 }},
 		{"tied", func(c *Config) { c.Arch, c.Experts, c.Used, c.Tied = "gpt-oss", 8, 2, true }},
+		{"table", func(c *Config) { c.Arch, c.Table = "llama", 1<<20 }},
+		{"table", func(c *Config) { c.Arch, c.PerLayer = "llama", 256 }},
+		{"table", func(c *Config) { c.Arch, c.Table = "gemma4", -1 }},
+		{"table", func(c *Config) { c.Table = 1 << 40 }},
+		{"per-layer", func(c *Config) { c.Table, c.PerLayer = 1<<20, 100 }},
+		{"per-layer", func(c *Config) { c.Table, c.PerLayer = 1<<20, -32 }},
+		{"layers", func(c *Config) { c.Table, c.Layers = 1<<20, 1 }},
 		{"layers", func(c *Config) { c.Arch, c.Experts, c.Used, c.Layers = "deepseek2", 8, 2, 27 }},
 		{"heads", func(c *Config) { c.Arch, c.Experts, c.Used, c.Heads, c.KVHeads = "deepseek2", 8, 2, 128, 1 }},
 		{"heads", func(c *Config) { c.Arch, c.Experts, c.Used, c.Heads, c.KVHeads = "deepseek4", 8, 2, 16, 1 }},
@@ -472,6 +484,7 @@ func TestSized(t *testing.T) {
 		"bad type":     {1e9, Config{Type: gguf.Q6_K}},
 		"no such type": {1e9, Config{Type: 4}},
 		"bad experts":  {1e9, Config{Type: gguf.Q8_0, Experts: 4, Used: 5}},
+		"a table":      {1e9, Config{Type: gguf.Q8_0, Table: 1e8}},
 		"another arch": {1e9, Config{Type: gguf.Q8_0, Experts: 4, Used: 2, Arch: "gpt-oss"}},
 	} {
 		var config *ConfigError

@@ -124,9 +124,7 @@ func (s *modelSums) add(t *gguf.Tensor, untied bool) {
 	switch {
 	case kind == gguf.KindExpert:
 		when = "experts"
-	// A model without an output matrix uses the token embeddings as one, and reads all of them for
-	// each token.
-	case kind == gguf.KindEmbedding && (untied || t.Name != "token_embd.weight"):
+	case t.IsTable(untied):
 		when = "lookup"
 	}
 	s.read.add(when, t.Size)

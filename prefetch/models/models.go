@@ -49,6 +49,25 @@ func (m *Model) IsWhole() bool {
 	return len(m.Parts) > 0
 }
 
+// TableBytes is how many bytes of file i are tables of which tokens only look up rows. Whether token embeddings are
+// such is known if the output is in the same file.
+func (m *Model) TableBytes(i int) int64 {
+	if i >= len(m.Parts) || m.Parts[i] == nil {
+		return 0
+	}
+	return tableBytes(m.Parts[i])
+}
+
+func tableBytes(part *gguf.File) (sum int64) {
+	_, hasOutput := part.Lookup("output.weight")
+	for k := range part.Tensors {
+		if t := &part.Tensors[k]; t.IsTable(hasOutput) {
+			sum += t.Size
+		}
+	}
+	return sum
+}
+
 func (m *Model) add(of knownFile, base uint64) {
 	m.Files = append(m.Files, of.file)
 	m.Mapped = append(m.Mapped, Mapped{Path: of.path, ID: of.id, Base: base})

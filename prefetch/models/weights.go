@@ -17,7 +17,10 @@ import (
 type Weights []Weight
 
 // Weight is the extent of one tensor in its file, in bytes.
-type Weight struct{ Offset, End int64 }
+type Weight struct {
+	Offset, End int64
+	IsTable     bool // tokens only look up rows of it, as far as this file tells
+}
 
 // ReadWeights reads the table of the GGUF file at path, which must be the file with this id. Its error wraps
 // gguf.ErrNotGGUF if it is no GGUF file, and proc.ErrOtherFile if path leads to another file by now.
@@ -27,9 +30,10 @@ func ReadWeights(path string, id event.FileID) (Weights, error) {
 		return nil, err
 	}
 	var w Weights
+	_, hasOutput := m.Files[0].Lookup("output.weight")
 	for i := range m.Files[0].Tensors {
 		t := &m.Files[0].Tensors[i]
-		w = append(w, Weight{t.Offset, t.Offset + t.Size})
+		w = append(w, Weight{t.Offset, t.End(), t.IsTable(hasOutput)})
 	}
 	return w, nil
 }
@@ -47,11 +51,27 @@ func OpenPart(path string, id event.FileID) (*gguf.Model, error) {
 	return m, nil
 }
 
+// Tables are those weights of which tokens only look up rows, and that have at least so many bytes.
+func (w Weights) Tables(least int64) (tables []Weight) {
+	for _, t := range w {
+		if t.IsTable && t.End-t.Offset >= least {
+			tables = append(tables, t)
+		}
+	}
+	return tables
+}
+
 // Hold says whether all bytes from offset to end belong to one tensor.
 func (w Weights) Hold(offset, end int64) bool {
+	i := w.find(offset)
+	return i >= 0 && end <= w[i].End
+}
+
+// find is the index of the last weight that begins at an offset or before; -1 if there is none.
+func (w Weights) find(offset int64) int {
 	i, found := slices.BinarySearchFunc(w, offset, func(t Weight, at int64) int { return cmp.Compare(t.Offset, at) })
 	if !found {
 		i--
 	}
-	return i >= 0 && end <= w[i].End
+	return i
 }

@@ -15,7 +15,7 @@ import (
 )
 
 func TestWeightsHold(t *testing.T) {
-	w := Weights{{100, 200}, {200, 300}, {400, 500}}
+	w := Weights{{Offset: 100, End: 200}, {Offset: 200, End: 300}, {Offset: 400, End: 500, IsTable: true}}
 	for _, tc := range []struct {
 		offset, end int64
 		want        bool
@@ -28,6 +28,9 @@ func TestWeightsHold(t *testing.T) {
 		if got := w.Hold(tc.offset, tc.end); got != tc.want {
 			t.Errorf("Hold(%d, %d) = %v, want %v", tc.offset, tc.end, got, tc.want)
 		}
+	}
+	if tables := w.Tables(100); len(tables) != 1 || tables[0] != w[2] || w.Tables(101) != nil {
+		t.Errorf("tables %v, want the last weight", tables)
 	}
 	if (Weights{}).Hold(0, 1) {
 		t.Error("Hold(0, 1) of no weights = true, want false")

@@ -11,6 +11,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/lookup"
 	"tensorcast/prefetch/room"
 )
 
@@ -26,14 +27,17 @@ type probes struct {
 
 // captureOptions say how the target is observed.
 func (s *server) captureOptions() capture.Options {
-	inputs := 1
+	inputs, lookups := 1, int64(lookup.LeastBytes)
+	if s.opts.Dry {
+		lookups = 0
+	}
 	if s.opts.Dry || !s.opts.Prefetch.Experts.Speculate.Speculates() {
 		inputs = 0
 	}
 	return capture.Options{
 		Interval: tickInterval, Tick: s.tick, Pause: s.pause,
 		Late: s.opts.Late, Small: true, AtOnce: true,
-		Selected: true, Inputs: inputs, InputRows: 1,
+		Selected: true, Lookups: lookups, Inputs: inputs, InputRows: 1,
 		Log: s.opts.Log,
 	}
 }

@@ -10,7 +10,11 @@ import (
 
 	"github.com/prometheus/procfs"
 
+	"tensorcast/capture"
+	"tensorcast/ebpf"
+	"tensorcast/event"
 	"tensorcast/internal/proc"
+	"tensorcast/prefetch/lookup"
 )
 
 const (
@@ -25,6 +29,13 @@ const (
 
 // sleep returns when there is something to win, or the target or ctx has ended.
 func (s *server) sleep(ctx context.Context) (ended bool, err error) {
+	if s.controller.ReadsRows() {
+		ended, err := s.sleepReadingRows(ctx)
+		if !errors.Is(err, errUnobserved) {
+			return ended, err
+		}
+		s.opts.Log.Debug("rows of tables are left to the target", "error", err)
+	}
 	for {
 		wait, cancel := context.WithTimeout(ctx, sleepInterval)
 		err := s.process.Wait(wait)
@@ -35,19 +46,70 @@ func (s *server) sleep(ctx context.Context) (ended bool, err error) {
 		case !errors.Is(err, context.DeadlineExceeded):
 			return false, err
 		}
-		again, err := s.controller.Look()
-		if errors.Is(err, proc.ErrNoProcess) || errors.Is(err, fs.ErrNotExist) {
-			continue // the target is ending
-		}
-		if again || err != nil {
-			return false, err
-		}
-		s.reportStatus(false)
-		idle := idleMeter{pid: s.opts.PID}
-		if err := s.readBack(ctx, idle.isIdle); err != nil {
+		if again, err := s.look(ctx); again || err != nil {
 			return false, err
 		}
 	}
+}
+
+// look says whether there is something to win by now. If not, it does what is due meanwhile.
+func (s *server) look(ctx context.Context) (again bool, err error) {
+	again, err = s.controller.Look()
+	if errors.Is(err, proc.ErrNoProcess) || errors.Is(err, fs.ErrNotExist) {
+		return false, nil // the target is ending
+	}
+	if again || err != nil {
+		return again, err
+	}
+	s.reportStatus(false)
+	idle := idleMeter{pid: s.opts.PID}
+	return false, s.readBack(ctx, idle.isIdle)
+}
+
+var (
+	errUnobserved = errors.New("the target cannot be observed")
+	errAwake      = errors.New("there is something to win")
+)
+
+// sleepReadingRows is sleep for a target of which all fits but tables. It reads the rows that the target is about to
+// look up. For that whole graphs are observed, which costs the target one probe for each. The error wraps errUnobserved
+// if that cannot be done.
+func (s *server) sleepReadingRows(ctx context.Context) (ended bool, err error) {
+	target, err := capture.Attach(s.opts.PID, capture.Options{
+		Detail: ebpf.DetailGraph, Lookups: lookup.LeastBytes, Small: true, AtOnce: true, Late: true,
+		Interval: sleepInterval, Log: s.opts.Log,
+		Tick: func() error {
+			again, err := s.look(ctx)
+			if s.opts.Join { // the target pays for its rows
+				s.memory.Join(ctx)
+			}
+			if again && err == nil {
+				err = errAwake
+			}
+			return err
+		},
+	})
+	if err != nil {
+		if errors.Is(err, proc.ErrNoProcess) {
+			return true, nil
+		}
+		return false, errors.Join(errUnobserved, err)
+	}
+	defer func() { err = errors.Join(err, target.Close()) }()
+	defer s.memory.Leave()
+	err = target.Run(ctx, func(e event.Event) error {
+		if e, is := e.(event.Lookup); is {
+			return s.controller.LookUp(e)
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errAwake):
+		return false, nil
+	case errors.Is(err, proc.ErrNoProcess), errors.Is(err, fs.ErrNotExist):
+		return true, nil
+	}
+	return err == nil, err
 }
 
 // readBack reads what others took of a model that fits, while the target is idle. It is charged to the target.

@@ -42,6 +42,11 @@ it like any other; its text is varied nonsense. The same flags give the same byt
 
 Either --size chooses the dimensions, or --layers, --embd, --ff, --heads (and --kv-heads) give them.
 
+With --table the model has a table of about that size, of which a token reads one row
+(per_layer_token_embd.weight, as models of the Gemma 3n kind have it). It has as many tokens as the table
+has rows. A prompt of words of a few letters, as " ab xyz", takes its tokens from all over the table. With
+experts it is a mixture besides.
+
 With --routes the routers choose what a recorded trace of a real model's routing says, token by token.
 The model says the trace's tokens one after the other (" t0", " t1" and so on, whatever the prompt), and
 begins again after the last. Width, type and size are free, but the experts are the trace's. Layers
@@ -66,6 +71,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
       --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
   lab synth -o gptoss.gguf --arch gpt-oss --experts 32 --used 4 --layers 4 --embd 256 --ff 256 --heads 4 --kv-heads 2
   lab synth -o hashed.gguf --arch deepseek4 --hashed 2 --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
+  lab synth -o table.gguf --table 4GB --per-layer 2048 --layers 8 --embd 512 --ff 1536 --heads 8
   lab synth -o routed.gguf --routes qwen.route.csv.gz --arch qwen3moe --layers 24 --embd 1024 --ff 384 --heads 16
   lab synth -o - --size 20MB --type F16 | sha256sum
   lab synth -o big.gguf --inflate 32 tiny-moe-q8_0.gguf`,
@@ -99,6 +105,12 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 			if cfg.Routes != nil && !cmd.Flags().Changed("vocab") {
 				cfg.Vocab = 0
 			}
+			if cfg.Table != 0 && cmd.Flags().Changed("vocab") {
+				return cli.Usagef("--table says how many tokens there are: leave out --vocab, or --table")
+			}
+			if cfg.Table != 0 && !cmd.Flags().Changed("arch") {
+				cfg.Arch = "" // the one that has a table
+			}
 			if cfg, err = applySize(cmd, cfg, size); err != nil {
 				return cli.Usage(err)
 			}
@@ -131,6 +143,8 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.BoolVar(&cfg.Sigmoid, "sigmoid", false, "a router with sigmoid and a bias for the choice (deepseek2)")
 	f.BoolVar(&cfg.Fused, "fused", false, "gate and up of the experts in one tensor (deepseek2)")
 	f.IntVar(&cfg.Hashed, "hashed", 0, "first layers in which the token's id chooses the experts (deepseek4)")
+	cli.SizeVar(f, &cfg.Table, "table", "size of a table of which a token reads one row (gemma4)")
+	f.IntVar(&cfg.PerLayer, "per-layer", 0, "elements of such a row that each layer reads (default: as many as --embd)")
 	f.BoolVar(&cfg.Tied, "tied", false, "no output.weight: the token embeddings are used for the logits, too")
 	f.IntVar(&cfg.Layers, "layers", 0, "layers (with --routes: by default the trace's)")
 	f.IntVar(&cfg.Embd, "embd", 0,
