@@ -164,8 +164,10 @@ func (m *Mixture) SetRoom(bytes int64) {
 	if m.opts.Keep {
 		m.room = max(bytes-margin, m.least)
 	}
-	if m.stream.on {
-		m.stream.window = m.windowIn(m.room)
+	if s := &m.stream; s.on {
+		if s.window = m.windowIn(m.room); s.window == 0 {
+			m.endStream()
+		}
 	}
 }
 

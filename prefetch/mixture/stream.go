@@ -512,5 +512,10 @@ func (m *Mixture) evictStaged(number int64) bool {
 			return false
 		}
 	}
+	for i := range m.layers[t.layer].experts {
+		if e := &m.layers[t.layer].experts[i]; !e.resident {
+			e.evictedAt = m.clock
+		}
+	}
 	return true
 }
