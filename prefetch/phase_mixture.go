@@ -55,6 +55,9 @@ func (p *mixturePhase) pause() time.Duration {
 	if pause := p.f.pauseForBlock(false); pause == restPause {
 		return pause
 	}
+	if p.f.mixture.IsStreaming() {
+		return max(expertPause, p.f.pauseInBatch())
+	}
 	return expertPause
 }
 

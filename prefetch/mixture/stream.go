@@ -155,6 +155,9 @@ func (m *Mixture) NoteRead(file int, offset int64) {
 	}
 }
 
+// IsStreaming says whether experts are read ahead without asking their router.
+func (m *Mixture) IsStreaming() bool { return m.stream.on }
+
 // Staged is how many bytes of experts are read ahead for a prompt, or wait to be paged out.
 func (m *Mixture) Staged() int64 { return m.stream.bytes }
 
