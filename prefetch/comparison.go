@@ -109,13 +109,18 @@ func usualClassOf(some []sample) int {
 	return mostFrequent(all)
 }
 
-// speeds are how many tokens per second there are lately in steps of the usual class, without help and with it; 0 if
-// that is not known. A target may compute no more than the first steps, in which help settles.
-func (w *comparison) speeds() (before, now float64) {
-	lately := w.with
-	if len(lately) == 0 {
-		lately = w.settling
+// lately are the last steps with help. A target may compute no more than the first ones, in which help settles.
+func (w *comparison) lately() []sample {
+	if len(w.with) == 0 {
+		return w.settling
 	}
+	return w.with
+}
+
+// speeds are how many tokens per second there are lately in steps of the usual class, without help and with it; 0 if
+// that is not known.
+func (w *comparison) speeds() (before, now float64) {
+	lately := w.lately()
 	class := usualClassOf(lately)
 	with, tokens := takesOf(lately, class)
 	if class == 0 { // there is none with help yet
@@ -126,7 +131,8 @@ func (w *comparison) speeds() (before, now float64) {
 
 // tokensPerStep is how many tokens there are lately in a step of the usual class; 1 while that is not known.
 func (w *comparison) tokensPerStep() float64 {
-	_, tokens := w.takes(w.usualClass())
+	lately := w.lately()
+	_, tokens := takesOf(lately, usualClassOf(lately))
 	return max(tokens, 1)
 }
 

@@ -39,7 +39,8 @@ type followed struct {
 	bases    map[int]uint64 // by file: where the target maps its first byte; 0 is not known yet
 	twins    map[uint64]int // further addresses at which the target maps a file, with the file's number
 	routed   int64          // bytes of experts, of which tokens read some
-	rested   time.Time      // when the last decode ended
+	began    time.Time      // when the last decode began,
+	rested   time.Time      // and when it ended
 }
 
 func newFollowed(s *session, cycle *pattern.Cycle) *followed {

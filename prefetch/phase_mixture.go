@@ -64,9 +64,11 @@ func (p *mixturePhase) pause() time.Duration {
 	}
 	until, waits := f.mixture.UntilIdle()
 	switch {
+	case f.mixture.IsStreaming():
+		return max(expertPause, f.pauseInBatch())
 	case waits:
 		return min(max(until, leastExpertPause), expertPause)
-	case f.heldBytes >= f.schedule.Bytes && !f.hasHot() && !f.mixture.Streams():
+	case f.heldBytes >= f.schedule.Bytes && !f.hasHot():
 		return settledPause
 	}
 	return expertPause

@@ -310,3 +310,21 @@ func TestComparisonOfPrompts(t *testing.T) {
 
 // clearly is how many times as fast prompts of a dense model are with help, in these tests.
 const clearly = 1.3
+
+// In a prompt, whose ops are long, the loop looks more rarely than while tokens are generated.
+func TestPauseInPrompt(t *testing.T) {
+	r := newRig(t, 0.6, prefetch.Options{Always: true}, nil)
+	r.run(10)
+	during := func(c *pattern.Cycle) (pause time.Duration) {
+		r.At(r.Now().Sub(r.Began())+20*time.Millisecond, func() { pause = r.Pause() })
+		r.runContext(1, c, 1)
+		return pause
+	}
+	token := during(r.cycle)
+	r.Batch = promptRows
+	prompt := during(stretch(r.cycle, 2*time.Second))
+	if token <= 0 || token > time.Millisecond || prompt < 2*token || prompt > 4*time.Millisecond {
+		t.Errorf("pauses of %v in a token and %v in a prompt, want at most 1 ms, and twice as long at least",
+			token, prompt)
+	}
+}

@@ -139,6 +139,7 @@ func (s *session) beginDecode(e event.DecodeBegin) {
 	if e.Tokens == 1 {
 		begun = e.Time
 	}
+	f.began = s.now()
 	f.BeginDecode(e.TID, e.Decode, begun, d.Context == s.contexts.Main)
 	if f.mixture != nil {
 		tokens := int(e.Tokens)

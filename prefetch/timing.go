@@ -19,6 +19,10 @@ const (
 	expertPause      = time.Millisecond
 	settledPause     = 3 * time.Millisecond
 	leastExpertPause = 150 * time.Microsecond
+	// Within a batch the loop looks readShare times in the mean time between two reads, which is long in a prompt, but
+	// no more rarely than promptPause.
+	readShare   = 8
+	promptPause = 2 * time.Millisecond
 	// restPause is for a target that has not decoded for restAfter, or that was stopped in a decode. What it
 	// reads next is noticed a little later then, and so are limits.
 	restPause = 20 * time.Millisecond
@@ -81,5 +85,14 @@ func (f *followed) pauseForBlock(something bool) time.Duration {
 		return mostBusy
 	}
 	block := time.Duration(busyShare * float64(f.block) / f.meter.best * float64(time.Second))
-	return min(max(block, leastBusy), mostBusy)
+	return max(min(max(block, leastBusy), mostBusy), f.pauseInBatch())
+}
+
+// pauseInBatch is how rarely it is enough to look within a decode of several tokens; 0 if that is not known. Such a
+// decode computes for long with each weight, and each look takes a processor from it.
+func (f *followed) pauseInBatch() time.Duration {
+	if f.Decode == 0 || f.Begun != 0 || f.Met == 0 {
+		return 0
+	}
+	return min(f.now().Sub(f.began)/time.Duration(readShare*f.Met), promptPause)
 }

@@ -173,8 +173,10 @@ func (m *Mixture) SetRoom(bytes int64) {
 	if m.opts.Keep {
 		m.room = RoomFor(bytes, m.least)
 	}
-	if m.stream.on {
-		m.stream.window = m.windowIn(m.room)
+	if s := &m.stream; s.on {
+		if s.window = m.windowIn(m.room); s.window == 0 {
+			m.endStream()
+		}
 	}
 }
 

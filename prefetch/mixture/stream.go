@@ -155,11 +155,11 @@ func (m *Mixture) NoteRead(file int, offset int64) {
 	}
 }
 
+// IsStreaming says whether experts are read ahead without asking their router.
+func (m *Mixture) IsStreaming() bool { return m.stream.on }
+
 // Staged is how many bytes of experts are read ahead for a prompt, or wait to be paged out.
 func (m *Mixture) Staged() int64 { return m.stream.bytes }
-
-// Streams says whether a prompt is streamed.
-func (m *Mixture) Streams() bool { return m.stream.on }
 
 // keepable is how many bytes of experts may be resident.
 func (m *Mixture) keepable() int64 { return m.room - m.stream.window }
@@ -511,6 +511,11 @@ func (m *Mixture) evictStaged(number int64) bool {
 		own := trimToPages(intersect(r.Range, t.own))
 		if !r.stays && own.Length > 0 && !m.levers.Evict(own) {
 			return false
+		}
+	}
+	for i := range m.layers[t.layer].experts {
+		if e := &m.layers[t.layer].experts[i]; !e.resident {
+			e.evictedAt = m.clock
 		}
 	}
 	return true

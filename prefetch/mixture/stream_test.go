@@ -240,3 +240,16 @@ func TestStreamScraps(t *testing.T) {
 		t.Errorf("paged out %v, want %v", s.levers.pagedOut, want)
 	}
 }
+
+// When the room becomes too small for the window, what is staged gives way at once.
+func TestStreamWithoutRoom(t *testing.T) {
+	s := newStreamer(t, 32)
+	s.BeginDecode(64)
+	s.choose(0, 64)
+	s.expect("with room", [][2]int64{{0, 1}, {1, 3}, {4, 2}, {6, 6}, {12, 1}, {13, 3}, {16, 2}}, nil)
+	s.SetRoom(margin + 31*page)
+	if s.stream.on || s.Staged() != 0 || s.keepable() != 31*page {
+		t.Errorf("%+v, %d bytes may be resident, want that nothing is streamed, and %d", s.stream, s.keepable(), 31*page)
+	}
+	s.expect("without room", nil, [][2]int64{{1, 3}, {6, 6}, {13, 3}, {18, 6}})
+}

@@ -95,7 +95,7 @@ func (s *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 // hasSeenTarget says whether the target was seen to compute. A guessed cycle is followed without that.
 func (s *server) hasSeenTarget() bool {
 	sum := s.controller.Summary()
-	return sum.PerToken > 0 && (sum.Tokens > 0 || !sum.Guessed)
+	return sum.PerToken > 0 && (sum.Decodes > 0 || !sum.Guessed)
 }
 
 // handleEvent takes the target's next event. Between a token with help and one without, its faults change at once.
