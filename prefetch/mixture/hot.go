@@ -172,19 +172,25 @@ func (m *Mixture) noteChoice(l *layer, e *event.Selected, ids []int32, read bool
 }
 
 // HasHot says whether ReadHot may have something to read.
-func (m *Mixture) HasHot() bool { return m.opts.Known != nil && !m.hot.Over }
+func (m *Mixture) HasHot() bool { return m.opts.Known != nil && m.opts.Keep && !m.hot.Over }
 
-// forgetHot ends reading first: the target is left to itself, or the experts are.
+// forgetHot forgets what is to be read first, and what is under way. If there is still something to read, that is found
+// anew.
 func (m *Mixture) forgetHot() {
 	h := &m.hot
-	h.planned, h.Over = true, true
-	h.queue, h.demand, h.under, h.bytes = nil, nil, nil, 0
+	h.planned, h.queue, h.demand, h.under, h.bytes = false, nil, nil, nil, 0
+}
+
+// endHot ends reading first.
+func (m *Mixture) endHot() {
+	m.forgetHot()
+	m.hot.Over = true
 }
 
 // planHot finds the likeliest experts that have so many bytes together, and queues what is missing of them.
 func (m *Mixture) planHot(room int64) {
 	h := &m.hot
-	h.planned = true
+	h.planned, h.Wanted = true, 0
 	type candidate struct {
 		place
 		chance float64
@@ -194,7 +200,8 @@ func (m *Mixture) planHot(room int64) {
 	for i := range m.layers {
 		l := &m.layers[i]
 		for j := range l.experts {
-			if e := &l.experts[j]; e.score > 0 && e.bytes > 0 && !e.elsewhere {
+			e := &l.experts[j]
+			if e.hot = false; e.score > 0 && e.bytes > 0 && !e.elsewhere {
 				all = append(all, candidate{place{i, j}, l.chance(e), e})
 			}
 		}
@@ -254,11 +261,8 @@ func (m *Mixture) NoteLoaded() {
 // many bytes it asked for. Poll of the levers is needed afterwards.
 func (m *Mixture) ReadHot(atRest bool) (read int64, err error) {
 	h := &m.hot
-	if !m.HasHot() || m.room <= m.least {
+	if !m.HasHot() {
 		return 0, nil
-	}
-	if !h.planned {
-		m.planHot(m.room)
 	}
 	now := m.opts.Now()
 	if h.moved.IsZero() || m.stream.on { // what a prompt reads comes first
@@ -268,8 +272,13 @@ func (m *Mixture) ReadHot(atRest bool) (read int64, err error) {
 		return 0, nil
 	}
 	if now.Sub(h.moved) > hotStall {
-		m.forgetHot()
+		m.endHot()
+	}
+	if h.Over || m.room <= m.least {
 		return 0, nil
+	}
+	if !h.planned {
+		m.planHot(m.room)
 	}
 	if idle, err := m.hasDemandArrived(); err != nil || !idle {
 		return 0, err
@@ -298,7 +307,7 @@ func (m *Mixture) ReadHot(atRest bool) (read int64, err error) {
 		h.moved = now
 	}
 	if len(h.queue) == 0 && len(h.under) == 0 {
-		m.forgetHot()
+		m.endHot()
 	}
 	return h.Read - before, nil
 }

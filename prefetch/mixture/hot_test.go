@@ -118,6 +118,29 @@ func TestNothingHot(t *testing.T) {
 	if calls := readHot(t, m, &p, true); len(calls) > 0 {
 		t.Errorf("without room: read %v, want nothing", calls)
 	}
+	m.opts.Keep = false
+	if m.HasHot() {
+		t.Error("where nothing is kept, experts are to be read first, want none")
+	}
+}
+
+// After the target was left to itself for a while, what is missing by then is read.
+func TestHotGoesOn(t *testing.T) {
+	var p aheadRecorder
+	m := newHotMixture(&p, 4, &Known{hotScores(), LastRun})
+	p.refuse = 4 // of two experts
+	readHot(t, m, &p, true)
+	m.Forget()
+	p.refuse = 0
+	kept := &m.layers[0].experts[2]
+	kept.resident = true
+	m.resident = kept.bytes
+	first := len(p.ahead)
+	readHot(t, m, &p, true)
+	want := slices.Concat(m.layers[1].experts[5].slices, m.layers[0].experts[1].slices, m.layers[0].experts[6].slices)
+	if got := p.ahead[first:]; !slices.Equal(got, want) || m.Hot().Wanted != 4 || m.HasHot() {
+		t.Errorf("read %v, %+v; want %v of 4 experts, and the end", got, *m.Hot(), want)
+	}
 }
 
 // What a router has chosen comes first: nothing is read while it is under way, and little while the target computes.
