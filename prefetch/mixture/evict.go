@@ -13,7 +13,7 @@ const (
 	neverScore = 1e-4
 	// mostStrayRest is how many choices pass at most between two looks for strays. In each look the kernel
 	// walks what it remembers of the pages that were there, which takes as long as asking for reads does.
-	mostStrayRest = 16
+	mostStrayRest = 64
 )
 
 // addChoice notes a layer's choice, of one token.
@@ -50,15 +50,46 @@ func (m *Mixture) partUntil(at int) float64 {
 
 // MakeRoom has those experts give way that are expected to be chosen last, until the others fit.
 func (m *Mixture) MakeRoom() {
-	if m.resident <= m.keepable() {
-		return
-	}
-	victims, _ := m.findVictims(m.resident-m.keepable(), func(*layer, *expert) bool { return true })
-	for _, e := range victims {
-		if !m.evict(e) {
+	for m.resident > m.keepable() {
+		e := m.nextVictim()
+		if e == nil || !m.evict(e) {
 			return
 		}
 	}
+}
+
+// waiting are experts that give way next. To find them takes as long for one as for many.
+type waiting struct {
+	experts []*expert // in the order in which they give way
+	at      uint64    // the clock when they were found
+}
+
+const (
+	// waitingShare of the room has the experts that are found at once, at least.
+	waitingShare = 32
+	// They are found again in each of so many parts of a token: which layers come soon changes within it.
+	waitingParts = 4
+)
+
+// nextVictim is the expert that is expected to be chosen last; nil if none may give way.
+func (m *Mixture) nextVictim() *expert {
+	w := &m.waiting
+	if (m.clock-w.at)*waitingParts >= uint64(len(m.layers)) {
+		w.experts = nil
+	}
+	for pass := range 2 {
+		for len(w.experts) > 0 {
+			e := w.experts[0]
+			w.experts = w.experts[1:]
+			if e.resident && e.chosenAt <= w.at && e.chosenAt != m.clock && (e.predicted == 0 || pass > 0) {
+				return e
+			}
+		}
+		all := func(*layer, *expert) bool { return true }
+		w.experts, _ = m.findVictims(max(m.resident-m.keepable(), m.room/waitingShare), all)
+		w.at = m.clock
+	}
+	return nil
 }
 
 // findVictims finds experts of so many bytes that are expected to be chosen last, of those that are resident,

@@ -67,10 +67,11 @@ type Mixture struct {
 	unread   bool   // some of what was chosen last was left to the target
 	doubted  uint64 // until this clock it is looked whether what is believed to be in memory is there, see Doubt
 
-	strays strays
-	total  totals
-	ahead  ahead
-	hot    hot
+	waiting waiting
+	strays  strays
+	total   totals
+	ahead   ahead
+	hot     hot
 
 	tensors []tensor // of all layers, in the order of use
 	stream  stream
@@ -287,8 +288,11 @@ func (m *Mixture) learnLeast(l *layer, ids []int32) {
 // experts that are used at all are chosen in as many.
 const doubtTokens = 4
 
+// sampleEvery choices one slice is looked at while nothing says that the kernel takes any.
+const sampleEvery = 5
+
 // Doubt says that the kernel may have taken experts: memory was short, or something that was kept is gone. For a
-// while all that is chosen is looked at. Otherwise one slice of each choice is, because asking for a slice that is
+// while all that is chosen is looked at. Otherwise one slice of some choices is, because asking for a slice that is
 // there costs as much time as a part of reading it.
 func (m *Mixture) Doubt() { m.doubted = m.clock + doubtTokens*uint64(len(m.layers)) }
 
@@ -339,14 +343,15 @@ func (m *Mixture) readMissing(e *expert, r pages.Range) (err error) {
 
 // checkResident looks at slices of chosen experts that are believed to be in memory, and reads what of them is not.
 func (m *Mixture) checkResident(l *layer, resident []*expert) error {
-	if len(resident) == 0 {
+	isDoubtful := m.clock < m.doubted
+	if len(resident) == 0 || !isDoubtful && m.clock%sampleEvery != 0 {
 		return nil
 	}
-	sample := int(m.clock % uint64(len(resident)*l.tensors))
+	sample := int(m.clock / sampleEvery % uint64(len(resident)*l.tensors))
 	for tensor := range l.tensors {
 		for i, e := range resident {
 			isSampled := tensor*len(resident)+i == sample
-			if tensor >= len(e.slices) || !isSampled && m.clock >= m.doubted {
+			if tensor >= len(e.slices) || !isSampled && !isDoubtful {
 				continue
 			}
 			n, err := m.readNow(e.slices[tensor], false)

@@ -98,8 +98,9 @@ func TestReplayedAsLive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Of experts that are worth the same the two choose different ones.
-		if replayed := results[0].HitRate(); math.Abs(replayed-live) > 0.004 {
+		// Of experts that are worth the same the two choose different ones, and the mixture finds who gives way not at
+		// each choice anew.
+		if replayed := results[0].HitRate(); math.Abs(replayed-live) > 0.008 {
 			t.Errorf("with %.0f %% of the experts in memory the mixture finds %.2f %%, the replay %.2f %%", 100*share,
 				100*live, 100*replayed)
 		} else {
