@@ -44,6 +44,7 @@ func newHotRig(t *testing.T) *rig {
 // TestSecondRun checks that a second run of a mixture begins with the experts that the first one used
 // most, whether prefetchd sees it load the model or not, and that the text stays the same.
 func TestSecondRun(t *testing.T) {
+	testenv.NeedMachine(t)
 	dir := filepath.Join(t.TempDir(), "run")
 	run := func(when string, beforeLoad bool, flags ...string) (s prefetch.Summary, stderr string) {
 		t.Helper()
