@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/gguf"
@@ -24,6 +26,33 @@ func newCopyingRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// thrashTime is how long a target may read its model again and again for lack of memory. If the kernel ends prefetchd
+// first, that goes on for minutes, because reclaim finds a little each time.
+const thrashTime = 20 * time.Second
+
+// endThrashing waits until prefetchd and its target have ended, and ends what is left of them after thrashTime.
+func (r *rig) endThrashing(h *helper) {
+	r.t.Helper()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = h.Wait() // it may be killed
+	}()
+	select {
+	case <-ended:
+		return
+	case <-time.After(thrashTime):
+	}
+	pids, err := r.group.Procs()
+	if err != nil {
+		r.t.Error(err)
+	}
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	<-ended
 }
 
 // TestCopiesAreForeseen checks that prefetchd warns before it starts a command that copies too much, and not of one
@@ -55,7 +84,7 @@ func TestCopiesAreForeseen(t *testing.T) {
 				}
 			}
 			h := r.exec()
-			_ = h.Wait() // it may be killed
+			r.endThrashing(h)
 			log := h.stderr.String()
 			if got := strings.Contains(log, warning); got != (tc.warns != "") || !strings.Contains(log, tc.warns) {
 				t.Errorf("want %q in %q", tc.warns, log)
