@@ -8,27 +8,18 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"tensorcast/internal/testenv"
 	"tensorcast/trace/tables"
 )
 
 // public reads a public trace that lies beside the repository. If there is none, it skips the test.
 func public(t testing.TB, name string) *Trace {
 	t.Helper()
-	f, err := os.Open(filepath.Join("..", "..", "shared", "data", "moe-routes", name+".route.csv.gz"))
-	if errors.Is(err, os.ErrNotExist) {
-		t.Skip("no routing traces in ../shared/data/moe-routes")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	tr, err := ReadCSV(f)
+	tr, err := ReadCSV(testenv.OpenShared(t, "data", "moe-routes", name+".route.csv.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,10 +4,8 @@ package main
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -137,31 +135,15 @@ func TestSecondRun(t *testing.T) {
 // none of some others.
 func writeImatrix(t *testing.T, experts int) string {
 	t.Helper()
-	m := &gguftest.Model{KVs: []gguftest.KV{{Key: "general.type", Value: "imatrix"}}}
+	counts := map[string][]float32{}
 	for layer := range hotConfig.Layers {
-		name := fmt.Sprintf("blk.%d.ffn_up_exps.weight.counts", layer)
-		m.Tensors = append(m.Tensors, gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{1, int64(experts)}})
-	}
-	path := filepath.Join(t.TempDir(), "imatrix.gguf")
-	m.Write(t, path)
-	f, err := gguf.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range f.Tensors {
-		for e := range int64(experts) {
-			count := float32(max(0, 100-20*max(e-3, 3-e)))
-			binary.LittleEndian.PutUint32(b[f.Tensors[i].Offset+4*e:], math.Float32bits(count))
+		values := make([]float32, experts)
+		for e := range experts {
+			values[e] = float32(max(0, 100-20*max(e-3, 3-e)))
 		}
+		counts[fmt.Sprintf("blk.%d.ffn_up_exps.weight", layer)] = values
 	}
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return gguftest.WriteImatrix(t, "imatrix", counts)
 }
 
 // TestImatrix checks that a first run begins with what an importance matrix counts, and that one of

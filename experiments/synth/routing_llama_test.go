@@ -5,7 +5,6 @@ package synth_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
 	"tensorcast/moe"
 )
 
@@ -51,17 +51,10 @@ func randomTrace(t testing.TB, tokens, prompt, layers, experts, k int) *moe.Trac
 	return trace
 }
 
-// recordedTrace reads a trace in ../shared/data/moe-routes, seen from the module's directory.
+// recordedTrace reads a trace in ../shared/data/moe-routes, beside the repository.
 func recordedTrace(t testing.TB, name string) *moe.Trace {
 	t.Helper()
-	f, err := os.Open(filepath.Join("../../../shared/data/moe-routes", name+".route.csv.gz"))
-	if os.IsNotExist(err) {
-		t.Skip("no recorded traces in ../shared/data/moe-routes")
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	trace, err := moe.ReadCSV(f)
+	trace, err := moe.ReadCSV(testenv.OpenShared(t, "data", "moe-routes", name+".route.csv.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}

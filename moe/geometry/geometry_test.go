@@ -3,16 +3,14 @@ package geometry
 // This file tests what is read of a model's file, and that the recorded sessions are those of the traces.
 
 import (
-	"errors"
-	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/testenv"
 	"tensorcast/moe"
 	"tensorcast/moe/replay"
 )
@@ -104,15 +102,7 @@ func TestRange(t *testing.T) {
 // The recorded hit rates are what a replay of the traces finds.
 func TestRecorded(t *testing.T) {
 	for i, name := range []string{"qwen", "gptoss"} {
-		f, err := os.Open(filepath.Join("..", "..", "..", "shared", "data", "moe-routes", name+".route.csv.gz"))
-		if errors.Is(err, fs.ErrNotExist) {
-			t.Skip("no routing traces in ../shared/data/moe-routes")
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		tr, err := moe.ReadCSV(f)
+		tr, err := moe.ReadCSV(testenv.OpenShared(t, "data", "moe-routes", name+".route.csv.gz"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,12 +6,11 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"reflect"
 	"testing"
 	"time"
 
+	"tensorcast/internal/testenv"
 	"tensorcast/moe"
 	"tensorcast/trace/tables"
 )
@@ -387,15 +386,7 @@ func TestRefuses(t *testing.T) {
 // public reads a public trace that lies beside the repository. If there is none, it skips the test.
 func public(t testing.TB, name string) *moe.Trace {
 	t.Helper()
-	f, err := os.Open(filepath.Join("..", "..", "..", "shared", "data", "moe-routes", name+".route.csv.gz"))
-	if errors.Is(err, os.ErrNotExist) {
-		t.Skip("no routing traces in ../shared/data/moe-routes")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	tr, err := moe.ReadCSV(f)
+	tr, err := moe.ReadCSV(testenv.OpenShared(t, "data", "moe-routes", name+".route.csv.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}

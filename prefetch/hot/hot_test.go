@@ -247,44 +247,9 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// writeImatrix writes an importance matrix as llama-imatrix does: with counts of so many experts in each layer, by the
-// name of the matrix.
-func writeImatrix(t *testing.T, kind string, counts map[string][]float32) string {
-	t.Helper()
-	m := &gguftest.Model{KVs: []gguftest.KV{
-		{Key: "general.type", Value: kind}, {Key: "imatrix.chunk_count", Value: uint32(3)},
-	}}
-	for name, values := range counts {
-		n := int64(len(values))
-		m.Tensors = append(m.Tensors,
-			gguftest.Tensor{Name: name + ".in_sum2", Type: gguf.F32, Shape: []int64{8, n}},
-			gguftest.Tensor{Name: name + ".counts", Type: gguf.F32, Shape: []int64{1, n}})
-	}
-	path := filepath.Join(t.TempDir(), "imatrix.gguf")
-	m.Write(t, path)
-	f, err := gguf.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, values := range counts {
-		at, _ := f.Lookup(name + ".counts")
-		for i, v := range values {
-			binary.LittleEndian.PutUint32(b[at.Offset+4*int64(i):], math.Float32bits(v))
-		}
-	}
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
 // An importance matrix's counts become scores: each expert's share of what a token chooses.
 func TestImatrix(t *testing.T) {
-	path := writeImatrix(t, "imatrix", map[string][]float32{
+	path := gguftest.WriteImatrix(t, "imatrix", map[string][]float32{
 		"blk.0.ffn_down_exps.weight": {9, 9, 9, 9}, "blk.0.ffn_gate_exps.weight": {10, 0, 30, 60},
 		"blk.1.ffn_gate_up_exps.weight": {0, 0, 0, 0}, "blk.0.attn_q.weight": {100}, "output.weight": {100},
 	})
@@ -312,14 +277,14 @@ func TestNoImatrix(t *testing.T) {
 	}
 	for path, want := range map[string]error{
 		old: ErrOldImatrix,
-		filepath.Join(t.TempDir(), "missing.gguf"):                                          fs.ErrNotExist,
-		writeImatrix(t, "model", counts(1, 2)):                                              ErrNoImatrix,
-		writeImatrix(t, "imatrix", counts(1, -2)):                                           ErrNoImatrix,
-		writeImatrix(t, "imatrix", counts(1, float32(math.NaN()))):                          ErrNoImatrix,
-		writeImatrix(t, "imatrix", counts(1, float32(math.Inf(1)))):                         ErrNoImatrix,
-		writeImatrix(t, "imatrix", counts(make([]float32, maxExperts+1)...)):                ErrNoImatrix,
-		writeImatrix(t, "imatrix", map[string][]float32{"blk.0.ffn_gate.weight": {5}}):      ErrNoCounts,
-		writeImatrix(t, "imatrix", map[string][]float32{"blk.0.ffn_gate_exps.weight": {5}}): ErrNoCounts,
+		filepath.Join(t.TempDir(), "missing.gguf"):                                                   fs.ErrNotExist,
+		gguftest.WriteImatrix(t, "model", counts(1, 2)):                                              ErrNoImatrix,
+		gguftest.WriteImatrix(t, "imatrix", counts(1, -2)):                                           ErrNoImatrix,
+		gguftest.WriteImatrix(t, "imatrix", counts(1, float32(math.NaN()))):                          ErrNoImatrix,
+		gguftest.WriteImatrix(t, "imatrix", counts(1, float32(math.Inf(1)))):                         ErrNoImatrix,
+		gguftest.WriteImatrix(t, "imatrix", counts(make([]float32, maxExperts+1)...)):                ErrNoImatrix,
+		gguftest.WriteImatrix(t, "imatrix", map[string][]float32{"blk.0.ffn_gate.weight": {5}}):      ErrNoCounts,
+		gguftest.WriteImatrix(t, "imatrix", map[string][]float32{"blk.0.ffn_gate_exps.weight": {5}}): ErrNoCounts,
 	} {
 		got, err := ReadImatrix(path)
 		if !errors.Is(err, want) || !strings.Contains(fmt.Sprint(err), path) {
