@@ -72,7 +72,7 @@ func (u *ExpectedUse) Worth(layer int, expert int32) float32 {
 }
 
 // Scored keeps what prefetchd keeps (package prefetch/mixture, which has the same rule in its own types): what is
-// expected to be used soonest, if each token chooses an expert as often as it was chosen in about the last 256
+// expected to be used soonest, if each token chooses an expert as often as it was chosen in about the last 64
 // tokens. It remembers longer than ExpectedUse with its usual decay does, and takes an expert that was not chosen
 // lately to be nearly never chosen.
 type Scored struct {
@@ -84,7 +84,7 @@ type Scored struct {
 
 // Constants of prefetchd's rule. A test of package prefetch/mixture fails if they differ from those there.
 const (
-	scoredMemory = 256   // about how many tokens a layer's choices are remembered for
+	scoredMemory = 64    // about how many tokens a layer's choices are remembered for
 	scoredMost   = 1e200 // when scores are scaled down
 	scoredNever  = 1e-4  // the chance, in a token, of an expert that was not chosen lately
 )

@@ -6,7 +6,7 @@ import "container/heap"
 
 const (
 	// scoreMemory is about how many tokens a layer's choices are remembered for.
-	scoreMemory = 256
+	scoreMemory = 64
 	// maxScore is when scores are scaled down.
 	maxScore = 1e200
 	// neverScore is the chance, in a token, of an expert that was not chosen lately.
