@@ -14,8 +14,6 @@ NEEDED := gcc npm
 # Modules of Debian's Python, whose packages are python3-MODULE.
 MODULES :=
 FUZZTIME := 60s
-# Tests of arithmetic, parsing and drawing in one goroutine, which the race detector makes ten times as slow: `make test` runs them without it.
-SINGLE := TestBound|TestEveryKindOfCapture|TestVector|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGGML|TestDequantizeModels|TestSplitModelBound|TestVocabulary|TestVocabularyMemory|TestSized|TestInflate|TestBytes|TestLikeTrained|TestValues|TestReadIsBounded|TestPictures|TestFigure|TestFigures|TestFormats|TestGolden
 # Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The race detector sees this process
 # only, and makes all of it several times slower: `make test` runs all of them without it, and of RACED, which have goroutines, what test-unit runs with it.
 PROCESSES := ./cmd/... ./experiments/... ./fabric/backend ./report ./packaging
@@ -25,7 +23,9 @@ LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
 TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/lab/popcount ./internal/vec ./moe/hidden
 # Runs tests. Many look at a real kernel and disk, under whatever load: up to three that fail are run once more, each alone. Both runs are printed; a data race is not run again.
-GOTEST := go tool gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race
+# What was run again is listed in RERUNS, a file for each call, and printed at the end. CONTRIBUTING.md says what is known of such tests.
+RERUNS := $(BIN)/reruns
+GOTEST = mkdir -p $(RERUNS) && go tool gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report=$$(mktemp $(RERUNS)/XXXXXX)
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
@@ -35,7 +35,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo test test-unit soak vm bench experiments lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo test reruns test-unit soak vm bench experiments lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -90,13 +90,17 @@ demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too
 test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
 test: MODULES += pandas # reads the tables that README says it reads
 test: deps ## run every test; those that need root run only as root, and say so
-	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS) -skip '^($(SINGLE))$$'
-	$(GOTEST) --hide-summary skipped --packages="$(RACED)" -- -race -short $(LDFLAGS) -skip '^($(SINGLE))$$'
+	@rm -rf $(RERUNS)
+	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
+	$(GOTEST) --hide-summary skipped --packages="$(RACED)" -- -race -short $(LDFLAGS)
 	$(GOTEST) --packages="$$(go list $(PROCESSES) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')" | paste -sd ' ')" -- $(LDFLAGS)
 	$(GOTEST) --packages="$(LIVE)" -- $(LDFLAGS)
-	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) -run '^($(SINGLE))$$' \
-		$$(go list $$(grep -rlE '^func ($(SINGLE))\(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")
+	$(GOTEST) --packages="$$(go list $$(grep -rl 'testenv\.SkipWithRace(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- $(LDFLAGS)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
+	@$(MAKE) -s reruns
+
+reruns: # which tests were run again, and what came of it
+	@cat $(RERUNS)/* 2>/dev/null | grep . || echo "no test was run again"
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
 	go test -short $(LDFLAGS) ./...

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+
+	"tensorcast/internal/testenv"
 )
 
 // vocabulary is the metadata of a model with the largest vocabularies of the field: 262k tokens and
@@ -55,6 +57,7 @@ func BenchmarkOpenVocabulary(b *testing.B) {
 }
 
 func TestVocabulary(t *testing.T) {
+	testenv.SkipWithRace(t)
 	b := vocabulary().encode()
 	f := mustParse(t, b)
 	checkInvariants(t, f)
@@ -74,6 +77,7 @@ func TestVocabulary(t *testing.T) {
 
 // A vocabulary costs one allocation per tensor and a few more, and no copy of the file.
 func TestVocabularyMemory(t *testing.T) {
+	testenv.SkipWithRace(t)
 	b := vocabulary().encode()
 	var f *File
 	allocs := testing.AllocsPerRun(1, func() { f = mustParse(t, b) })

@@ -23,6 +23,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
 )
 
 // decoded has the types that Dequantize decodes, and where in a block of each the scales and minima
@@ -195,6 +196,7 @@ func randomBytes(rng *rand.Rand, n int64) []byte {
 }
 
 func TestDequantizeAgainstGGML(t *testing.T) {
+	testenv.SkipWithRace(t)
 	probe := startDequantProbe(t)
 	for _, d := range decoded {
 		t.Run(d.typ.String(), func(t *testing.T) {
@@ -242,6 +244,7 @@ func TestDequantizeAgainstGGML(t *testing.T) {
 }
 
 func TestDequantizeModels(t *testing.T) {
+	testenv.SkipWithRace(t)
 	paths := models(t)
 	probe := startDequantProbe(t)
 	for _, path := range paths {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"tensorcast/internal/testenv"
 )
 
 // part is one of the parts of a small split model, as gguf-split writes it: all metadata are in the
@@ -261,6 +263,7 @@ func TestOpenModelOfOneFile(t *testing.T) {
 
 // The bound on a structure's memory holds for all parts together.
 func TestSplitModelBound(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for count, fits := range map[int]bool{maxStructure/maxKeptAll - 1: true, maxStructure/maxKeptAll + 1: false} {
 		paths := splitModel(t, count, func(parts []*model) {
 			for _, m := range parts {

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"tensorcast/internal/testenv"
 )
 
 // encodings are all encodings that a file may have.
@@ -323,6 +325,7 @@ func testCutEverywhere(t *testing.T, m *model) {
 
 // The same holds for metadata that are read in several pieces, and for arrays that are not kept.
 func TestCutLongArrays(t *testing.T) {
+	testenv.SkipWithRace(t)
 	m, _ := arrays(t)
 	b := m.encode()
 	meta, _ := m.meta()
@@ -496,6 +499,7 @@ func TestOpen(t *testing.T) {
 // Files with as many records as fit the limit for a structure take the memory that was accounted
 // for. Files with more are refused.
 func TestStructureBound(t *testing.T) {
+	testenv.SkipWithRace(t)
 	le := binary.LittleEndian
 	name := func(b []byte, s string) []byte { return append(le.AppendUint64(b, uint64(len(s))), s...) }
 	entry := func(key string) func([]byte, int) []byte {

@@ -20,6 +20,8 @@ import (
 	"testing"
 
 	"gonum.org/v1/plot/cmpimg"
+
+	"tensorcast/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden images in testdata")
@@ -187,6 +189,7 @@ func weighted() (*Matrix, Text) {
 }
 
 func TestGolden(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for _, name := range []string{"small", "one", "weighted"} {
 		t.Run(name, func(t *testing.T) {
 			m := figures()[name]
@@ -247,6 +250,7 @@ func decode(t *testing.T, data []byte) image.Image {
 // TestFigures draws every shape, and checks what would make it unreadable. If HEATMAP_DIR is set, the
 // pictures are left there.
 func TestFigures(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for name, m := range figures() {
 		t.Run(name, func(t *testing.T) {
 			data := render(t, m, texts(name, m))
@@ -402,6 +406,7 @@ func TestFitLongLabel(t *testing.T) {
 // In SVG the cells are images with the very pixels of the PNG, at the same positions, and the words are
 // letters. PDF compresses all this, so only that it is drawn is known.
 func TestVector(t *testing.T) {
+	testenv.SkipWithRace(t)
 	m, text := weighted()
 	pixels := decode(t, render(t, m, text))
 	f := layOut(m, text)

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"tensorcast/internal/testenv"
 )
 
 // small returns a cycle with one read of each kind.
@@ -220,6 +222,7 @@ func (e *endless) Read(p []byte) (int, error) {
 
 // Of any input only a bounded part is read, in little memory.
 func TestReadIsBounded(t *testing.T) {
+	testenv.SkipWithRace(t)
 	long := func(head, element string) io.Reader {
 		return strings.NewReader(head + strings.Repeat(element, (maxBytes-len(head))/len(element)))
 	}

@@ -15,6 +15,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/testenv"
 	"tensorcast/trace/tables"
 )
 
@@ -23,6 +24,7 @@ const someFingerprint = "00112233445566778899aabbccddeeff"
 // A token's bytes are the distinct bytes of the files that it touches, however often and through
 // whichever views.
 func TestBytes(t *testing.T) {
+	testenv.SkipWithRace(t)
 	whole := func(file int, offset, length int64) CycleRead {
 		return CycleRead{File: file, Offset: offset, Length: length}
 	}

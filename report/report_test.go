@@ -11,6 +11,8 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"tensorcast/internal/testenv"
 )
 
 // planted is a report of a few steps in which every value is known.
@@ -167,6 +169,7 @@ func TestBins(t *testing.T) {
 // No capture makes the page larger than its bound: neither one of ten million rows, nor that of a hostile
 // file.
 func TestBound(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for name, text := range map[string]string{
 		"common": "blk.12.ffn_down.weight", "hostile": strings.Repeat("<\x00", 5000),
 	} {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"tensorcast/internal/cli"
+	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 	"tensorcast/trace/tracetest"
@@ -78,6 +79,7 @@ func oddCaptures(t *testing.T) map[string]string {
 
 // Every subcommand answers, or it says in one line why it has no answer, and leaves no file. None panics.
 func TestEveryKindOfCapture(t *testing.T) {
+	testenv.SkipWithRace(t)
 	const (
 		answers = iota
 		refuses

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"gonum.org/v1/plot/cmpimg"
+
+	"tensorcast/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden image in testdata")
@@ -96,6 +98,7 @@ func picture(t *testing.T, r *Report, format string) []byte {
 
 // The golden image has been looked at.
 func TestFigure(t *testing.T) {
+	testenv.SkipWithRace(t)
 	r := drawn()
 	got := picture(t, r, "png")
 	path := filepath.Join("testdata", "speed.png")

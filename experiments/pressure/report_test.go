@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"tensorcast/internal/stats"
+	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 )
 
@@ -45,6 +46,7 @@ func TestDisagree(t *testing.T) {
 }
 
 func TestBound(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for _, test := range []struct {
 		name              string
 		x                 float64

@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/testenv"
 )
 
 // TestScales checks that a block whose scales are 0 decodes to zeros, whatever else it holds.
@@ -89,6 +90,7 @@ func values(t *testing.T, b []byte, tensor *gguf.Tensor) []float32 {
 
 // TestInflate checks every value: the old ones are where a wider expert has them, all others are 0.
 func TestInflate(t *testing.T) {
+	testenv.SkipWithRace(t)
 	const factor = 3
 	for _, typ := range Types() {
 		t.Run(typ.String(), func(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
 )
 
 // small is a valid dense model. Tests change the settings that they are about.
@@ -125,6 +126,7 @@ func TestParsesBack(t *testing.T) {
 // TestLikeTrained compares the layout with that of trained models, as llama.cpp's own tools wrote
 // them: the same tensors in the same order with the same shapes, and the same vocabulary.
 func TestLikeTrained(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for name, cfg := range map[string]Config{
 		"tiny-dense-q8_0": small(func(c *Config) { c.Layers, c.KVHeads = 6, 4 }),
 		"tiny-dense-f16":  small(func(c *Config) { c.Layers, c.KVHeads, c.Type = 6, 4, gguf.F16 }),
@@ -175,6 +177,7 @@ func TestLikeTrained(t *testing.T) {
 // version, otherwise experiments could not be repeated. If a change of the values is intended,
 // change the sums.
 func TestBytes(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for _, tt := range []struct {
 		cfg  Config
 		want string
@@ -444,6 +447,7 @@ func TestParseType(t *testing.T) {
 }
 
 func TestSized(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for _, tt := range []struct {
 		target    float64
 		tolerance float64

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
 )
 
 // decode is a second implementation, after ggml-quants.c, of how ggml reads each type.
@@ -106,6 +107,7 @@ func moments(values []float64) (mean, std float64) {
 
 // TestValues decodes every tensor and compares mean and standard deviation with what the package doc promises.
 func TestValues(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for _, typ := range Types() {
 		for name, change := range map[string]func(*Config){
 			"dense": func(c *Config) {},

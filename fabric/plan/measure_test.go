@@ -23,6 +23,7 @@ import (
 	"tensorcast/fabric/decompose"
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden image in testdata")
@@ -310,6 +311,7 @@ func TestReports(t *testing.T) {
 
 // TestFigure compares the figure to a golden image that was checked by eye.
 func TestFigure(t *testing.T) {
+	testenv.SkipWithRace(t)
 	s := &Survey{Weights: 20000, Other: 600}
 	for i := range 10 {
 		m := Tensor{Name: string(rune('a' + i)), Choices: []Choice{{Native: true, Bytes: 4000}}}

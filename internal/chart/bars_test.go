@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"gonum.org/v1/plot/cmpimg"
+
+	"tensorcast/internal/testenv"
 )
 
 // stacked returns bars in two panels, one of which has several parts, with a label that is too long
@@ -63,6 +65,7 @@ func stairs() *Figure {
 
 // Figures look like the golden images, which people have checked.
 func TestPictures(t *testing.T) {
+	testenv.SkipWithRace(t)
 	type drawn interface {
 		Write(w io.Writer, format string) error
 	}

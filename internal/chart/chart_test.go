@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"gonum.org/v1/plot/cmpimg"
+
+	"tensorcast/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden images in testdata")
@@ -54,6 +56,7 @@ func picture(t *testing.T, f *Figure, format string) []byte {
 
 // The figure looks like the golden image, which people have checked.
 func TestFigure(t *testing.T) {
+	testenv.SkipWithRace(t)
 	f := many()
 	got := picture(t, f, "png")
 	path := filepath.Join("testdata", "many.png")
@@ -85,6 +88,7 @@ func TestFigure(t *testing.T) {
 }
 
 func TestFormats(t *testing.T) {
+	testenv.SkipWithRace(t)
 	for format, want := range map[string]string{"png": "\x89PNG", "svg": "<?xml", "pdf": "%PDF"} {
 		if got := picture(t, many(), format); !bytes.HasPrefix(got, []byte(want)) {
 			t.Errorf("%s begins with %q, want %q", format, got[:8], want)

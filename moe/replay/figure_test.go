@@ -16,6 +16,7 @@ import (
 	"gonum.org/v1/plot/cmpimg"
 
 	"tensorcast/internal/chart"
+	"tensorcast/internal/testenv"
 	"tensorcast/moe"
 )
 
@@ -31,6 +32,7 @@ func drawn(t *testing.T) *Study {
 }
 
 func TestFigures(t *testing.T) {
+	testenv.SkipWithRace(t)
 	st := drawn(t)
 	if len(st.Rooms) != 4 || len(st.Curve) != len(curveShares) {
 		t.Fatalf("%d rooms, %d more for figures, want some of both", len(st.Rooms), len(st.Curve))

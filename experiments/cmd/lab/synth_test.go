@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
 )
 
 func TestSynth(t *testing.T) {
@@ -91,6 +92,7 @@ func TestSynthStdout(t *testing.T) {
 // TestInflate checks that the copy appears as a whole, and that a model that cannot be inflated
 // leaves nothing and gets one line on stderr.
 func TestInflate(t *testing.T) {
+	testenv.SkipWithRace(t)
 	dir := t.TempDir()
 	write := func(name string, flags ...string) {
 		t.Helper()
