@@ -179,7 +179,8 @@ func TestCheckConfig(t *testing.T) {
 	if code, _, stderr := runMain(t, "config", "--check="); code != cli.BadUsage {
 		t.Errorf("no file: exit %d, %s", code, stderr)
 	}
-	if code, _, stderr := runMain(t, "config", path); code != cli.BadUsage || !strings.Contains(stderr, "--check FILE") {
+	if code, _, stderr := runMain(t, "config", path); code != cli.BadUsage ||
+		!strings.Contains(stderr, "--check FILE") {
 		t.Errorf("an argument: exit %d, %s", code, stderr)
 	}
 }

@@ -184,8 +184,8 @@ started for another reason, 2 for wrong usage.`,
 		Args: cobra.ArbitraryArgs, // checked when all settings are known
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.helper || o.auto && !cli.HasTerminal() {
-				// From now on, because a service may be told to reload when it has just begun. Whoever sends SIGHUP to all
-				// prefetchds means --auto, which ends its helpers itself.
+				// From now on, because a service may be told to reload when it has just begun. Whoever sends SIGHUP to
+				// all prefetchds means --auto, which ends its helpers itself.
 				cli.TakeHangups(cmd.Context())
 			}
 			given, err := copyFlags(cmd.Flags())

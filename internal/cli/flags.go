@@ -115,8 +115,8 @@ func (s *sizeValue) Set(text string) error {
 	return err
 }
 
-// AmountVar adds a flag that takes a number of bytes or a share, as [sizes.ParseAmount] reads it: 2GiB, 60%. If the flag
-// is not given, *p is unchanged. The help shows no default.
+// AmountVar adds a flag that takes a number of bytes or a share, as [sizes.ParseAmount] reads it: 2GiB, 60%. If the
+// flag is not given, *p is unchanged. The help shows no default.
 func AmountVar(f *pflag.FlagSet, p *sizes.Amount, name, usage string) {
 	f.Var(&amountValue{p}, name, usage)
 }
