@@ -3,6 +3,7 @@ package monitor
 // This file tests servers that run in its own process.
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -373,6 +375,27 @@ func TestMetrics(t *testing.T) {
 	has(`tensorcast_prefetchd_prompt_tokens_total{target_pid="12"} 77`, 1)
 	has(`tensorcast_prefetchd_target_read_bytes_total{target_pid="12"} 5`, 1)
 	has(`tensorcast_prefetchd_target_read_bytes_total{target_pid="13"} -1`, 0)
+}
+
+// Prometheus's own checker reads what is written, whatever a target calls itself.
+func TestPromtool(t *testing.T) {
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is missing (Debian package prometheus)")
+	}
+	r := Report{Target: 12, Command: "a\"b\\c\nd\xff{}", Unit: "x.service", Models: []string{"/m/ü\t.gguf"}}
+	r.Status.Now, r.Status.Before = 2, 1
+	for name, reports := range map[string][]Report{"nobody": nil, "two": {r, {PID: 3, Search: &Search{All: true}}}} {
+		var text bytes.Buffer
+		if err := WriteMetrics(&text, reports...); err != nil {
+			t.Fatal(err)
+		}
+		check := exec.CommandContext(t.Context(), promtool, "check", "metrics")
+		check.Stdin = &text
+		if out, err := check.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
 }
 
 // Labels say whom a prefetchd helps. What a target chose cannot break the format. Those that look for targets, and
