@@ -81,12 +81,14 @@ pack() {
 	fi
 	mkdir "$deb/DEBIAN"
 	install -m 755 packaging/debian/* "$deb/DEBIAN/"
+	# dpkg keeps what somebody has changed in these at an upgrade, and removes them at a purge.
+	(cd "$deb" && find etc -type f | sort | sed 's,^,/,') > "$deb/DEBIAN/conffiles"
 	{
 		echo "Package: tensorcast"
 		echo "Version: $version"
 		echo "Architecture: $arch"
 		echo "Maintainer: $(git log -1 --format='%an <%ae>')"
-		echo "Installed-Size: $(find "$deb/usr" -type f -printf '%s\n' |
+		echo "Installed-Size: $(find "$deb/usr" "$deb/etc" -type f -printf '%s\n' |
 			awk '{ n += $1 } END { printf "%d", n / 1024 }')"
 		[ -z "$depends" ] || echo "$depends"
 		echo "Section: utils"

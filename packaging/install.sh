@@ -11,15 +11,25 @@
 #
 # Installed files, and directories that did not exist before, are listed in
 # share/doc/tensorcast/installed. Only those are removed.
+#
+# The configuration file is installed where prefetchd looks for it, /etc/tensorcast/prefetchd.yaml below
+# DESTDIR, whatever PREFIX is, and only by somebody who may write there. Once it was changed it is
+# neither replaced nor removed.
 set -eu
 commands="ggufmap tracer analyze prefetchd"
 libraries="libtfmbs_device.so libggml-tfmbs.so libtfmbs_intercept.so"
 fail() { echo "install: $*" >&2; exit 1; }
 
+# sum_of prints a checksum of the content of file $1. It prints nothing if that cannot be read.
+sum_of() { [ ! -f "$1" ] || sha256sum < "$1" | cut -d ' ' -f 1; }
+
 # remove removes the files of the list $1 below $2. If $3 is all, it also removes the directories,
 # the innermost first.
 remove() {
 	sed -n 's/^file //p' "$1" | while IFS= read -r f; do rm -f "$2/$f"; done
+	sed -n 's/^config //p' "$1" | while IFS=' ' read -r sum f; do
+		[ "$(sum_of "$2/$f")" != "$sum" ] || rm -f "$2/$f"
+	done
 	[ "$3" = all ] || return 0
 	sed -n 's/^directory //p' "$1" | sort -r | while IFS= read -r d; do
 		[ ! -d "$2/$d" ] || rmdir "$2/$d" 2> /dev/null || true # it stays if it has files of others
@@ -90,6 +100,19 @@ put() {
 	install -m "$1" "$2" "$destdir/$to"
 }
 
+# put_config installs file $1 as $2 (below DESTDIR), unless somebody has written or changed $2.
+put_config() {
+	if [ -e "$destdir/$2" ] || [ -L "$destdir/$2" ]; then
+		grep -qxF "config $(sum_of "$destdir/$2") $2" "$work/before" || return 0
+	fi
+	above=$destdir/${2%/*}
+	while [ ! -d "$above" ] && [ -n "$above" ]; do above=${above%/*}; done
+	[ -w "${above:-/}" ] || return 0
+	make_directory "${2%/*}"
+	echo "config $(sum_of "$1") $2" >> "$work/list"
+	install -m 644 "$1" "$destdir/$2"
+}
+
 for c in $commands; do
 	put 755 "$bin/$c" "bin/$c"
 	"$run/$c" __man > "$work/out"
@@ -109,7 +132,10 @@ for u in "$here"/packaging/systemd/*.service; do # systemd also looks for units 
 	sed "s,@BINDIR@,${prefix:+/$prefix}/bin,g" "$u" > "$work/out"
 	put 644 "$work/out" "lib/systemd/system/${u##*/}"
 done
-for f in LICENSE NOTICES README.md SECURITY.md; do put 644 "$here/$f" "share/doc/tensorcast/$f"; done
+for f in LICENSE NOTICES README.md SECURITY.md packaging/prefetchd.yaml; do
+	put 644 "$here/$f" "share/doc/tensorcast/${f##*/}"
+done
+put_config "$here/packaging/prefetchd.yaml" etc/tensorcast/prefetchd.yaml
 
 # Remove files that only an earlier installation had. The directories that it created stay in the list.
 grep '^file ' "$work/before" | grep -vxFf "$work/list" > "$work/old" || true

@@ -4,6 +4,7 @@ package packaging_test
 // This file tests install.sh.
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"io/fs"
 	"os"
@@ -133,6 +134,55 @@ func TestUninstallLeavesOthers(t *testing.T) {
 	after := describeTree(t, root+"/usr/local")
 	if strings.Count(after, "\n") != 7 || strings.Count(after, "other") != 4 {
 		t.Errorf("after the removal:\n%s\nwant 7 entries with the two files of others", after)
+	}
+}
+
+// The configuration file is where prefetchd looks for it. What somebody has written there is neither replaced nor
+// removed; what nobody has changed is replaced by a newer one.
+func TestConfigurationStays(t *testing.T) {
+	bin := writeFakes(t)
+	example, err := os.ReadFile("prefetchd.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(path string) string {
+		t.Helper()
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	for _, prefix := range []string{"/usr", "/usr/local", ""} {
+		root := newRoot(t)
+		path := root + "/etc/tensorcast/prefetchd.yaml"
+		mustInstall(t, bin, root, prefix)
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o644 || read(path) != string(example) {
+			t.Errorf("prefix %q: %v, %v; want the example with mode 0644", prefix, info, err)
+		}
+
+		// An older installation had another one, which nobody has changed.
+		list := filepath.Join(root, prefix, "share/doc/tensorcast/installed")
+		sum := fmt.Sprintf("%x", sha256.Sum256(example))
+		old := fmt.Sprintf("%x", sha256.Sum256([]byte("old")))
+		write(t, list, strings.ReplaceAll(read(list), sum, old))
+		write(t, path, "old")
+		mustInstall(t, bin, root, prefix)
+		if read(path) != string(example) {
+			t.Errorf("prefix %q: an old file that nobody has changed was not replaced", prefix)
+		}
+
+		write(t, path, "budget: 1GB\n")
+		mustInstall(t, bin, root, prefix)
+		mustInstall(t, "--remove", root, prefix)
+		if read(path) != "budget: 1GB\n" {
+			t.Errorf("prefix %q: what somebody has written is lost", prefix)
+		}
+		mustInstall(t, bin, root, prefix)
+		mustInstall(t, "--remove", root, prefix)
+		if read(path) != "budget: 1GB\n" {
+			t.Errorf("prefix %q: a file that was there before is lost", prefix)
+		}
 	}
 }
 

@@ -107,6 +107,12 @@ step "the server ends, the service goes on"
 systemctl stop server
 until_true 20 "status without a target" sh -c 'prefetchd status | grep "waiting for processes that compute with ggml"'
 systemctl is-active tensorcast-prefetchd
+step "it reads its configuration anew"
+prefetchd config --check /etc/tensorcast/prefetchd.yaml
+echo 'keep-warm: true' >> /etc/tensorcast/prefetchd.yaml
+systemctl reload tensorcast-prefetchd
+until_true 20 "the log of what has changed" sh -c 'journalctl --no-pager -u tensorcast-prefetchd |
+	grep "setting=keep-warm before=false now=true from=/etc/tensorcast/prefetchd.yaml"'
 [ "$(systemctl show --property=NRestarts --value tensorcast-prefetchd)" = 0 ] || fail "the service was started again"
 systemctl disable --now tensorcast-prefetchd 2>&1
 
@@ -118,6 +124,7 @@ prefetchd status
 step "an upgrade leaves it running"
 dpkg --install "$deb" > dpkg.log 2>&1 || { cat dpkg.log >&2; fail "dpkg --install, again"; }
 [ "$(systemctl is-active tensorcast-prefetchd@server)" = active ] || fail "the upgrade ended it"
+grep -q '^keep-warm: true$' /etc/tensorcast/prefetchd.yaml || fail "the upgrade changed the configuration"
 systemctl stop server
 until_true 20 "its end with the server" sh -c '! systemctl is-active tensorcast-prefetchd@server'
 [ "$(systemctl show --property=Result --value tensorcast-prefetchd@server)" = success ] ||

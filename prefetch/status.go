@@ -48,6 +48,11 @@ type Status struct {
 	Decodes   int       `json:"decodes"`               // with help so far, of one token, several or a prompt
 	Bound     float64   `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and disk; 0: not known
 	Warmed    int64     `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
+	// PromptTokens, ReadAhead and Taken only grow: tokens of prompts with help; bytes of the model that were read
+	// ahead of the target's use, or when a router had chosen them; bytes that were kept, and that the kernel took.
+	PromptTokens int   `json:"prompt_tokens"`
+	ReadAhead    int64 `json:"read_ahead_bytes"`
+	Taken        int64 `json:"taken_bytes"`
 	// Hot is what was read of experts before this target chose any; nil if nothing was known of them.
 	Hot *mixture.Hot `json:"hot_experts,omitempty"`
 }
@@ -55,6 +60,10 @@ type Status struct {
 // status says what is being done in a phase.
 func (s *session) status(in phase) Status {
 	status := Status{Warmed: s.work.warmed, Tokens: s.work.tokens, Decodes: s.work.decodes}
+	status.PromptTokens, status.ReadAhead, status.Taken = s.work.promptTokens, s.work.streamed, s.work.taken
+	if s.f != nil {
+		status.ReadAhead += s.f.streamed
+	}
 	status.Needs, status.Room, status.Level = s.memory.needs(), s.memory.whole, s.memory.level
 	if p, is := in.(*standBackPhase); is {
 		status.Activity, status.Why = Idle, p.stood.Error()

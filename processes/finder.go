@@ -29,6 +29,9 @@ type Selection struct {
 	Names []string
 	// Root, if it is not 0, selects this process and all that it has started.
 	Root int
+	// Never are names of programs, too. Such processes, and all that these have started, are not selected, whatever
+	// else says so.
+	Never []string
 }
 
 // A process is looked at in intervals that double, because a program may load ggml or a model long after its start.
@@ -65,6 +68,7 @@ type knownProcess struct {
 	name   string
 	parent int
 	asked  bool // it is one that the selection names itself
+	never  bool // it is one that Selection.Never names itself
 
 	size     uint // of its address space when its memory map was read, in bytes; 0: it is to be read
 	found    Evidence
@@ -135,6 +139,7 @@ func (f *Finder) refresh(now time.Time) (due []int, err error) {
 			k.size = 0
 		}
 		k.name, k.parent, k.asked = stat.Comm, stat.PPID, f.asksFor(p.PID)
+		k.never = isOneOf(p.PID, f.selection.Never)
 		due = append(due, p.PID)
 	}
 	for pid := range f.known {
@@ -151,20 +156,37 @@ func (f *Finder) asksFor(pid int) bool {
 	switch {
 	case s.Root != 0:
 		return pid == s.Root
-	case len(s.Names) == 0:
+	}
+	return isOneOf(pid, s.Names)
+}
+
+// isOneOf says whether a process has one of several names.
+func isOneOf(pid int, names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return IsNamed(pid, name) })
+}
+
+// Selects says whether a process is selected, as far as was known when FindNew was called last. A process that was not
+// there then is not.
+func (f *Finder) Selects(pid int) bool {
+	if f.known[pid] == nil {
 		return false
 	}
-	return slices.ContainsFunc(s.Names, func(name string) bool { return IsNamed(pid, name) })
+	_, selected := f.rootOf(pid)
+	return selected
 }
 
 // rootOf returns the topmost process above a process that the selection names, which may be the process itself.
 func (f *Finder) rootOf(pid int) (root int, selected bool) {
 	root = pid
-	if f.selection.Root == 0 && len(f.selection.Names) == 0 {
+	isAll := f.selection.Root == 0 && len(f.selection.Names) == 0
+	if isAll && len(f.selection.Never) == 0 {
 		return root, true
 	}
 	at, k := pid, f.known[pid]
 	for range maxDepth {
+		if k.never {
+			return pid, false
+		}
 		if k.asked {
 			root, selected = at, true
 		}
@@ -174,7 +196,7 @@ func (f *Finder) rootOf(pid int) (root int, selected bool) {
 		}
 		at, k = k.parent, above
 	}
-	return root, selected
+	return root, selected || isAll
 }
 
 // look finds out what a process maps, unless that is known.

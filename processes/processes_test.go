@@ -215,6 +215,50 @@ func TestTree(t *testing.T) {
 	}
 }
 
+// A process that is never to be selected is not, nor are those that it has started, whoever is asked for.
+func TestNever(t *testing.T) {
+	server, bench := processestest.Program(t, "never-server", true), processestest.Program(t, "never-bench", false)
+	apart := processestest.Start(t, server)
+	apart.Next()
+	parent := processestest.Start(t, bench, "child", server, ";")
+	child := parent.Next()
+	if second := parent.Next(); child == parent.PID() {
+		child = second
+	}
+	servers := []string{"never-server"}
+	for name, tc := range map[string]struct {
+		s    Selection
+		want []int
+	}{
+		"a name":               {Selection{Names: servers}, []int{apart.PID(), child}},
+		"never its parent":     {Selection{Names: servers, Never: []string{"never-bench"}}, []int{apart.PID()}},
+		"never itself":         {Selection{Names: servers, Never: servers}, nil},
+		"all, never a parent":  {Selection{Never: []string{"never-bench"}}, []int{apart.PID()}},
+		"below, but never one": {Selection{Root: parent.PID(), Never: servers}, nil},
+	} {
+		f := newFinder(t, tc.s)
+		var got []int
+		for _, c := range findNow(t, f, time.Now()) {
+			if c.PID == apart.PID() || c.PID == child {
+				got = append(got, c.PID)
+			}
+		}
+		slices.Sort(got)
+		slices.Sort(tc.want)
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s: found %v, want %v of %d and its parent's child %d", name, got, tc.want, apart.PID(), child)
+		}
+		for _, pid := range []int{apart.PID(), child} {
+			if f.Selects(pid) != slices.Contains(tc.want, pid) {
+				t.Errorf("%s: Selects(%d) = %v", name, pid, f.Selects(pid))
+			}
+		}
+		if f.Selects(1 << 22) {
+			t.Errorf("%s: selects a process that does not exist", name)
+		}
+	}
+}
+
 // Computing returns a process that maps a model itself, and not its children. Without a model it is who has ggml.
 func TestComputing(t *testing.T) {
 	with := processestest.Program(t, "with", true)

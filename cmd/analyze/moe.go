@@ -24,6 +24,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/regular"
+	"tensorcast/internal/sizes"
 	"tensorcast/internal/tabular"
 	"tensorcast/moe"
 	"tensorcast/moe/hidden"
@@ -149,11 +150,14 @@ func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
 		return nil, cli.Usagef("--context is %d, want 0 or more", o.context)
 	}
 	for _, text := range o.rooms {
-		n, err := humanize.ParseBytes(text)
-		if err != nil || n == 0 || n > 1<<50 {
-			return nil, cli.Usagef("--room %q: want a size such as 600MB or 2GiB", text)
+		n, err := sizes.Parse(text)
+		if err == nil && n > 1<<50 {
+			err = errors.New("want at most 1 PiB")
 		}
-		study.Rooms = append(study.Rooms, int64(n))
+		if err != nil {
+			return nil, cli.Usagef("--room %q: %w", text, err)
+		}
+		study.Rooms = append(study.Rooms, n)
 	}
 	o.hasBandwidth = cmd.Flags().Changed("bandwidth")
 	if o.output == "" && cmd.Flags().Changed("format") {

@@ -17,6 +17,7 @@ import (
 
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/sizes"
 	"tensorcast/internal/tabular"
 	"tensorcast/moe/replay"
 	"tensorcast/prefetch/plan"
@@ -175,11 +176,11 @@ func (o *whatifOptions) check(cmd *cobra.Command) error {
 			o.sizes = append(o.sizes, amount{share: share})
 			continue
 		}
-		n, err := humanize.ParseBytes(text)
-		if err != nil || n <= 16 || n > 1<<50 {
+		n, err := sizes.Parse(text)
+		if err != nil || n > 1<<50 {
 			return cli.Usagef("--ram %q: want sizes such as 8GB, or shares of the working set such as 0.85", text)
 		}
-		o.sizes = append(o.sizes, amount{bytes: int64(n)})
+		o.sizes = append(o.sizes, amount{bytes: n})
 	}
 	if len(o.sizes) == 0 {
 		return cli.Usagef("--ram names no size")

@@ -15,7 +15,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"tensorcast/internal/cli"
+	"tensorcast/internal/config"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/sizes"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/auto"
 	"tensorcast/prefetch/monitor"
@@ -35,6 +37,8 @@ func addAutoFlags(f *pflag.FlagSet, o *options) {
 		"each by a prefetchd of its own; --budget is divided evenly among those that use it")
 	f.StringArrayVar(&o.names, "name", nil, "with --auto, only processes with this `NAME` and those that they start: "+
 		"the name of a program (llama-server) or of a systemd unit (ollama.service); may be repeated")
+	f.StringArrayVar(&o.never, "never", nil, "with --auto, no processes with this `NAME`, nor those that they start, "+
+		"whatever --name says; may be repeated")
 	f.BoolVar(&o.helper, helperFlag, false, "")
 	_ = f.MarkHidden(helperFlag) // it fails only if there is no such flag
 	f.IntVar(&o.most, "most", defaultMost, "help `N` processes at once (--auto, or below one process): "+
@@ -54,16 +58,24 @@ func (o *options) checkAuto(args []string) error {
 		return cli.Usagef("--pattern is of one model: not with --auto")
 	case o.most < 1:
 		return cli.Usagef("--most is %d, want 1 or more", o.most)
-	case o.Budget > 0 && o.runDir == "":
+	case (o.Budget > 0 || len(o.caps) > 0) && o.runDir == "":
 		return cli.Usagef("--auto divides --budget by way of --run-dir, which is empty")
 	case slices.Contains(o.names, ""):
 		return cli.Usagef("--name is empty")
+	case slices.Contains(o.never, ""):
+		return cli.Usagef("--never is empty")
 	}
 	return nil
 }
 
-// helpAll helps all processes that it finds, until the command's context ends.
-func helpAll(cmd *cobra.Command, o options) (err error) {
+// selection says which processes --auto helps.
+func (o *options) selection() processes.Selection {
+	return processes.Selection{Names: o.names, Never: o.never}
+}
+
+// helpAll helps all processes that it finds, until the command's context ends. given are the flags of the command line,
+// and inForce all settings: both are needed to read the configuration anew.
+func helpAll(cmd *cobra.Command, o *options, given *pflag.FlagSet, inForce []config.Setting) (err error) {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("needs root: sudo prefetchd --auto")
 	}
@@ -73,7 +85,13 @@ func helpAll(cmd *cobra.Command, o options) (err error) {
 	live := newLive(cmd.ErrOrStderr(), o.statusLogger(cmd.ErrOrStderr()))
 	defer live.close()
 	log := o.logger(live, o.logLevel())
-	finder, err := processes.NewFinder(processes.Selection{Names: o.names})
+	for _, s := range inForce {
+		if s.Origin.Source == config.File {
+			log.Info("settings are read from a file", "file", s.Origin.Where)
+			break
+		}
+	}
+	finder, err := processes.NewFinder(o.selection())
 	if err != nil {
 		return err
 	}
@@ -82,24 +100,29 @@ func helpAll(cmd *cobra.Command, o options) (err error) {
 			log.Debug("sockets of killed prefetchds are left", "why", err)
 		}
 	}
-	ao, err := o.helpersOptions(cmd, live, log)
+	ao, err := o.helpersOptions(cmd, cmd.Flags(), live, log)
 	if err != nil {
 		return err
 	}
 	search := beginSearch(cmd.Context(), monitor.Search{Names: o.names, All: true}, live, o.runDir, log)
 	defer func() { err = errors.Join(err, search.close()) }()
 	ao.OnChange = search.set
+	r := &reloader{cmd: cmd, given: given, inForce: inForce, stderr: live, log: log, search: search}
+	ao.Updates = r.start(cmd.Context())
+	defer r.stop()
 	_, err = auto.Run(cmd.Context(), finder, ao)
 	return err
 }
 
 // helpersOptions returns how helpers are run, each of them this program again, with the flags of this one.
-func (o *options) helpersOptions(cmd *cobra.Command, stderr io.Writer, log *slog.Logger) (auto.Options, error) {
+func (o *options) helpersOptions(
+	cmd *cobra.Command, flags *pflag.FlagSet, stderr io.Writer, log *slog.Logger,
+) (auto.Options, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return auto.Options{}, fmt.Errorf("find this program: %w", err)
 	}
-	passed := helperFlags(cmd.Flags(), o)
+	passed := helperFlags(flags)
 	dir := o.runDir
 	return auto.Options{
 		MaxHelpers: o.most, Budget: o.Budget,
@@ -110,7 +133,7 @@ func (o *options) helpersOptions(cmd *cobra.Command, stderr io.Writer, log *slog
 				args = append(args, "--wait")
 			}
 			if budget > 0 {
-				args = append(args, fmt.Sprint("--budget=", budget))
+				args = append(args, "--budget="+sizes.Format(budget))
 			}
 			return args
 		},
@@ -122,6 +145,7 @@ func (o *options) helpersOptions(cmd *cobra.Command, stderr io.Writer, log *slog
 			}
 			return using, err
 		},
+		Cap: o.candidateCap(),
 		SetShare: func(ctx context.Context, target int, bytes int64) error {
 			return monitor.SetBudget(ctx, dir, target, bytes)
 		},
@@ -131,19 +155,14 @@ func (o *options) helpersOptions(cmd *cobra.Command, stderr io.Writer, log *slog
 // isUsing says whether a prefetchd uses memory for its target: not while that has not decoded, or needs no help.
 func isUsing(a prefetch.Activity) bool { return a != prefetch.Waiting && a != prefetch.Idle }
 
-// helperFlags returns the given flags that are passed on to each helper.
-func helperFlags(f *pflag.FlagSet, o *options) (args []string) {
+// helperFlags returns the flags with a value of their own that are passed on to each helper.
+func helperFlags(f *pflag.FlagSet) (args []string) {
 	f.Visit(func(f *pflag.Flag) {
-		value := f.Value.String()
 		switch f.Name {
-		case "auto", "name", "most", "budget", "wait", "pid", "exec", "as-root": // they say who is helped
-			return
-		case "leave": // the text of a size would be rounded
-			value = fmt.Sprint(o.leave)
-		case "window":
-			value = fmt.Sprint(o.Window)
+		case "auto", "name", "never", "most", "budget", "budget-of", "wait", "pid", "exec", "as-root", configFlag:
+			return // they say who is helped, and with how much, or have been read
 		}
-		args = append(args, fmt.Sprintf("--%s=%s", f.Name, value))
+		args = append(args, fmt.Sprintf("--%s=%s", f.Name, f.Value))
 	})
 	return args
 }

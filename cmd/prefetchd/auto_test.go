@@ -152,6 +152,13 @@ func TestAutoArguments(t *testing.T) {
 		"--auto --budget 1GB --run-dir=": "--run-dir",
 		"--auto --name=":                 "--name is empty",
 		"--name x --pid 1":               "--name is for --auto",
+		"--never x --pid 1":              "--never is for --auto",
+		"--auto --never=":                "--never is empty",
+		"--auto --budget 12":             "that is 12 bytes: write the unit, as in 12MB or 12GiB",
+		"--auto --budget 0%":             "want a share of more than 0%",
+		"--auto --budget-of x":           "want NAME=SIZE",
+		"--auto --budget-of x=12":        "write the unit",
+		"--auto --keep-warm=soon":        "want true, false or a time such as 30m",
 		"--wait a b":                     "unexpected argument",
 		"--wait":                         "say which process",
 	} {
@@ -169,14 +176,12 @@ func TestAutoArguments(t *testing.T) {
 func TestHelperFlags(t *testing.T) {
 	cmd := command(func() {})
 	err := cmd.ParseFlags(strings.Fields("--auto --name a,b --most 3 --budget 2GB --leave 600000001 " +
-		"--lock --strategy pin --window 64MiB"))
+		"--lock --strategy pin --window 64MiB --never c --budget-of d=2GB --keep-warm=30m --config /x"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := options{leave: 600000001}
-	o.Window = 64 << 20
-	got := strings.Join(helperFlags(cmd.Flags(), &o), " ")
-	if want := "--leave=600000001 --lock=true --strategy=pin --window=67108864"; got != want {
+	got := strings.Join(helperFlags(cmd.Flags()), " ")
+	if want := "--leave=600000001B --lock=true --strategy=pin --window=64 MiB --keep-warm=30m0s"; got != want {
 		t.Errorf("the flags are %s, want %s", got, want)
 	}
 }

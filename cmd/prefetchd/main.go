@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"tensorcast/ebpf"
 	"tensorcast/event"
@@ -21,12 +22,14 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
+	"tensorcast/internal/sizes"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/hot"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/readahead"
+	"tensorcast/prefetch/room"
 	"tensorcast/prefetch/serve"
 )
 
@@ -39,6 +42,7 @@ type options struct {
 	wait   bool
 	auto   bool
 	names  []string
+	never  []string
 	most   int
 	helper bool // it was started by --auto
 
@@ -51,6 +55,10 @@ type options struct {
 	noHot       bool
 	imatrix     string
 	noJoin      bool
+	budget      sizes.Amount // Budget is the same in bytes, after configure
+	caps        room.Caps
+	hostMemory  int64         // bytes, of which shares are; 0: there are none
+	warmFor     time.Duration // with KeepWarm: how long after the target's last computing; 0: always
 	leave       int64
 	fabric      string // a profile; empty without --fabric
 	fabricError string
@@ -58,11 +66,12 @@ type options struct {
 	prefetch.Options
 
 	// What is reported.
-	plan    string
-	runDir  string
-	json    bool
-	log     string
-	verbose bool
+	plan       string
+	configFile string
+	runDir     string
+	json       bool
+	log        string
+	verbose    bool
 }
 
 func main() {
@@ -75,12 +84,7 @@ func main() {
 // command returns the command line. restoreSignals gives signals their usual effect again, instead of
 // ending the context. It is called with --exec, where signals are passed on to the command.
 func command(restoreSignals func()) *cobra.Command {
-	o := options{
-		strategy: plan.StrategyNames()[0],
-		guesses:  prefetch.SpeculationNames()[0],
-		around:   readahead.Choices()[0],
-		log:      logText,
-	}
+	o := newOptions()
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
@@ -131,7 +135,12 @@ prefetchd of its own, until the process itself ends. NAME is that of a program, 
 
 With --keep-warm, pages of a model that fits are read back when others took them from memory, while
 its process computes nothing. So the first request after a quiet night does not wait for the disk.
-Pages that are soon taken again are read back less and less often.
+Pages that are soon taken again are read back less and less often. With a time (--keep-warm=30m)
+that ends when the process has computed nothing for so long: then others may have the memory, until
+it computes again.
+
+What is to hold for all runs is in a configuration file, ` + configPath + `, or in the
+environment: see prefetchd config.
 
 With --fabric an emulated device in the command's memory holds part of the weights in fewer bytes,
 with a stated error (accurate: none; balanced: 23.5 dB; fast: 15 dB), and computes with them. So
@@ -172,25 +181,40 @@ started for another reason, 2 for wrong usage.`,
   sudo prefetchd --auto --name llama-server --budget 12GB
   sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json
   sudo prefetchd status`,
-		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
+		Args: cobra.ArbitraryArgs, // checked when all settings are known
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.helper || o.auto && !cli.HasTerminal() {
+				// From now on, because a service may be told to reload when it has just begun. Whoever sends SIGHUP to
+				// all prefetchds means --auto, which ends its helpers itself.
+				cli.TakeHangups(cmd.Context())
+			}
+			given, err := copyFlags(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			inForce, err := o.configure(cmd.Flags(), o.uses)
+			if err == nil {
+				err = o.check(args)
+			}
+			if err != nil {
+				return o.logResult(cmd.ErrOrStderr(), nil, err)
+			}
 			if (o.auto || o.wait) && !o.helper {
 				if err := checkMachine(true, o.logger(cmd.ErrOrStderr(), slog.LevelWarn)); err != nil {
 					return o.logResult(cmd.ErrOrStderr(), nil, err)
 				}
 			}
 			if o.auto {
-				err := whileChecking(cmd, func() error { return helpAll(cmd, o) })
+				err := whileChecking(cmd, func() error { return helpAll(cmd, o, given, inForce) })
 				return o.logResult(cmd.ErrOrStderr(), nil, err)
 			}
 			if o.exec {
 				restoreSignals()
-				return o.advise(runCommand(cmd, o, args))
+				return o.advise(runCommand(cmd, *o, args))
 			}
-			var err error
 			if o.pid == 0 {
 				err = whileChecking(cmd, func() (err error) {
-					o.pid, err = waitForName(cmd, &o, args[0])
+					o.pid, err = waitForName(cmd, o, args[0])
 					return err
 				})
 			} else {
@@ -202,10 +226,38 @@ started for another reason, 2 for wrong usage.`,
 			if err != nil {
 				return o.logResult(cmd.ErrOrStderr(), nil, err)
 			}
-			s, err := run(cmd, o)
+			s, err := run(cmd, *o)
 			return o.logResult(cmd.ErrOrStderr(), s, o.advise(err))
 		},
 	}
+	o.addFlags(cmd)
+	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newConfigCommand(), newFabricCommand(),
+		newGuardianCommand())
+	objects := ebpf.Objects()
+	maps.Copy(objects, readahead.Objects())
+	cli.AddBPFVersions(cmd, objects)
+	return cmd
+}
+
+// newOptions returns the defaults.
+func newOptions() *options {
+	return &options{
+		strategy: plan.StrategyNames()[0],
+		guesses:  prefetch.SpeculationNames()[0],
+		around:   readahead.Choices()[0],
+		log:      logText,
+	}
+}
+
+// newFlags returns flags that set options. None is given yet.
+func newFlags() (*pflag.FlagSet, *options) {
+	o, cmd := newOptions(), &cobra.Command{}
+	o.addFlags(cmd)
+	return cmd.Flags(), o
+}
+
+// addFlags adds all flags of prefetchd itself.
+func (o *options) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`, or what it starts to compute for it")
@@ -213,7 +265,7 @@ started for another reason, 2 for wrong usage.`,
 	f.BoolVar(&o.asRoot, "as-root", false, "with --exec, run the command as root, not as the user who typed sudo")
 	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; without --wait, a process without ggml "+
 		"is refused. Without --pid: wait for a process with the name that follows, of its program or its systemd unit")
-	addAutoFlags(f, &o)
+	addAutoFlags(f, o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
 		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); "+
@@ -229,14 +281,18 @@ started for another reason, 2 for wrong usage.`,
 		"llama-imatrix) counts most, if the last run is not known")
 	f.BoolVar(&o.Lock, "lock", false, "lock kept pages (mlock), except experts: "+
 		"the kernel cannot take them, even if it must kill a process instead")
-	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); "+
-		"the limits of cgroups and host apply as well")
+	cli.AmountVar(f, &o.budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB, or 60% of "+
+		"the machine's memory); the limits of cgroups and host apply as well")
+	f.Var((*capsFlag)(&o.caps), "budget-of", "the same for one program, systemd unit or model's file: `NAME=SIZE` "+
+		"(ollama.service=8GiB, *-70B-*.gguf=50%); may be repeated, and the least that applies counts")
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs "+
 		"(default: chosen, and more while they wait for memory)")
 	cli.SizeVar(f, &o.Window, "window",
 		"`SIZE` of the pages that are read ahead and not yet paged out (default: chosen)")
-	f.BoolVar(&o.KeepWarm, "keep-warm", false, "read back pages of a model that fits when others took them, "+
-		"while the target computes nothing: a server's next request finds them in memory")
+	f.Var(&warmFlag{&o.KeepWarm, &o.warmFor}, "keep-warm", "read back pages of a model that fits when others took "+
+		"them, while the target computes nothing: a server's next request finds them in memory; with `TIME` (30m) only "+
+		"for so long after the target has computed last")
+	f.Lookup("keep-warm").NoOptDefVal = "true"
 	cli.EnumVar(cmd, &o.fabric, "fabric", "", profileNames(),
 		"with --exec: let an emulated device hold weights of the model in fewer bytes and with a stated error")
 	f.Lookup("fabric").NoOptDefVal = profileNames()[0]
@@ -252,13 +308,9 @@ started for another reason, 2 for wrong usage.`,
 	cli.EnumVar(cmd, &o.log, "log", "", []string{logText, logJSON}, "format of standard error: text, or json "+
 		"(an object for each line: time, level, msg, target, and status or summary); not with --exec")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more details")
-	addReadaheadFlags(cmd, &o)
-	addPlanFlags(f, &o)
-	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newFabricCommand(), newGuardianCommand())
-	objects := ebpf.Objects()
-	maps.Copy(objects, readahead.Objects())
-	cli.AddBPFVersions(cmd, objects)
-	return cmd
+	addReadaheadFlags(cmd, o)
+	addPlanFlags(f, o)
+	addConfigFlags(f, o)
 }
 
 // advise adds advice to an error: which flag of prefetchd helps.
@@ -280,6 +332,8 @@ func (o *options) check(args []string) error {
 		return o.checkAuto(args)
 	case len(o.names) > 0:
 		return cli.Usagef("--name is for --auto; `prefetchd --wait NAME` waits for one process")
+	case len(o.never) > 0:
+		return cli.Usagef("--never is for --auto")
 	case o.fabricError != "" && o.fabric == "":
 		return cli.Usagef("--error is for --fabric")
 	case o.exec && o.pid != 0:
@@ -344,7 +398,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	return serve.Options{
 		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave,
 		Readahead: readahead.Choice(o.around), Guardian: guardianArgs(), LearnedDir: o.learned, SocketDir: o.runDir,
-		ForgetExperts: o.noHot, Imatrix: counts,
+		ForgetExperts: o.noHot, Imatrix: counts, Cap: o.capOf(), WarmFor: o.warmFor,
 		Prefetch: o.Options, OnStatus: live.show, Log: log,
 	}, nil
 }

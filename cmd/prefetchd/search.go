@@ -54,6 +54,19 @@ func (s *search) set(helped, waiting []processes.Candidate) {
 	s.live.redraw()
 }
 
+// rename says that processes with other names are looked for from now on.
+func (s *search) rename(names []string) {
+	s.mu.Lock()
+	what := *s.report.Search
+	what.Names = append([]string{}, names...) // in JSON [] instead of null
+	s.report.Search = &what
+	report := s.report
+	s.mu.Unlock()
+	if s.server != nil {
+		s.server.SetReport(report)
+	}
+}
+
 func processesOf(all []processes.Candidate) []monitor.Process {
 	list := make([]monitor.Process, len(all))
 	for i, c := range all {

@@ -59,6 +59,9 @@ process; 2 for wrong usage.`,
 					return fmt.Errorf("no prefetchd helps process %d, or one that it has started", root)
 				}
 			}
+			if metrics && !cmd.Flags().Changed("pid") {
+				all = append(all, monitor.Down(err)...)
+			}
 			if writeErr := writeStatus(cmd.OutOrStdout(), all, asJSON, metrics); writeErr != nil {
 				return writeErr
 			}

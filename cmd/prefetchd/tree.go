@@ -181,7 +181,7 @@ func (b *below) start(ctx context.Context, pid int, root bool, stderr io.Writer)
 	}
 	b.o.pid = 0 // each message says which target it is about
 	log := b.o.logger(stderr, b.o.logLevel())
-	ao, err := b.o.helpersOptions(b.cmd, stderr, log)
+	ao, err := b.o.helpersOptions(b.cmd, b.cmd.Flags(), stderr, log)
 	if err != nil {
 		return err
 	}

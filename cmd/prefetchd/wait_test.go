@@ -166,7 +166,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	if out, err := status("--metrics"); err != nil ||
-		!strings.Contains(out, `tensorcast_prefetchd_phase{target_pid="`+pid+`",phase="waiting"} 1`) {
+		!strings.Contains(out, `tensorcast_prefetchd_phase{target_pid="`+pid+`",command="sleep",phase="waiting"} 1`) {
 		t.Errorf("%v: %s", err, out)
 	}
 	parent := fmt.Sprint(os.Getpid()) // one that has started the target counts, as does a list that pidof prints

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/prometheus/procfs"
 
@@ -42,6 +43,42 @@ func TestKeepWarm(t *testing.T) {
 	}
 	r.finish()
 	if s := h.summary(t); s.Warmed < full*7/10 || s.Warmed > full*11/10 || !strings.Contains(s.Idle, "fits") {
+		t.Errorf("summary %+v", s)
+	}
+}
+
+// TestKeepWarmForATime checks that pages are not read back any more when the target has computed nothing for the time
+// of --keep-warm, and are when it has computed again.
+func TestKeepWarmForATime(t *testing.T) {
+	r := newRig(t, 2, 400)
+	r.start()
+	h := r.help("--keep-warm=3s")
+	testenv.WaitFor(t, "prefetchd to be idle because everything fits", func() bool {
+		return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits")
+	})
+	pid := r.target.Process.Pid
+	signal := func(s syscall.Signal) {
+		t.Helper()
+		if err := r.target.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full := r.resident()
+	signal(syscall.SIGSTOP)
+	time.Sleep(6 * time.Second) // prefetchd looks about once a second
+	pageOut(t, pid, r.options.Model)
+	time.Sleep(4 * time.Second)
+	if left := r.resident(); left > full/2 {
+		t.Errorf("%d of %d bytes were read back though the target has computed nothing for long", left, full)
+	}
+	signal(syscall.SIGCONT)
+	time.Sleep(2 * time.Second)
+	signal(syscall.SIGSTOP)
+	pageOut(t, pid, r.options.Model)
+	testenv.WaitFor(t, "the weights to be read back", func() bool { return r.resident() > full*98/100 })
+	signal(syscall.SIGCONT)
+	r.finish()
+	if s := h.summary(t); s.Warmed == 0 {
 		t.Errorf("summary %+v", s)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tensorcast/fabric/device"
+	"tensorcast/internal/sizes"
 )
 
 // Options say what a device holds, and for whom.
@@ -62,7 +63,7 @@ func Start(o Options) (_ *Device, err error) {
 	pool := o.Plan.Bytes + o.Plan.Bytes/2 + 64<<20
 	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model,
 		"--profile", o.Profile,
-		"--room", strconv.FormatInt(o.Plan.Bytes, 10), "--told", "--pool", strconv.FormatInt(pool, 10))
+		"--room", sizes.Format(o.Plan.Bytes), "--told", "--pool", sizes.Format(pool))
 	if o.Error != "" {
 		args = append(args, "--error", o.Error)
 	}

@@ -205,18 +205,22 @@ func flagError(err error) error {
 	if !errors.As(err, &invalid) {
 		return err
 	}
-	flag, why := invalid.GetFlag(), invalid.Unwrap().Error()
-	switch flag.Value.Type() {
+	return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), WhyInvalid(invalid))
+}
+
+// WhyInvalid says why a flag does not take a value, in the words of all commands.
+func WhyInvalid(invalid *pflag.InvalidValueError) string {
+	switch invalid.GetFlag().Value.Type() {
 	case "int", "int64", "uint", "uint32", "uint64", "intSlice":
-		why = "want a whole number"
+		return "want a whole number"
 	case "float64":
-		why = "want a number"
+		return "want a number"
 	case "duration":
-		why = "want a time such as 500ms or 1m30s"
+		return "want a time such as 500ms or 1m30s"
 	case "bool":
-		why = "want true or false"
+		return "want true or false"
 	}
-	return fmt.Errorf("--%s %q: %s", flag.Name, invalid.GetValue(), why)
+	return invalid.Unwrap().Error()
 }
 
 // OneOf joins words, as in "a, b or c".

@@ -4,13 +4,13 @@ package cli
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"tensorcast/internal/sizes"
 )
 
 // EnumVar adds a flag that takes one of choices, in upper or lower case. *p is the default, which
@@ -91,26 +91,52 @@ func (e *enums) Set(text string) error {
 	return nil
 }
 
-// SizeVar adds a flag that takes a number of bytes, at least 1: 600MB, 2GiB, 4096. If the flag is
-// not given, *p is unchanged. The help shows no default.
-func SizeVar(f *pflag.FlagSet, p *int64, name, usage string) { f.Var((*size)(p), name, usage) }
+// SizeVar adds a flag that takes a number of bytes as [sizes.Parse] reads it: 600MB, 2GiB. If the flag is not given, *p
+// is unchanged. The help shows no default.
+func SizeVar(f *pflag.FlagSet, p *int64, name, usage string) { f.Var((*sizeValue)(p), name, usage) }
 
-type size int64
+type sizeValue int64
 
-func (s *size) Type() string { return "size" }
+func (s *sizeValue) Type() string { return "size" }
 
-func (s *size) String() string {
+// String is what Set reads as the same size.
+func (s *sizeValue) String() string {
 	if *s == 0 {
 		return ""
 	}
-	return humanize.IBytes(uint64(*s))
+	return sizes.Format(int64(*s))
 }
 
-func (s *size) Set(text string) error {
-	n, err := humanize.ParseBytes(text)
-	if err != nil || n == 0 || n > math.MaxInt64 {
-		return fmt.Errorf("want a size such as 600MB or 2GiB")
+func (s *sizeValue) Set(text string) error {
+	n, err := sizes.Parse(text)
+	if err == nil {
+		*s = sizeValue(n)
 	}
-	*s = size(n)
-	return nil
+	return err
+}
+
+// AmountVar adds a flag that takes a number of bytes or a share, as [sizes.ParseAmount] reads it: 2GiB, 60%. If the
+// flag is not given, *p is unchanged. The help shows no default.
+func AmountVar(f *pflag.FlagSet, p *sizes.Amount, name, usage string) {
+	f.Var(&amountValue{p}, name, usage)
+}
+
+type amountValue struct{ *sizes.Amount }
+
+func (a *amountValue) Type() string { return "size" }
+
+// String is what Set reads as the same amount. It is called for the zero value, too (pflag).
+func (a *amountValue) String() string {
+	if a.Amount == nil {
+		return ""
+	}
+	return a.Amount.String()
+}
+
+func (a *amountValue) Set(text string) error {
+	amount, err := sizes.ParseAmount(text)
+	if err == nil {
+		*a.Amount = amount
+	}
+	return err
 }

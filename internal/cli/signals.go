@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -47,8 +48,43 @@ func FirstSignal(parent context.Context) (ctx context.Context, stop func()) {
 	return signals(parent, func(syscall.Signal) {})
 }
 
+// hangupsKey is the key of a context's *hangups.
+type hangupsKey struct{}
+
+// hangups passes on SIGHUP to whoever takes it.
+type hangups struct {
+	taken   atomic.Bool
+	arrived chan struct{}
+}
+
+// TakeHangups has SIGHUP no longer end the context, which Signals has made. Each one is told on the returned channel
+// instead, where several that come at once may count as one. So a service reads its configuration anew. Without
+// Signals, or if SIGHUP is ignored, nothing comes.
+//
+// A program that has a terminal must not do that: there SIGHUP says that the terminal is gone.
+func TakeHangups(ctx context.Context) <-chan struct{} {
+	h, ok := ctx.Value(hangupsKey{}).(*hangups)
+	if !ok {
+		return nil
+	}
+	h.taken.Store(true)
+	return h.arrived
+}
+
+// HasTerminal says whether this process has a controlling terminal.
+func HasTerminal() bool {
+	fd, err := unix.Open("/dev/tty", unix.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	_ = unix.Close(fd) // nothing was read or written
+	return true
+}
+
 // signals implements Signals and FirstSignal. It calls onSecond for each signal after the first.
 func signals(parent context.Context, onSecond func(syscall.Signal)) (ctx context.Context, stop func()) {
+	hang := &hangups{arrived: make(chan struct{}, 1)}
+	parent = context.WithValue(parent, hangupsKey{}, hang)
 	caught := []os.Signal{unix.SIGINT, unix.SIGTERM}
 	if !signal.Ignored(unix.SIGHUP) {
 		caught = append(caught, unix.SIGHUP)
@@ -59,17 +95,20 @@ func signals(parent context.Context, onSecond func(syscall.Signal)) (ctx context
 	stopping, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		select {
-		case s := <-arrived:
-			cancel(&Interrupted{s.(syscall.Signal)})
-		case <-stopping:
-			return
-		}
-		first := time.Now()
+		var first time.Time // zero: the context has not ended
 		for {
 			select {
 			case s := <-arrived:
-				if time.Since(first) >= oneRequest {
+				switch {
+				case s == unix.SIGHUP && hang.taken.Load():
+					select {
+					case hang.arrived <- struct{}{}:
+					default: // one is waiting to be seen
+					}
+				case first.IsZero():
+					first = time.Now()
+					cancel(&Interrupted{s.(syscall.Signal)})
+				case time.Since(first) >= oneRequest:
 					onSecond(s.(syscall.Signal))
 				}
 			case <-stopping:

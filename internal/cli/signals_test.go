@@ -5,6 +5,7 @@ package cli
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -229,4 +230,45 @@ func maskHas(status string, signal syscall.Signal, set string) bool {
 	mask, _, _ := strings.Cut(rest, "\n")
 	n, _ := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
 	return n>>(signal-1)&1 == 1
+}
+
+// Whoever takes SIGHUP is told each one, and the context goes on until another signal comes. A context that Signals has
+// not made has none.
+func TestTakeHangups(t *testing.T) {
+	if signal.Ignored(unix.SIGHUP) {
+		t.Skip("SIGHUP is ignored: these tests run under nohup")
+	}
+	if TakeHangups(t.Context()) != nil {
+		t.Error("a context without signals has hangups")
+	}
+	ctx, stop := Signals(t.Context())
+	defer stop()
+	hangups := TakeHangups(ctx)
+	send := func(s syscall.Signal) {
+		t.Helper()
+		if err := unix.Kill(os.Getpid(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		send(unix.SIGHUP)
+		select {
+		case <-hangups:
+		case <-time.After(10 * time.Second):
+			t.Fatal("no hangup was told")
+		}
+		if err := ctx.Err(); err != nil {
+			t.Fatalf("the context has ended: %v", err)
+		}
+	}
+	send(unix.SIGTERM)
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("SIGTERM does not end the context")
+	}
+	if interrupted := (*Interrupted)(nil); !errors.As(context.Cause(ctx), &interrupted) ||
+		interrupted.Signal != unix.SIGTERM {
+		t.Errorf("the cause is %v, want SIGTERM", context.Cause(ctx))
+	}
 }

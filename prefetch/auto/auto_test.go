@@ -63,6 +63,7 @@ type run struct {
 	out, said syncBuffer
 	told      shares
 	using     map[int]bool // by target; guarded by told.mu
+	updates   chan Update
 	end       context.CancelFunc
 	ended     chan error
 	helped    int // valid when ended has been read
@@ -70,7 +71,10 @@ type run struct {
 
 func startRun(t *testing.T, f *processes.Finder, most, beside int) *run {
 	t.Helper()
-	r := &run{told: shares{now: map[int]int64{}}, using: map[int]bool{}, ended: make(chan error, 1)}
+	r := &run{
+		told: shares{now: map[int]int64{}}, using: map[int]bool{},
+		updates: make(chan Update), ended: make(chan error, 1),
+	}
 	var ctx context.Context
 	ctx, r.end = context.WithCancel(t.Context())
 	t.Cleanup(r.end)
@@ -79,14 +83,7 @@ func startRun(t *testing.T, f *processes.Finder, most, beside int) *run {
 		var err error
 		r.helped, err = Run(ctx, f, Options{
 			MaxHelpers: most, Budget: 1000, Beside: beside, Out: &r.out, Err: &r.said, Log: log,
-			Helper: func(c processes.Candidate, budget int64) []string {
-				r.told.mu.Lock()
-				r.told.now[c.PID] = budget
-				r.told.mu.Unlock()
-				const script = `trap 'echo summary %d; exit 0' TERM; echo begun >&2; ` +
-					`while kill -0 %d 2>/dev/null; do sleep 0.05; done; echo "sh: no end" >&2; exit 3`
-				return []string{"sh", "-c", fmt.Sprintf(script, c.PID, c.PID)}
-			},
+			Helper: r.helper, Updates: r.updates,
 			Using: func(context.Context) (map[int]bool, error) {
 				r.told.mu.Lock()
 				defer r.told.mu.Unlock()
@@ -102,6 +99,16 @@ func startRun(t *testing.T, f *processes.Finder, most, beside int) *run {
 		r.ended <- err
 	}()
 	return r
+}
+
+// helper is a helper's command.
+func (r *run) helper(c processes.Candidate, budget int64) []string {
+	r.told.mu.Lock()
+	r.told.now[c.PID] = budget
+	r.told.mu.Unlock()
+	const script = `trap 'echo summary %d; exit 0' TERM; echo begun >&2; ` +
+		`while kill -0 %d 2>/dev/null; do sleep 0.05; done; echo "sh: no end" >&2; exit 3`
+	return []string{"sh", "-c", fmt.Sprintf(script, c.PID, c.PID)}
 }
 
 // use says that a target's helper uses memory now.
@@ -217,6 +224,58 @@ func TestGivesWay(t *testing.T) {
 	r.end()
 	if err := <-r.ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// What Run was told can be changed while it runs: how many are helped, the budget, the caps, and whom it helps. Helpers
+// of targets that are not selected any more are ended, and begin again when these are. Others go on.
+func TestUpdate(t *testing.T) {
+	const name, other = "update-target", "update-other"
+	targets := append(startTargets(t, name, true, 2), startTargets(t, other, true, 1)...)
+	first, second, third := targets[0].PID(), targets[1].PID(), targets[2].PID()
+	r := startRun(t, newFinder(t, name, other), 2, 0)
+	for _, p := range targets {
+		r.use(p.PID())
+	}
+	begun := func(pid int) int {
+		return strings.Count(r.said.String(), fmt.Sprintf("%d %s: begun\n", pid, name)) +
+			strings.Count(r.said.String(), fmt.Sprintf("%d %s: begun\n", pid, other))
+	}
+	testenv.WaitFor(t, "two helpers", func() bool { return begun(first)+begun(second)+begun(third) == 2 })
+	all := Update{Helper: r.helper, MaxHelpers: 3, Budget: 3000}
+	r.updates <- all
+	testenv.WaitFor(t, "three helpers, with a third of a new budget each", func() bool {
+		return begun(first)+begun(second)+begun(third) == 3 &&
+			r.told.of(first) == 1000 && r.told.of(second) == 1000 && r.told.of(third) == 1000
+	})
+	all.Cap = func(c processes.Candidate) int64 {
+		if c.PID == third {
+			return 7
+		}
+		return 5000 // more than its share
+	}
+	r.updates <- all
+	testenv.WaitFor(t, "a cap for one", func() bool { return r.told.of(third) == 7 && r.told.of(first) == 1000 })
+	all.Budget = 0
+	r.updates <- all
+	testenv.WaitFor(t, "only caps", func() bool { return r.told.of(third) == 7 && r.told.of(first) == 5000 })
+	all.Cap = nil
+	r.updates <- all
+	testenv.WaitFor(t, "no bound", func() bool { return r.told.of(third) == 0 && r.told.of(first) == 0 })
+	all.Finder = newFinder(t, name)
+	r.updates <- all
+	testenv.WaitFor(t, "the end of one helper", func() bool {
+		return strings.Contains(r.out.String(), fmt.Sprintf("summary %d\n", third))
+	})
+	all.Finder = newFinder(t, name, other)
+	r.updates <- all
+	testenv.WaitFor(t, "its helper again", func() bool { return begun(third) == 2 })
+	if begun(first) != 1 || begun(second) != 1 {
+		t.Errorf("helpers of %d and %d were started anew:\n%s", first, second, r.said.String())
+	}
+	r.end()
+	if err := <-r.ended; err != nil || r.helped != 4 {
+		t.Errorf("%v, %d helpers were started; want 4", err, r.helped)
 	}
 }
 

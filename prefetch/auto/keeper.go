@@ -39,7 +39,10 @@ type Options struct {
 	Budget int64
 	// Using lists the targets whose helpers use memory now. It is asked where there is a Budget.
 	Using func(ctx context.Context) (map[int]bool, error)
-	// SetShare tells the helper of a target that its share is another one now.
+	// Cap, if not nil, says how many bytes the helper of a candidate may use at most, whatever its share of the Budget;
+	// 0 sets no bound. It is asked again and again, because more is known of a candidate when it maps its model.
+	Cap func(c processes.Candidate) int64
+	// SetShare tells the helper of a target that its share is another one now; 0: there is no bound any more.
 	SetShare func(ctx context.Context, target int, bytes int64) error
 	// Beside is a target that somebody else helps and who shares the Budget, too; 0: there is none.
 	Beside int
@@ -53,10 +56,22 @@ type Options struct {
 	Out, Err io.Writer
 	// NoPrefix leaves out the target: the lines say themselves which target they are about.
 	NoPrefix bool
+	// Updates, if not nil, changes while Run runs whom it helps, and how.
+	Updates <-chan Update
 	// OnChange is called when other candidates are helped than before, or others wait; nil: nobody asks. It must not
 	// change the slices, and may keep them.
 	OnChange func(helped, waiting []processes.Candidate)
 	Log      *slog.Logger
+}
+
+// Update replaces what Run was told. Helpers that run go on, with other shares, but those of targets that are not
+// selected any more are ended. Other changes of how targets are helped are for helpers that are started from now on.
+type Update struct {
+	Finder     *processes.Finder // which was not asked yet; nil: the one before
+	Helper     func(c processes.Candidate, budget int64) []string
+	MaxHelpers int
+	Budget     int64
+	Cap        func(c processes.Candidate) int64
 }
 
 // endTimeout is how long helpers have to end before they are killed.
@@ -75,13 +90,17 @@ func Run(ctx context.Context, f *processes.Finder, o Options) (helped int, err e
 	tick := time.NewTicker(cmp.Or(o.Interval, processes.Interval))
 	defer tick.Stop()
 	defer k.stopHelpers()
-	for {
+	for updated := false; ; {
 		if o.Skip == nil || !o.Skip() {
 			found, err := f.FindNew(time.Now())
 			if err != nil {
 				return k.started, err
 			}
 			k.add(found)
+			if updated {
+				k.leaveOut(f.Selects)
+				updated = false
+			}
 		}
 		k.startHelpers()
 		k.divideBudget(ctx)
@@ -91,6 +110,11 @@ func Run(ctx context.Context, f *processes.Finder, o Options) (helped int, err e
 			return k.started, nil
 		case h := <-k.ended:
 			k.noteEnd(h)
+		case u := <-o.Updates:
+			if u.Finder != nil {
+				f, updated = u.Finder, true
+			}
+			k.o.Helper, k.o.MaxHelpers, k.o.Budget, k.o.Cap = u.Helper, u.MaxHelpers, u.Budget, u.Cap
 		case <-tick.C:
 		}
 	}
@@ -126,6 +150,7 @@ type helper struct {
 	out     bytes.Buffer
 	stderr  *lineWriter
 	gaveWay bool  // it was ended so that another target is helped
+	leftOut bool  // it was ended because its target is not selected any more
 	result  error // of the command, when it has ended
 }
 
@@ -137,6 +162,7 @@ func (k *keeper) add(found []processes.Candidate) {
 		switch h := k.helpers[c.PID]; {
 		case c.PID == k.o.Beside:
 		case h != nil && (h.GGML || !c.GGML):
+			c.GGML, c.Model = c.GGML || h.GGML, c.Model || h.Model // another Finder may know less so far
 			h.Candidate = c
 		case i >= 0:
 			k.waiting[i] = c
@@ -145,6 +171,19 @@ func (k *keeper) add(found []processes.Candidate) {
 		}
 	}
 	slices.SortStableFunc(k.waiting, processes.ModelsFirst)
+}
+
+// leaveOut ends the helpers of targets that are not selected any more, and forgets those that wait.
+func (k *keeper) leaveOut(isSelected func(pid int) bool) {
+	k.waiting = slices.DeleteFunc(k.waiting, func(c processes.Candidate) bool { return !isSelected(c.PID) })
+	for pid, h := range k.helpers {
+		if h.leftOut || isSelected(pid) || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) { // that one ends by itself
+			continue
+		}
+		k.o.Log.Info("this process is not to be helped any more", "target", pid, "name", h.Name)
+		h.leftOut = true
+		_ = h.cmd.Process.Signal(syscall.SIGTERM) // it fails if the helper has ended, which k.ended will say
+	}
 }
 
 // startHelpers starts helpers for candidates that wait, until there are Options.MaxHelpers.
@@ -174,7 +213,7 @@ func (k *keeper) startHelper(c processes.Candidate) {
 	if !k.o.NoPrefix {
 		h.stderr.prefix = fmt.Sprintf("%d %s: ", c.PID, c.Name)
 	}
-	h.share = k.o.Budget / int64(k.using+1)
+	h.share = k.capped(c, k.o.Budget/int64(k.using+1))
 	args := k.o.Helper(c, h.share)
 	h.stderr.usual = filepath.Base(args[0]) + ": "
 	h.cmd = exec.Command(args[0], args[1:]...)
@@ -218,12 +257,15 @@ func (k *keeper) makeRoom() {
 // yet, and is told later. Until then the shares may come to more than the budget. The limits of control groups and
 // the host hold all the same.
 func (k *keeper) divideBudget(ctx context.Context) {
-	if k.o.Budget <= 0 || len(k.helpers) == 0 {
+	if len(k.helpers) == 0 {
 		return
 	}
-	using, err := k.o.Using(ctx)
-	if err != nil {
-		k.o.Log.Debug("cannot ask every helper whether it uses memory", "why", err)
+	using := map[int]bool{}
+	if k.o.Budget > 0 {
+		var err error
+		if using, err = k.o.Using(ctx); err != nil {
+			k.o.Log.Debug("cannot ask every helper whether it uses memory", "why", err)
+		}
 	}
 	members := map[int]*member{}
 	for pid, h := range k.helpers {
@@ -243,6 +285,9 @@ func (k *keeper) divideBudget(ctx context.Context) {
 		if using[pid] {
 			want = k.o.Budget / int64(k.using)
 		}
+		if h := k.helpers[pid]; h != nil { // who helps the one beside knows its cap
+			want = k.capped(h.Candidate, want)
+		}
 		if m.share == want {
 			continue
 		}
@@ -254,6 +299,17 @@ func (k *keeper) divideBudget(ctx context.Context) {
 	}
 }
 
+// capped is the lesser of a share and the candidate's cap, where 0 is no bound.
+func (k *keeper) capped(c processes.Candidate, share int64) int64 {
+	if k.o.Cap == nil {
+		return share
+	}
+	if most := k.o.Cap(c); most > 0 && (share == 0 || most < share) {
+		return most
+	}
+	return share
+}
+
 // noteEnd passes on what a helper that has ended wrote, and logs how it ended.
 func (k *keeper) noteEnd(h *helper) {
 	delete(k.helpers, h.PID)
@@ -261,7 +317,7 @@ func (k *keeper) noteEnd(h *helper) {
 	if _, err := k.o.Out.Write(h.out.Bytes()); err != nil {
 		k.o.Log.Warn("cannot write what a helper found", "target", h.PID, "why", err)
 	}
-	if h.gaveWay {
+	if h.gaveWay && !h.leftOut {
 		k.waiting = append(k.waiting, h.Candidate)
 		return
 	}

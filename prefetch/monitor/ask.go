@@ -43,10 +43,14 @@ func Ask(ctx context.Context, dir string, target int) (Report, error) {
 	return r, nil
 }
 
-// SetBudget caps how many bytes of the model the prefetchd of a target keeps in memory from now on.
+// SetBudget caps how many bytes of the model the prefetchd of a target keeps in memory from now on; 0 takes the cap
+// away.
 func SetBudget(ctx context.Context, dir string, target int, bytes int64) error {
-	path, text := filepath.Join(dir, socketName(target)), strconv.FormatInt(bytes, 10)
-	err := request(ctx, path, http.MethodPut, "/budget", strings.NewReader(text), nil)
+	path, method, text := filepath.Join(dir, socketName(target)), http.MethodPut, strconv.FormatInt(bytes, 10)+"B"
+	if bytes == 0 {
+		method, text = http.MethodDelete, ""
+	}
+	err := request(ctx, path, method, "/budget", strings.NewReader(text), nil)
 	if err != nil {
 		return fmt.Errorf("tell the prefetchd of process %d its budget: %w", target, err)
 	}

@@ -3,6 +3,6 @@
 //
 // Each prefetchd has a socket of its own, named after its target, in a directory that only its user can enter. One
 // that still looks for a target has a socket, too. It speaks HTTP. GET /status returns a [Report] as JSON, and GET
-// /metrics the same for Prometheus. PUT /budget caps how much of the model is kept from then on (600MB, 2GiB). The
-// names in both formats are a contract: they keep their units and meanings.
+// /metrics the same for Prometheus. PUT /budget caps how much of the model is kept from then on (600MB, 2GiB), and
+// DELETE /budget takes that cap away. The names in both formats are a contract: they keep their units and meanings.
 package monitor

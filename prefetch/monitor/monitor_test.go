@@ -3,6 +3,7 @@ package monitor
 // This file tests servers that run in its own process.
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -58,8 +60,8 @@ func TestList(t *testing.T) {
 	if got.Target != os.Getpid() || s.Activity != status.Activity || s.Now != status.Now || s.Held != status.Held {
 		t.Errorf("second %+v, want status %+v of target %d", got, status, os.Getpid())
 	}
-	if got.Faults < 0 || got.OwnBytes <= 0 {
-		t.Errorf("second %+v, want faults and own memory", got)
+	if got.Faults < 0 || got.OwnBytes <= 0 || got.ReadBytes < 0 || got.OwnReadBytes != got.ReadBytes {
+		t.Errorf("second %+v, want faults, own memory, and what this process has read", got)
 	}
 	if err := second.Close(); err != nil {
 		t.Error(err)
@@ -296,6 +298,11 @@ func TestSetBudget(t *testing.T) {
 	if err := SetBudget(t.Context(), dir, 5, 600e6); err != nil || <-set != 600e6 {
 		t.Errorf("SetBudget(600e6): %v, or another budget was set", err)
 	}
+	for _, bytes := range []int64{1, 0} { // 0 takes it away
+		if err := SetBudget(t.Context(), dir, 5, bytes); err != nil || <-set != bytes {
+			t.Errorf("SetBudget(%d): %v, or another budget was set", bytes, err)
+		}
+	}
 	if err := SetBudget(t.Context(), dir, 5, -1); err == nil || !strings.Contains(err.Error(), "400") {
 		t.Errorf("a negative budget: %v, want status 400", err)
 	}
@@ -304,6 +311,7 @@ func TestSetBudget(t *testing.T) {
 	}
 	for text, ok := range map[string]bool{
 		"2GiB": true, "600MB\n": true, "much": false, "0": false, "": false, strings.Repeat("1", 100): false,
+		"12": false, "12B": true,
 	} {
 		socket := filepath.Join(dir, "5.sock")
 		err := request(t.Context(), socket, http.MethodPut, "/budget", strings.NewReader(text), nil)
@@ -320,10 +328,14 @@ func TestSetBudget(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	known := Report{
 		Target: 12, Faults: 3, OwnBytes: 9 << 20, Waits: MemoryPressure{0.5, 0.25},
-		Status: prefetch.Status{Activity: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5},
+		ReadBytes: 5, OwnReadBytes: 6,
+		Status: prefetch.Status{
+			Activity: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5, PromptTokens: 77, ReadAhead: 4096, Taken: 8192,
+		},
 	}
 	unknown := Report{
-		Target: 13, Faults: -1, Waits: MemoryPressure{-1, -1}, Status: prefetch.Status{Activity: prefetch.Waiting},
+		Target: 13, Faults: -1, ReadBytes: -1, OwnReadBytes: -1, Waits: MemoryPressure{-1, -1},
+		Status: prefetch.Status{Activity: prefetch.Waiting},
 	}
 	var text strings.Builder
 	if err := WriteMetrics(&text, known, unknown); err != nil {
@@ -356,4 +368,86 @@ func TestMetrics(t *testing.T) {
 	has(`tensorcast_prefetchd_phase{target_pid="13",phase="waiting"} 1`, 1)
 	has(`# TYPE tensorcast_prefetchd_phase gauge`, 1)
 	has(`tensorcast_prefetchd_host_memory_waiting_some_percent{target_pid="12"} 0.5`, 1)
+	has(`tensorcast_prefetchd_up{target_pid="12",role="target"} 1`, 1)
+	has(`# TYPE tensorcast_prefetchd_read_ahead_bytes_total counter`, 1)
+	has(`tensorcast_prefetchd_read_ahead_bytes_total{target_pid="12"} 4096`, 1)
+	has(`tensorcast_prefetchd_taken_bytes_total{target_pid="12"} 8192`, 1)
+	has(`tensorcast_prefetchd_prompt_tokens_total{target_pid="12"} 77`, 1)
+	has(`tensorcast_prefetchd_target_read_bytes_total{target_pid="12"} 5`, 1)
+	has(`tensorcast_prefetchd_target_read_bytes_total{target_pid="13"} -1`, 0)
+}
+
+// Prometheus's own checker reads what is written, whatever a target calls itself.
+func TestPromtool(t *testing.T) {
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is missing (Debian package prometheus)")
+	}
+	r := Report{Target: 12, Command: "a\"b\\c\nd\xff{}", Unit: "x.service", Models: []string{"/m/ü\t.gguf"}}
+	r.Status.Now, r.Status.Before = 2, 1
+	for name, reports := range map[string][]Report{"nobody": nil, "two": {r, {PID: 3, Search: &Search{All: true}}}} {
+		var text bytes.Buffer
+		if err := WriteMetrics(&text, reports...); err != nil {
+			t.Fatal(err)
+		}
+		check := exec.CommandContext(t.Context(), promtool, "check", "metrics")
+		check.Stdin = &text
+		if out, err := check.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+// Labels say whom a prefetchd helps. What a target chose cannot break the format. Those that look for targets, and
+// those that do not answer, are only up or not; without any nobody is up.
+func TestLabels(t *testing.T) {
+	target := Report{
+		Target: 12, Command: "a\"b\\c\nd\xff", Unit: "ollama.service", Models: []string{"/models/x 1.gguf", "/y"},
+		Status: prefetch.Status{Activity: prefetch.Helping, Tokens: 5},
+	}
+	searches := []Report{{PID: 3, Search: &Search{All: true}}, {PID: 4, Search: &Search{Names: []string{"x"}}}}
+	write := func(reports ...Report) string {
+		t.Helper()
+		var text strings.Builder
+		if err := WriteMetrics(&text, reports...); err != nil {
+			t.Fatal(err)
+		}
+		return text.String()
+	}
+	const labels = `target_pid="12",command="a\"b\\c\nd` + "\uFFFD" + `",unit="ollama.service",model="x 1.gguf"`
+	text := write(append(searches, target)...)
+	for _, line := range []string{
+		"tensorcast_prefetchd_tokens_total{" + labels + "} 5\n",
+		"tensorcast_prefetchd_phase{" + labels + `,phase="helping"} 1` + "\n",
+		`tensorcast_prefetchd_up{prefetchd_pid="3",role="auto"} 1` + "\n",
+		`tensorcast_prefetchd_up{prefetchd_pid="4",role="wait"} 1` + "\n",
+		"tensorcast_prefetchd_up{" + labels + `,role="target"} 1` + "\n",
+	} {
+		if strings.Count(text, line) != 1 {
+			t.Errorf("there is not one line %q in\n%s", line, text)
+		}
+	}
+	if n := strings.Count(text, "prefetchd_pid="); n != 2 {
+		t.Errorf("those without a target have %d samples, want 2:\n%s", n, text)
+	}
+	err := errors.Join(&askError{"/run/prefetchd/7.sock", io.EOF}, errors.Join(&askError{"/x/search-8.sock", io.EOF}),
+		&askError{"/x/other.sock", io.EOF}, io.EOF)
+	text = write(Down(err)...)
+	for _, line := range []string{
+		`tensorcast_prefetchd_up{target_pid="7",role="target"} 0` + "\n",
+		`tensorcast_prefetchd_up{prefetchd_pid="8",role="auto"} 0` + "\n",
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no line %q in\n%s", line, text)
+		}
+	}
+	if n := strings.Count(text, "\n"); n != 4 {
+		t.Errorf("%d lines of those that are down, want 2 and 2 samples:\n%s", n, text)
+	}
+	if text := write(); !strings.HasSuffix(text, "\ntensorcast_prefetchd_up 0\n") {
+		t.Errorf("nobody runs:\n%s", text)
+	}
+	if Down(nil) != nil || Down(io.EOF) != nil {
+		t.Error("somebody is down without an error of a socket")
+	}
 }

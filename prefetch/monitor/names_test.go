@@ -13,6 +13,9 @@ import (
 // point.
 func jsonNames(t reflect.Type, before string) (all []string) {
 	for f := range t.Fields() {
+		if !f.IsExported() {
+			continue
+		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if f.Type.Kind() == reflect.Struct && f.Type.PkgPath() != "time" {
 			all = append(all, jsonNames(f.Type, before+name+".")...)

@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math"
 	"net"
 	"net/http"
 	"os"
@@ -21,9 +20,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dustin/go-humanize"
-
 	"tensorcast/internal/outfile"
+	"tensorcast/internal/sizes"
 	"tensorcast/prefetch"
 )
 
@@ -53,8 +51,8 @@ type Server struct {
 
 // Listen begins to answer at DIR/TARGET.sock. The directory is made if it is missing, and must be this user's
 // alone. A socket that is there is replaced. A target has one helper (room.Claim), so the old socket is of a helper
-// that was killed. budget is called when somebody sets the cap of what is kept ([SetBudget]), and must be safe for
-// concurrent use. The caller must call Close.
+// that was killed. budget is called when somebody sets the cap of what is kept, or with 0 takes it away
+// ([SetBudget]). It must be safe for concurrent use. The caller must call Close.
 func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) (*Server, error) {
 	return listenAt(dir, socketName(target), Report{
 		Target: target, Status: prefetch.Status{Activity: prefetch.Waiting},
@@ -122,12 +120,19 @@ func (s *Server) handler(budget func(bytes int64)) http.Handler {
 	}
 	mux.HandleFunc("PUT /budget", func(w http.ResponseWriter, r *http.Request) {
 		text, err := io.ReadAll(io.LimitReader(r.Body, 64))
-		bytes, wrong := humanize.ParseBytes(strings.TrimSpace(string(text)))
-		if err != nil || wrong != nil || bytes == 0 || bytes > math.MaxInt64 {
-			http.Error(w, "want a size such as 600MB or 2GiB", http.StatusBadRequest)
+		var bytes int64
+		if err == nil {
+			bytes, err = sizes.Parse(string(text))
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		budget(int64(bytes))
+		budget(bytes)
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("DELETE /budget", func(w http.ResponseWriter, _ *http.Request) {
+		budget(0)
 		w.WriteHeader(http.StatusNoContent)
 	})
 	return mux
@@ -160,6 +165,15 @@ func (s *Server) Close() error {
 	return err
 }
 
+// askError says that a prefetchd could not be asked, though somebody is at its socket.
+type askError struct {
+	path string // of the socket
+	err  error
+}
+
+func (e *askError) Error() string { return fmt.Sprintf("ask prefetchd at %s: %v", e.path, e.err) }
+func (e *askError) Unwrap() error { return e.err }
+
 // List asks all prefetchds whose sockets are in a directory, in the order of the sockets' names. The directory may
 // be missing. Sockets at which nobody answers are left out, and those of killed prefetchds are removed, see
 // [Sweep]. If some answer wrongly, List returns the reports of the others, and an error that wraps those of all
@@ -191,7 +205,7 @@ func list(ctx context.Context, dir string, wanted func(name string) bool) (all [
 		switch {
 		case errors.Is(askErr, errNobody):
 		case askErr != nil:
-			err = errors.Join(err, fmt.Errorf("ask prefetchd at %s: %w", path, askErr))
+			err = errors.Join(err, &askError{path, askErr})
 		default:
 			all = append(all, r)
 		}

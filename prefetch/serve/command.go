@@ -59,7 +59,8 @@ func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Optio
 	if err != nil {
 		return nil, err
 	}
-	ample := !o.Dry && o.OnPlanned == nil && o.Elsewhere == nil && o.Prefetch.IsAmple(head.modelBytes, free)
+	ample := !o.Dry && o.OnPlanned == nil && o.Elsewhere == nil && o.Cap == nil &&
+		o.Prefetch.IsAmple(head.modelBytes, free)
 	var c *capture.Capture
 	if ample {
 		c, err = capture.Launch(cmd, signals)

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"tensorcast/holding"
 	"tensorcast/internal/cgroup"
@@ -43,6 +44,10 @@ type Options struct {
 	// room.MemoryOptions).
 	Leave int64
 
+	// Cap, if not nil, says how many bytes of the target's models are kept at most, besides Prefetch.Budget; 0 sets no
+	// bound. It is asked at the beginning, and when the target is found to map other models: these are their paths.
+	Cap func(target int, models []string) int64
+
 	// What is done.
 
 	// Dry only plans. Run ends with what would be held, or with why nothing would be (Summary.Idle).
@@ -61,6 +66,9 @@ type Options struct {
 	ForgetExperts bool
 	// Imatrix, if not nil, counts choices of experts. It is used for a model whose last run is not known.
 	Imatrix hot.Counts
+	// WarmFor ends Prefetch.KeepWarm when the target has computed nothing for so long, until it computes again; 0: it
+	// does not end.
+	WarmFor time.Duration
 	// Prefetch is what the Controller is made with. Run sets these fields itself and ignores what is in them:
 	// Memory, Share, Dry, Log, Experts.Predict, Experts.Known, Experts.Keep, and all of Target and Host.
 	Prefetch prefetch.Options
@@ -78,7 +86,7 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// server is the help for one target. All but budget is for one goroutine, which stays on one thread.
+// server is the help for one target. All but budget and most is for one goroutine, which stays on one thread.
 type server struct {
 	opts    Options
 	command command // zero for a process that was running already
@@ -90,7 +98,9 @@ type server struct {
 	memory     *room.ProcessMemory
 	pages      *pages.Kernel
 	controller *prefetch.Controller
-	budget     atomic.Int64 // bytes, as it was set last
+	budget     atomic.Int64 // bytes, as it was set last; 0: no bound
+	most       atomic.Int64 // bytes, as Options.Cap says; 0: no bound
+	rest       restMeter
 
 	neighbours *neighbours // nil: they cannot be asked
 
@@ -133,6 +143,11 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 		defer func() { sum.Readahead = s.faults.target.End() }()
 	}
 	s.budget.Store(o.Prefetch.Budget)
+	s.rest.pid = o.PID
+	if o.Cap != nil {
+		s.status.tellModels = s.setCap
+		s.setCap(nil)
+	}
 	s.status.open(o, s.budget.Store)
 	defer func() { err = errors.Join(err, s.status.close()) }()
 	if s.memory, err = room.NewProcessMemory(o.PID, o.memoryOptions()); err != nil {
@@ -222,6 +237,18 @@ func (s *server) spare() *prefetch.StandBack {
 	return stood
 }
 
+// setCap bounds what is kept by the models that the target maps.
+func (s *server) setCap(models []string) { s.most.Store(s.opts.Cap(s.opts.PID, models)) }
+
+// share is how many bytes may be kept; 0 sets no bound. It may be called at any time.
+func (s *server) share() int64 {
+	budget, most := s.budget.Load(), s.most.Load()
+	if budget == 0 || most > 0 && most < budget {
+		return most
+	}
+	return budget
+}
+
 // reportStatus reports what is being done: now, or unless that was just done.
 func (s *server) reportStatus(mustBeNow bool) {
 	if !mustBeNow && !s.status.isDue() {
@@ -240,7 +267,7 @@ func (o *Options) memoryOptions() room.MemoryOptions {
 func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 	o := &s.opts
 	p := o.Prefetch
-	p.Memory, p.Share, p.Log = s.memory, s.budget.Load, o.Log
+	p.Memory, p.Share, p.Log = s.memory, s.share, o.Log
 	if s.neighbours != nil {
 		p.Neighbours = s.neighbours.need
 	}

@@ -62,6 +62,9 @@ func (s *server) look(ctx context.Context) (again bool, err error) {
 		return again, err
 	}
 	s.reportStatus(false)
+	if rested := s.rest.look(time.Now()); s.opts.WarmFor > 0 && rested > s.opts.WarmFor {
+		return false, nil // others may have the memory, until the target computes again
+	}
 	idle := idleMeter{pid: s.opts.PID}
 	return false, s.readBack(ctx, idle.isIdle)
 }
@@ -127,6 +130,46 @@ func (s *server) readBack(ctx context.Context, isIdle func() bool) error {
 	return errors.Join(err, s.pages.Rest())
 }
 
+// leastBusyShare of a processor, between two looks, says that a target computes something. A server that waits for
+// requests takes less.
+const leastBusyShare = 0.05
+
+// restMeter tells for how long a target has computed nothing.
+type restMeter struct {
+	pid      int
+	at       time.Time // of the last look; zero: there was none
+	computed float64   // seconds of processor time, at the last look
+	since    time.Time // when it computed last
+}
+
+// look says for how long the target has computed nothing, as far as is known. It is to be asked about once a second.
+func (m *restMeter) look(now time.Time) (rested time.Duration) {
+	computed, err := computedBy(m.pid)
+	if err != nil {
+		return 0
+	}
+	return m.note(now, computed)
+}
+
+// note takes notice of how many seconds of processor time the target has had by now.
+func (m *restMeter) note(now time.Time, computed float64) (rested time.Duration) {
+	if m.at.IsZero() || computed-m.computed > leastBusyShare*now.Sub(m.at).Seconds() {
+		m.since = now
+	}
+	m.at, m.computed = now, computed
+	return now.Sub(m.since)
+}
+
+// computedBy is how many seconds of processor time a process has had.
+func computedBy(pid int) (seconds float64, err error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, err
+	}
+	stat, err := p.Stat()
+	return stat.CPUTime(), err
+}
+
 // idleMeter tells whether a process is idle.
 type idleMeter struct {
 	pid      int
@@ -153,16 +196,12 @@ func (m *idleMeter) isIdle() bool {
 // wasIdle says whether the process was idle since the last look, which the first look cannot tell. A process that
 // has ended is not.
 func (m *idleMeter) wasIdle() bool {
-	p, err := procfs.NewProc(m.pid)
+	computed, err := computedBy(m.pid)
 	if err != nil {
 		return false
 	}
-	stat, err := p.Stat()
-	if err != nil {
-		return false
-	}
-	now, took := time.Now(), stat.CPUTime()-m.computed
+	now, took := time.Now(), computed-m.computed
 	passed := now.Sub(m.at).Seconds()
-	m.at, m.computed = now, stat.CPUTime()
+	m.at, m.computed = now, computed
 	return took < maxIdleShare*passed
 }

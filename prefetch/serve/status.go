@@ -4,6 +4,7 @@ package serve
 
 import (
 	"os"
+	"slices"
 	"time"
 
 	"tensorcast/event"
@@ -34,8 +35,9 @@ type statusReporter struct {
 	report     monitor.Report       // as it was told last
 	reportedAt time.Time
 
-	models   func() (models.Model, error)
-	lookedAt time.Time // when the models were looked at
+	models     func() (models.Model, error)
+	tellModels func(paths []string) // is told of other models than before; nil: nobody is
+	lookedAt   time.Time            // when the models were looked at
 
 	// What is known of the target's decodes.
 	heard    time.Time // of the last event of a decode, or since when they are observed; zero: they are not
@@ -98,7 +100,7 @@ func (r *statusReporter) idleSince(now time.Time) time.Time {
 
 // isDue says whether somebody is to be told now.
 func (r *statusReporter) isDue() bool {
-	return (r.tell != nil || r.monitor != nil) && time.Since(r.reportedAt) >= reportInterval
+	return (r.tell != nil || r.monitor != nil || r.tellModels != nil) && time.Since(r.reportedAt) >= reportInterval
 }
 
 // pass passes on what a controller does. isLoaded says whether the target has loaded ggml, as far as is known.
@@ -133,6 +135,9 @@ func (r *statusReporter) lookAtModels() {
 	paths := make([]string, len(named)) // a new slice: others may still read the last one
 	for i, m := range named {
 		paths[i] = m.Path
+	}
+	if r.tellModels != nil && !slices.Equal(paths, r.report.Models) {
+		r.tellModels(paths)
 	}
 	r.report.Models = paths
 }
