@@ -10,6 +10,7 @@ package_npm := npm
 package_chromium := chromium
 package_g++ := g++
 package_systemd-analyze := systemd
+package_java := default-jre-headless
 NEEDED := gcc npm
 # Modules of Debian's Python, whose packages are python3-MODULE.
 MODULES :=
@@ -35,7 +36,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo test reruns test-unit soak vm bench experiments lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo test reruns test-unit test-manifests spark soak vm bench experiments lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -97,10 +98,20 @@ test: deps ## run every test; those that need root run only as root, and say so
 	$(GOTEST) --packages="$(LIVE)" -- $(LDFLAGS)
 	$(GOTEST) --packages="$$(go list $$(grep -rl 'testenv\.SkipWithRace(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- $(LDFLAGS)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
+	$(MAKE) -s test-manifests
 	@$(MAKE) -s reruns
 
 reruns: # which tests were run again, and what came of it
 	@cat $(RERUNS)/* 2>/dev/null | grep . || echo "no test was run again"
+
+# A module of its own: see its go.mod.
+test-manifests: ## test the manifests of Kubernetes
+	@gotestsum=$$(go tool -n gotestsum) && cd packaging/kubernetes && $$gotestsum --format pkgname
+
+# Elsewhere the test is skipped where there is no Java: it takes a Java, and 320 MB of Python's package index.
+spark: NEEDED += java
+spark: deps ## read a data set of 100 runs in Apache Spark
+	SPARK=1 go test -count 1 $(LDFLAGS) -run '^TestDatasetInSpark$$' -v ./cmd
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
 	go test -short $(LDFLAGS) ./...
@@ -148,6 +159,7 @@ lint: ## gofmt, vet, staticcheck; with clang 14 the layout of C, and generated c
 	go vet ./...
 	go vet -tags noasm $(TWINS)
 	go tool staticcheck ./...
+	staticcheck=$$(go tool -n staticcheck) && cd packaging/kubernetes && go vet ./... && $$staticcheck ./...
 	@if clang-format --version 2>/dev/null | grep -q ' version 14\.'; then clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h' | grep -v _amd64.h); \
 	else echo "how C is laid out is not checked: there is no clang-format 14 (Debian 12: apt-get install clang-format)"; fi
 	@if clang --version 2>/dev/null | grep -q ' version 14\.' && command -v llvm-strip >/dev/null && [ -e /usr/include/bpf/bpf_helpers.h ]; then $(MAKE) -s generated; \

@@ -61,7 +61,7 @@ var variables = regexp.MustCompile(`^([A-Z_]+=\S+ )+`)
 
 // untilInterrupted matches commands that go on until they are interrupted, except for those that
 // endsItself matches.
-var untilInterrupted = regexp.MustCompile(`(tracer|prefetchd) (.* )?--(pid|auto|wait)`)
+var untilInterrupted = regexp.MustCompile(`(tracer|prefetchd) ((.* )?--(pid|auto|wait)|exporter)`)
 
 // endsItself matches commands that end by themselves.
 var endsItself = regexp.MustCompile(`doctor|--dry-run| status`)

@@ -50,7 +50,7 @@ func (c *Capture) WriteTable(ctx context.Context, name string, w io.Writer) erro
 	if !c.HasTable(name) {
 		return ErrNoTable
 	}
-	return WriteParquetBatches(w, c.tableColumns(ctx, name+".arrows"),
+	return WriteParquetBatches(w, c.TableColumns(ctx, name),
 		tables.Field{Key: metadataModels, Value: joinFingerprints(c.Meta)})
 }
 
@@ -84,9 +84,11 @@ func (c *Capture) ExportTables(ctx context.Context, path string) (written []stri
 	return written, nil
 }
 
-// tableColumns yields the columns of the table in file, some rows at a time.
-func (c *Capture) tableColumns(ctx context.Context, file string) iter.Seq2[[]tables.Column, error] {
-	switch file {
+// TableColumns yields the columns of one of [TableNames], some rows at a time. What it yields is valid until the next.
+// If there are no rows it yields empty columns once. It fails with the reader's errors, or with ctx's error if ctx is
+// done first.
+func (c *Capture) TableColumns(ctx context.Context, name string) iter.Seq2[[]tables.Column, error] {
+	switch name + ".arrows" {
 	case AccessFile:
 		return c.accessColumns(ctx)
 	case RouteFile:

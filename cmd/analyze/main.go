@@ -71,6 +71,7 @@ var subcommands = append([]func(*options) *cobra.Command{
 	compareCommand,
 	whatifCommand,
 	reportCommand,
+	exportCommand,
 }, answerCommands()...)
 
 // Values of --phase.

@@ -231,7 +231,7 @@ started for another reason, 2 for wrong usage.`,
 		},
 	}
 	o.addFlags(cmd)
-	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newConfigCommand(), newFabricCommand(),
+	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newConfigCommand(), newExporterCommand(), newFabricCommand(),
 		newGuardianCommand())
 	objects := ebpf.Objects()
 	maps.Copy(objects, readahead.Objects())
