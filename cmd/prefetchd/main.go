@@ -163,8 +163,8 @@ Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd 
 on failure (also if it was interrupted before a process of that NAME came), 2 for wrong usage. With --exec the status of the command (128+n if signal n ended it),
 also if helping it failed; 127 if there is no such program, 126 if it cannot be run, 1 if it was not
 started for another reason, 2 for wrong usage.`,
-		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
-  sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
+		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
+  sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   sudo prefetchd --pid $(pidof llama-server)
   sudo prefetchd --wait --pid $!
   sudo prefetchd --wait llama-server --budget 12GB
