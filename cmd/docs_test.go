@@ -124,6 +124,77 @@ func (h helpTexts) check(t *testing.T, where, line string) (n int) {
 	return n
 }
 
+// walk calls visit for a command and all below it, with the output of --help.
+func (h helpTexts) walk(t *testing.T, command []string, visit func(command []string, help string)) {
+	t.Helper()
+	help := h.of(t, command)
+	visit(command, help)
+	_, list, _ := strings.Cut(help, "\nAvailable Commands:\n")
+	list, _, _ = strings.Cut(list, "\n\n")
+	for _, m := range regexp.MustCompile(`(?m)^  ([a-z]+) `).FindAllStringSubmatch(list, -1) {
+		if m[1] != "help" && m[1] != "completion" {
+			h.walk(t, append(command[:len(command):len(command)], m[1]), visit)
+		}
+	}
+}
+
+// checkExamples checks the commands in the examples of all helps.
+func checkExamples(t *testing.T, h helpTexts) {
+	t.Helper()
+	n := 0
+	for tool := range bin {
+		h.walk(t, []string{tool}, func(command []string, help string) {
+			_, examples, _ := strings.Cut(help, "\nExamples:\n")
+			examples, _, _ = strings.Cut(examples, "\n\n")
+			for line := range strings.Lines(examples) {
+				where := strings.Join(command, " ") + " --help"
+				n += h.check(t, where, strings.TrimSpace(line))
+				if waitsInChat(line) {
+					t.Errorf("%s: llama-cli waits in its chat without -st: %s", where, line)
+				}
+			}
+		})
+	}
+	if n < 30 {
+		t.Errorf("%d commands were found in the examples of all helps, want at least 30", n)
+	}
+}
+
+// waitsInChat says whether a command line starts a llama-cli that waits in its chat after the first answer.
+func waitsInChat(line string) bool {
+	return strings.Contains(line, "llama-cli -m") && strings.Contains(line, " -p ") && !strings.Contains(line, " -st ")
+}
+
+// In helps pflag takes what stands in backquotes for the name of a flag's value. It is no place for a command.
+func TestFlagValues(t *testing.T) {
+	flags, h := 0, helpTexts{}
+	line := regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z-]+) (\S.*?)  +\S`)
+	check := func(help string) (wrong []string) {
+		for _, m := range line.FindAllStringSubmatch(help, -1) {
+			flags++
+			for word := range strings.FieldsSeq(m[2]) {
+				if bin[word] != "" || strings.HasPrefix(word, "--") {
+					wrong = append(wrong, "--"+m[1]+" "+m[2])
+				}
+			}
+		}
+		return wrong
+	}
+	for tool := range bin {
+		h.walk(t, []string{tool}, func(command []string, help string) {
+			for _, w := range check(help) {
+				t.Errorf("%s --help has %q: a command stands where the flag's value is named", strings.Join(command, " "), w)
+			}
+		})
+	}
+	if flags < 100 {
+		t.Errorf("%d flags with values were found, want at least 100", flags)
+	}
+	if wrong := check("      --parquet analyze --export   write each table\n"); len(wrong) == 0 {
+		t.Error("a command in the place of a value was not reported")
+	}
+}
+
 // Every command line in the documents names existing tools, subcommands and flags.
 func TestDocumentedCommands(t *testing.T) {
 	h, n := helpTexts{}, 0
@@ -143,6 +214,9 @@ func TestDocumentedCommands(t *testing.T) {
 		text := strings.ReplaceAll(string(data), "\\\n", " ")
 		for _, m := range codeLine.FindAllStringSubmatch(text, -1) {
 			n += h.check(t, file, m[1])
+			if waitsInChat(m[1]) {
+				t.Errorf("%s: llama-cli waits in its chat without -st: %s", file, m[1])
+			}
 		}
 		for _, m := range codeSpan.FindAllStringSubmatch(text, -1) {
 			if !strings.Contains(m[1], "\n") {
@@ -154,6 +228,7 @@ func TestDocumentedCommands(t *testing.T) {
 		t.Errorf("%d commands were found in %q, want at least 100", n, files)
 	}
 	t.Logf("%d commands", n)
+	checkExamples(t, h)
 	// Make sure that the check can fail.
 	fails := &testing.T{}
 	if h.check(fails, "here", "sudo bin/prefetchd --pid 1 --nonsense"); !fails.Failed() {

@@ -132,40 +132,41 @@ func (s *Shape) tokensUntil(observed, layer int) float32 {
 	return float32(ahead) / float32(s.Layers)
 }
 
-// Chance keeps what is most likely to be chosen when its layer comes next, per time that it has to be
-// kept. A caller that has a predictor sets these probabilities with Expect; otherwise they are the
-// frequencies. Chance keeps more of what is needed than ExpectedUse does: an expert that is seldom chosen
-// has a long time until its next use, and that time is the least certain.
-type Chance struct {
+// HitDensity keeps what is most likely to be chosen when its layer comes next, per time that it has to be
+// kept. (The name is that of Beckmann, Chen and Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit
+// Density", NSDI 2018.) A caller that has a predictor sets these probabilities with Expect; otherwise they
+// are the frequencies. HitDensity keeps more of what is needed than ExpectedUse does: an expert that is
+// seldom chosen has a long time until its next use, and that time is the least certain.
+type HitDensity struct {
 	frequency   *Frequency
 	probability []float32 // by layer and expert
 	lastLayer   int
 }
 
-// NewChance makes a policy. decay is that of the frequency.
-func NewChance(s Shape, decay float64) *Chance {
-	c := &Chance{frequency: NewFrequency(s, decay)}
+// NewHitDensity makes a policy. decay is that of the frequency.
+func NewHitDensity(s Shape, decay float64) *HitDensity {
+	c := &HitDensity{frequency: NewFrequency(s, decay)}
 	c.probability = append(c.probability, c.frequency.shares...)
 	return c
 }
 
 // Observe implements Policy. Until Expect is called, the layer's experts are expected as often as they
 // were used.
-func (c *Chance) Observe(layer int, chosen []int32) {
+func (c *HitDensity) Observe(layer int, chosen []int32) {
 	c.frequency.Observe(layer, chosen)
 	c.Expect(layer, c.frequency.sharesOf(layer))
 	c.lastLayer = layer
 }
 
 // Expect tells how likely it is that each expert of a layer is chosen when the layer comes next.
-func (c *Chance) Expect(layer int, p []float32) {
+func (c *HitDensity) Expect(layer int, p []float32) {
 	n := c.frequency.shape.Experts
 	copy(c.probability[layer*n:(layer+1)*n], p)
 }
 
 // Worth implements Policy. It is the probability divided by a time: that until the layer comes, and one
 // token more, for which an expert is kept on average in any case.
-func (c *Chance) Worth(layer int, expert int32) float32 {
+func (c *HitDensity) Worth(layer int, expert int32) float32 {
 	shape := &c.frequency.shape
 	return c.probability[layer*shape.Experts+int(expert)] / (1 + shape.tokensUntil(c.lastLayer, layer))
 }

@@ -132,8 +132,10 @@ for u in "$here"/packaging/systemd/*.service; do # systemd also looks for units 
 	sed "s,@BINDIR@,${prefix:+/$prefix}/bin,g" "$u" > "$work/out"
 	put 644 "$work/out" "lib/systemd/system/${u##*/}"
 done
-for f in LICENSE NOTICES README.md SECURITY.md packaging/prefetchd.yaml; do
-	put 644 "$here/$f" "share/doc/tensorcast/${f##*/}"
+# Documents keep their places relative to each other, because they link to each other.
+documents=$(cd "$here" && find docs thesis-notes -name '*.md' -o -name '*.png' -o -name '*.svg' && ls fabric/*.md)
+for f in LICENSE NOTICES README.md SECURITY.md CHANGELOG.md packaging/compose.yaml packaging/prefetchd.yaml $documents; do
+	put 644 "$here/$f" "share/doc/tensorcast/$f"
 done
 put_config "$here/packaging/prefetchd.yaml" etc/tensorcast/prefetchd.yaml
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -239,5 +240,45 @@ func TestInstallFails(t *testing.T) {
 	mustInstall(t, "--remove", root, "/usr")
 	if after := describeTree(t, root); after != before {
 		t.Errorf("after half an installation and its removal:\n%s\nwant as before:\n%s", after, before)
+	}
+}
+
+// The documents are installed, and what they link to as well, but for what is of use in a checkout only.
+func TestDocuments(t *testing.T) {
+	root := newRoot(t)
+	mustInstall(t, writeFakes(t), root, "/usr")
+	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	base, links := filepath.Join(root, "usr/share/doc/tensorcast"), 0
+	err := filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			to := filepath.Join(filepath.Dir(path), m[1])
+			switch filepath.Base(to) {
+			case "ARCHITECTURE.md", "CONTRIBUTING.md", "tfmbs_host.h":
+				continue
+			}
+			links++
+			if _, err := os.Stat(to); err != nil {
+				t.Errorf("%s links to %s, which is not installed", strings.TrimPrefix(path, base+"/"), m[1])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"tutorial", "prefetchd", "status", "troubleshooting", "containers", "performance"} {
+		if _, err := os.Stat(filepath.Join(base, "docs", name+".md")); err != nil {
+			t.Error(err)
+		}
+	}
+	if links < 30 {
+		t.Errorf("%d links were found, want at least 30", links)
 	}
 }

@@ -460,7 +460,7 @@ func formatSize(n *int64) string {
 	if n == nil {
 		return "-"
 	}
-	return humanize.Bytes(uint64(max(*n, 0)))
+	return humanize.IBytes(uint64(max(*n, 0)))
 }
 
 func formatMillis(ns *int64) string {

@@ -252,8 +252,8 @@ func TestCompareDecodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"as they go through the model (10 reads)", "a decode, median    8 ms   8 ms ",
-		"read per decode    23 kB  38 kB ", "3.0 kB  6.0 kB ", "differ most, per decode",
+		"as they go through the model (10 reads)", "a decode, median     8 ms    8 ms ",
+		"read per decode    23 KiB  37 KiB ", "2.9 KiB  5.9 KiB ", "differ most, per decode",
 	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("%q is not in\n%s", want, text.String())

@@ -560,7 +560,7 @@ func TestSummary(t *testing.T) {
 		t.Errorf("top %+v", s.Top)
 	}
 	for _, want := range []string{
-		"3 events lost", "2 tensors (5.0 kB, for example blk.0.attn_q.weight)", "--no-repack",
+		"3 events lost", "2 tensors (4.9 KiB, for example blk.0.attn_q.weight)", "--no-repack",
 	} {
 		if !strings.Contains(strings.Join(s.Warnings, "\n"), want) {
 			t.Errorf("warnings %q lack %q", s.Warnings, want)
@@ -573,7 +573,7 @@ func TestSummary(t *testing.T) {
 	for _, want := range []string{
 		"m.gguf: 11 tensors, 10 of them read for each token",
 		"1 warm-up, 1 prompt, 31 generated tokens",
-		"10 reads, 23 kB (23064 bytes), from 14 kB to 23 kB",
+		"10 reads, 23 KiB (23064 bytes), from 14 KiB to 23 KiB",
 		"the tensor sequence is identical in 30 of 31 generated tokens",
 		"token 7 differs at position 9: does not read output.weight",
 		"output.weight",
@@ -719,12 +719,12 @@ func ExampleSummary_WriteText() {
 	// Output:
 	// model      m.gguf: 3 tensors, 2 of them read for each token
 	// steps      1 warm-up, 1 prompt, 2 generated tokens
-	// per token  2 reads, 3.0 kB (3000 bytes)
+	// per token  2 reads, 2.9 KiB (3000 bytes)
 	// sequence   the tensor sequence is identical in all 2 generated tokens
 	//
 	// top re-read tensors, by bytes over the whole run
-	//   size  reads/token  bytes/token   share  run total  times its size  tensor
-	// 2.0 kB            1       2.0 kB  66.7 %     8.0 kB               4  output.weight
+	//    size  reads/token  bytes/token   share  run total  times its size  tensor
+	// 2.0 KiB            1      2.0 KiB  66.7 %    7.8 KiB               4  output.weight
 }
 
 // The memory for a capture is bounded, and sums do not overflow.

@@ -205,7 +205,7 @@ func Warnings(meta *tables.Meta) []string {
 		w = append(w, fmt.Sprintf("%s (%s, for example %s) read from memory outside the model file: the target has "+
 			"copies of them, which take as much memory again, and the file's pages are not used; to see them used, %s; "+
 			"only for that, because %s",
-			formatCount(o.Tensors, "tensor"), humanize.Bytes(uint64(max(o.Bytes, 0))), o.Example,
+			formatCount(o.Tensors, "tensor"), humanize.IBytes(uint64(max(o.Bytes, 0))), o.Example,
 			loadflags.OfWords(meta.Command).Advise(loadflags.KeepLayout, loadflags.MapFile), loadflags.LayoutGain))
 	}
 	for _, line := range meta.LayersText() {
@@ -250,7 +250,7 @@ func (s *Summary) WriteText(w io.Writer) error {
 	bytes := s.BytesPerToken.String()
 	if d := s.Decodes; d != nil {
 		// Decodes of a size read other rows of the embedding, which is too little to be seen.
-		if humanize.Bytes(uint64(s.BytesPerToken.Min)) == humanize.Bytes(uint64(s.BytesPerToken.Max)) {
+		if humanize.IBytes(uint64(s.BytesPerToken.Min)) == humanize.IBytes(uint64(s.BytesPerToken.Max)) {
 			bytes = s.BytesPerToken.median()
 		}
 		if d.Passes.Max > 1 {
@@ -301,26 +301,26 @@ func (s *Summary) writeTop(w io.Writer) error {
 	}
 	for _, t := range s.Top {
 		table.Rows = append(table.Rows, []string{
-			humanize.Bytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken),
-			humanize.Bytes(uint64(t.BytesPerToken)),
+			humanize.IBytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken),
+			humanize.IBytes(uint64(t.BytesPerToken)),
 			fmt.Sprintf("%.1f %%", 100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median))),
-			humanize.Bytes(uint64(t.RunBytes)), formatTimes(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
+			humanize.IBytes(uint64(t.RunBytes)), formatTimes(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
 		})
 	}
 	return (tabular.Document{table}).WriteText(w)
 }
 
-// String formats the spread as "1.1 GB (1104234240 bytes)", with the range if there is one.
+// String formats the spread as "1.0 GiB (1104234240 bytes)", with the range if there is one.
 func (s Spread) String() string {
 	text := s.median()
 	if s.Min != s.Max {
-		text += fmt.Sprintf(", from %s to %s", humanize.Bytes(uint64(s.Min)), humanize.Bytes(uint64(s.Max)))
+		text += fmt.Sprintf(", from %s to %s", humanize.IBytes(uint64(s.Min)), humanize.IBytes(uint64(s.Max)))
 	}
 	return text
 }
 
 func (s Spread) median() string {
-	return fmt.Sprintf("%s (%d bytes)", humanize.Bytes(uint64(s.Median)), s.Median)
+	return fmt.Sprintf("%s (%d bytes)", humanize.IBytes(uint64(s.Median)), s.Median)
 }
 
 // String returns the verdict as one clause.

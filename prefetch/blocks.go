@@ -251,7 +251,7 @@ func (f *followed) shrink(release []int, budget int64) error {
 	f.window.rewind(&f.Cursor)
 	f.work.shrunk++
 	if held > budget+f.memory.margin { // not only for the margin
-		f.memory.shrunk = f.now()
+		f.memory.noteGivenBack(held-f.heldBytes, held)
 	}
 	f.log.Info("gave memory back", "held", f.heldBytes, "room", f.memory.room.Bytes, "bounded by", f.memory.room.Level)
 	return nil

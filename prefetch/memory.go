@@ -22,7 +22,8 @@ const (
 	easeRate    = 4 << 20
 	// othersShare of the room, one in so many bytes, is the most that other contexts are left.
 	othersShare = 4
-	// shortTime is how long it is told that memory was given back.
+	// shortTime is how long it is told that memory was given back: more than a lossShare of what is held, in that time.
+	// Less is given back now and then as the target's own memory grows and shrinks, and is no news.
 	shortTime = 2 * time.Second
 )
 
@@ -41,6 +42,8 @@ type memory struct {
 	short   string    // why memory was short when the kernel said so last,
 	shortAt time.Time // and when that was
 	shrunk  time.Time // when memory was given back last
+	given   int64     // bytes that were given back, since givenSince
+	gaveAt  time.Time // when that was much last
 
 	// The kernel takes some of what is kept though there should be room: reads of the target around its
 	// faults, and whoever takes memory and gives it back at once, need some for moments. A margin is left
@@ -51,7 +54,8 @@ type memory struct {
 	lost    int64     // bytes that were taken, since lostSince
 	missing int64     // bytes that were taken, and are not explained yet
 
-	lostSince time.Time
+	lostSince  time.Time
+	givenSince time.Time
 }
 
 // isDue takes in what the kernel says, and says whether the room is to be asked for now. A limit that was
@@ -184,6 +188,21 @@ func (m *memory) noteLoss(bytes int64) {
 	m.missing += m.lost
 	m.lost = 0
 }
+
+// noteGivenBack notes that bytes of what was held were given back, because there is less room.
+func (m *memory) noteGivenBack(bytes, held int64) {
+	now := m.now()
+	m.shrunk = now
+	if now.Sub(m.givenSince) > shortTime {
+		m.givenSince, m.given = now, 0
+	}
+	if m.given += bytes; m.given > held/lossShare {
+		m.gaveAt = now
+	}
+}
+
+// isShort says whether so much was given back a moment ago that a user is told of it.
+func (m *memory) isShort() bool { return m.now().Before(m.gaveAt.Add(shortTime)) }
 
 // takeMargin grows the margin by what was taken, unless the room says that somebody else has it now, or had a
 // moment ago. It returns the room, in bytes, without the margin.

@@ -71,6 +71,8 @@ type Target struct {
 	// Judge says why the target cannot be helped, by how it holds its model; nil if it can. It is asked when
 	// a cycle is known, and when paging out has no effect.
 	Judge func() error
+	// Advise says how the target is to be started so that its weights are read from a mapping of the file.
+	Advise func() string
 	// Elsewhere changes whenever the target may have begun to read other weights than before, because some
 	// are computed elsewhere. What it reads is learned anew then.
 	Elsewhere func() uint64

@@ -4,7 +4,6 @@ package prefetch
 // from a cycle that is stored or guessed.
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -73,9 +72,16 @@ func (s *session) learnFrom(d *follow.Decode, ended int64) error {
 	}
 	mostlyOutside := outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*plan.BytesOf(cycle))
 	if mostlyOutside && (s.f == nil || s.seek.guessed) {
-		err := event.OutsideError(outside.Reads, outside.Bytes, "")
+		var err error
 		if s.opts.Target.Judge != nil {
-			err = cmp.Or(s.opts.Target.Judge(), err) // it knows the target better
+			err = s.opts.Target.Judge() // it knows the target better
+		}
+		if err == nil {
+			advice := ""
+			if s.opts.Target.Advise != nil {
+				advice = "if they do not fit in memory, " + s.opts.Target.Advise()
+			}
+			err = event.OutsideError(outside.Reads, outside.Bytes, advice)
 		}
 		return s.standBack(&StandBack{Reason: Outside, Err: err, Copied: copied})
 	}

@@ -89,7 +89,7 @@ func (s *session) status(in phase) Status {
 	}
 	if in.name() == Compare {
 		status.Activity = Comparing
-	} else if s.now().Before(s.memory.shrunk.Add(shortTime)) {
+	} else if s.memory.isShort() {
 		status.Activity, status.Why = Giving, s.memory.room.Bound()
 		if s.now().Before(s.memory.shortAt.Add(shortTime)) {
 			status.Why += ", " + s.memory.short

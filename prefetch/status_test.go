@@ -4,6 +4,7 @@ package prefetch_test
 
 import (
 	"testing"
+	"time"
 
 	"tensorcast/prefetch"
 )
@@ -22,6 +23,29 @@ func TestSpeed(t *testing.T) {
 	} {
 		if got := s.Speed(); got != want {
 			t.Errorf("%+v: %q, want %q", s, got, want)
+		}
+	}
+}
+
+// That memory is short is told when much of what is held was given back a moment ago, and not when the room shrinks by
+// a few MiB, as it does all the time.
+func TestGivingBack(t *testing.T) {
+	for cut, want := range map[int64]prefetch.Activity{
+		9 * mib: prefetch.Helping, 60 * mib: prefetch.Giving,
+	} {
+		r := newRigOf(t, model(0, 20), 0.9, prefetch.Options{}, nil)
+		r.run(16)
+		begun, held := r.Now().Sub(r.Began()), r.Summary().Pinned
+		var soon prefetch.Status
+		r.At(begun+3*time.Millisecond, func() { r.SetLimit(r.Limit() - cut) })
+		r.At(begun+50*time.Millisecond, func() { soon = r.Status() })
+		r.run(20)
+		if soon.Activity != want || (soon.Why == "") != (want == prefetch.Helping) {
+			t.Errorf("the limit is %d bytes lower: %s (%q), want %s", cut, soon.Activity, soon.Why, want)
+		}
+		if s := r.Summary(); s.Shrunk == 0 || s.Pinned >= held {
+			t.Errorf("the limit is %d bytes lower: %d bytes of %d are held, want fewer: nothing was given back",
+				cut, s.Pinned, held)
 		}
 	}
 }

@@ -761,8 +761,8 @@ func TestPageInRows(t *testing.T) {
 	var text strings.Builder
 	check(t, r.WriteText(&text, 5))
 	for _, want := range []string{
-		"25 kB for the first time, 12 kB again (fault 33 %, readahead 33 %, other 33 %)",
-		"4.1 kB by process 99", gate.Name,
+		"24 KiB for the first time, 12 KiB again (fault 33 %, readahead 33 %, other 33 %)",
+		"4.0 KiB by process 99", gate.Name,
 	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("text lacks %q:\n%s", want, text.String())

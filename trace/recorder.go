@@ -47,9 +47,9 @@ type RecorderOptions struct {
 	// Other outputs.
 
 	Log *slog.Logger
-	// Advise says how the target is to be started so that weights are read from its model's file. It is called if they
-	// were not. nil: for any llama.cpp.
-	Advise func() string
+	// Advise says how a process with this command line is to be started so that weights are read from its model's file.
+	// It is called if they were not. nil: for any llama.cpp.
+	Advise func(command []string) string
 	// CSV, if not nil, receives a line per row of the access table while the target runs: timestamp
 	// (s), token, tensor_name, data_ptr, bytes_accessed. It is flushed when a decode ends.
 	CSV io.Writer
@@ -84,10 +84,11 @@ type Seen struct {
 // that does not replace an older capture. Memory use is bounded by the models' size and does not grow
 // with time.
 type Recorder struct {
-	opts  RecorderOptions
-	meta  tables.Meta
-	begun int64 // ns, CLOCK_MONOTONIC
-	now   func() time.Time
+	opts    RecorderOptions
+	meta    tables.Meta
+	command []string // of the process, whole
+	begun   int64    // ns, CLOCK_MONOTONIC
+	now     func() time.Time
 
 	// Outputs.
 
@@ -200,6 +201,7 @@ func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
 
 // setCommand notes the command line of the process.
 func (r *Recorder) setCommand(line []string) {
+	r.command = line
 	if r.opts.NoTokenIDs && len(line) > 1 {
 		line = line[:1]
 	}
@@ -354,7 +356,7 @@ func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	case r.meta.Outside.Tensors > 0:
 		advice := ""
 		if r.opts.Advise != nil {
-			advice = r.opts.Advise()
+			advice = r.opts.Advise(r.command)
 		}
 		return &r.meta, event.OutsideError(r.meta.Outside.Tensors, r.meta.Outside.Bytes, advice)
 	case r.meta.Steps == 0:

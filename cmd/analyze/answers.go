@@ -59,7 +59,7 @@ writes heatmap.png, and heatmap.csv and .parquet with at most 256 columns for ea
 	{
 		name: "offsets", short: "Say where in the file reads are, and how far apart",
 		long: `analyze offsets draws where in the file is read over time, and says how far each read begins behind the end of the one before:
-less than 128 kB (sequential), less than 1 MB, or more, ahead or back. It writes offsets.csv, .parquet, and the figures offsets and gaps.`,
+less than 128 KiB (sequential), less than 1 MiB, or more, ahead or back. It writes offsets.csv, .parquet, and the figures offsets and gaps.`,
 		make: sheetOf("offsets", (*gather.Collector).Gaps, map[string]figureOf{
 			"gaps": barsOf((*gather.Collector).GapsFigure, "from the end of a read to the next"),
 			"offsets": func(s *study) drawing {

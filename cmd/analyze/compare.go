@@ -29,7 +29,7 @@ whether they read the same in the same order. It writes
   compare.png                   the time of each token in both, if the captures have it
 
 Tokens per second are those of llama_decode: what happens between two calls, as sampling, is left out.`,
-		Example: `  sudo tracer -o plain --detail op+io -- llama-cli -m model.gguf --no-repack -p "hi" -n 64
+		Example: `  sudo tracer -o plain --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 64
   analyze compare plain helped`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 2 {

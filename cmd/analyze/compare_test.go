@@ -92,7 +92,7 @@ func TestCompare(t *testing.T) {
 		}
 	}
 	for what, want := range map[string]string{
-		"tokens per second": "10 50 5", "a token, median": "100 ms 20 ms 0.2", "read per token": "7.8 kB 7.8 kB 1",
+		"tokens per second": "10 50 5", "a token, median": "100 ms 20 ms 0.2", "read per token": "7.6 KiB 7.6 KiB 1",
 		"of it from disk": "200 B 50 B 0.25", "of that again": "150 B 0 B -", "stall per token": "0.008 ms 0 ms -",
 	} {
 		if got := strings.Join(lines[what], " "); got != want {

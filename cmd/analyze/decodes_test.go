@@ -101,7 +101,7 @@ func TestDecodes(t *testing.T) {
 	}{
 		{nil, "steps 0 warm-up, 4 prompt, 0 generated tokens "},
 		{nil, "decodes of 4 tokens "},
-		{nil, "per decode 7 reads, 4.3 MB (4250256 bytes), in 2 passes "},
+		{nil, "per decode 7 reads, 4.1 MiB (4250256 bytes), in 2 passes "},
 		{nil, "the tensor sequence is identical in all 4 decodes "},
 		{nil, "a decode reads 3 different experts of 4 (3 to 4), all layers together; they differ from step 3 on"},
 		{nil, "Memory is short: for the 4.05 MiB that a decode reads, 0.0954 MiB come from disk"},
@@ -231,7 +231,7 @@ func TestDraft(t *testing.T) {
 		{nil, hint, "9 generated tokens"},
 		{
 			[]string{"--context", "0", "--phase", "prompt"}, "figures are per decode of 4 to 9 tokens",
-			"1 read, 1.0 kB (1000 ",
+			"1 read, 1000 B (1000 ",
 		},
 	} {
 		code, stdout, stderr := execute(t, append(tc.args, "-c", dir, "-o", t.TempDir())...)

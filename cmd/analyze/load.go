@@ -102,7 +102,7 @@ func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error
 	switch {
 	case errors.Is(err, pattern.ErrNoAccesses):
 		return nil, fmt.Errorf("%s: %w: trace a run that computes with the model, such as "+
-			"`tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", in.options.capture, err)
+			"`tracer -- llama-cli -m model.gguf --no-repack -st -p \"hi\" -n 32`", in.options.capture, err)
 	case errors.Is(err, pattern.ErrNoPhase):
 		return nil, fmt.Errorf("%s: %w: leave out --phase, or choose another context with --context",
 			in.options.capture, err)
@@ -207,10 +207,10 @@ func contextText(p *pattern.Pattern, meta *tables.Meta) string {
 	taken := ""
 	for _, c := range p.Contexts {
 		text := fmt.Sprintf("%d (%s, %d generation steps, %s)",
-			c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.Bytes(uint64(c.GenerationBytes)))
+			c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.IBytes(uint64(c.GenerationBytes)))
 		if c.GenerationSteps == 0 {
 			text = fmt.Sprintf("%d (%s, %d decodes that generate nothing, %s)",
-				c.Context, pattern.ModelName(meta, c.Model), c.Steps, humanize.Bytes(uint64(c.Bytes)))
+				c.Context, pattern.ModelName(meta, c.Model), c.Steps, humanize.IBytes(uint64(c.Bytes)))
 		}
 		if c.Context == p.Context && c.Model == p.Model {
 			taken = text

@@ -124,7 +124,7 @@ analyze determinism says which share of the steps read exactly the same, and whe
 analyze compare puts two captures beside each other.
 
 Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wrong.`,
-		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
+		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   analyze --heatmap
   analyze --capture run2 -o run2-analysis --json | jq .sequence.identical`,
 		Args: noArguments,
@@ -137,7 +137,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	}
 	all := cmd.PersistentFlags()
 	all.SortFlags = false
-	all.StringVarP(&o.capture, "capture", "c", "capture", "`directory` that tracer wrote")
+	all.StringVarP(&o.capture, "capture", "c", tables.DefaultDir, "`directory` that tracer wrote")
 	all.StringVarP(&o.output, "output", "o", "analysis", "`directory` to write to; made if need be")
 	all.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
 	all.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")

@@ -106,7 +106,7 @@ func TestAnalyze(t *testing.T) {
 	for _, want := range []string{
 		"Not in this capture: what came from disk, and why: `tracer --detail op+io` records it.\n",
 		"planted.gguf: 4 tensors, 4 of them read for each token",
-		"4 reads, 1.5 kB (1464 bytes)",
+		"4 reads, 1.4 KiB (1464 bytes)",
 		"identical in 3 of 4 generated tokens",
 		"token 2 differs at position 1: reads blk.0.ffn_down.weight instead of blk.0.ffn_up.weight",
 		"wrote " + filepath.Join(out, cycleFile),
@@ -357,7 +357,7 @@ func TestContextsAndRereads(t *testing.T) {
 		stdout, said string
 	}{
 		{nil, "identical in all 3 generated tokens", "this is context 0 (planted.gguf, 3 generation steps, 23 " +
-			"kB); choose another with --context: 1 (planted.gguf, 3 generation steps, 20 kB)"},
+			"KiB); choose another with --context: 1 (planted.gguf, 3 generation steps, 19 KiB)"},
 		{[]string{"--context", "1"}, "2 reads", "this is context 1 "},
 	} {
 		code, stdout, stderr := execute(t, append(tc.args, "-c", dir, "-o", t.TempDir())...)
@@ -365,7 +365,7 @@ func TestContextsAndRereads(t *testing.T) {
 			t.Errorf("exit %d, stderr %q, want one line with %q", code, stderr, tc.said)
 		}
 		for _, want := range []string{
-			tc.stdout, "read from disk: 300 B for the first time, 1.5 kB again (readahead)", "ops stalled for 18s",
+			tc.stdout, "read from disk: 300 B for the first time, 1.5 KiB again (readahead)", "ops stalled for 18s",
 			"blk.0.ffn_down.weight",
 		} {
 			if !strings.Contains(stdout, want) {

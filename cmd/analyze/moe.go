@@ -87,11 +87,11 @@ generated tokens are counted. A capture of a server with several slots is taken 
 --model.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
-		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200
+		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -st -p "hi" -n 200
   analyze moe run
   analyze moe --room 4GB --room 8GB --bandwidth 3GB --compute 40ms run
   analyze moe -o figures --format svg run                      # figures/hits.svg, recall.svg, reads.svg
-  sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200; analyze moe seen
+  sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -st -p "hi" -n 200; analyze moe seen
   analyze moe --json qwen.route.csv.gz | jq .verdict`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 && (len(args) > 0 || !cmd.Flags().Changed("capture")) {
@@ -140,7 +140,7 @@ func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
 	}
 	if o.bandwidth < replay.MinBandwidth {
 		return nil, cli.Usagef("--bandwidth is %s per second, want %s or more",
-			humanize.Bytes(uint64(o.bandwidth)), humanize.Bytes(replay.MinBandwidth))
+			humanize.IBytes(uint64(o.bandwidth)), humanize.IBytes(replay.MinBandwidth))
 	}
 	const longest = time.Minute
 	if o.latency < 0 || o.latency > longest || o.compute < 0 || o.compute > longest {

@@ -159,7 +159,7 @@ func TestMoERefuses(t *testing.T) {
 		{[]string{"--capture", dense}, cli.Failure, "no routes: trace a mixture-of-experts model"},
 		{[]string{"--top", "3", in("good")}, cli.BadUsage, "--top: nothing that moe prints"},
 		{[]string{"--room", "much", in("good")}, cli.BadUsage, `--room "much": want a size`},
-		{[]string{"--bandwidth", "1kB", in("good")}, cli.BadUsage, "--bandwidth is 1.0 kB per second, want 10 MB " +
+		{[]string{"--bandwidth", "1kB", in("good")}, cli.BadUsage, "--bandwidth is 1000 B per second, want 10 MiB " +
 			"or more"},
 		{[]string{"--compute", "-1s", in("good")}, cli.BadUsage, "want 0 to 1m0s"},
 		{[]string{"--format", "svg", in("good")}, cli.BadUsage, "--format is of figures: say where with --output"},

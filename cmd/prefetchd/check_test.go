@@ -73,8 +73,8 @@ func TestCheckedBeforeWaiting(t *testing.T) {
 	}
 }
 
-// TestWaitTold checks what is said while prefetchd looks for somebody: on a terminal a line that is renewed, nothing in
-// a pipe, and the same in `prefetchd status`, until it is interrupted.
+// TestWaitTold checks what is said while prefetchd looks for somebody: on a terminal a line that is renewed, in a pipe
+// one that is written once, and the same in `prefetchd status`, until it is interrupted.
 func TestWaitTold(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, tc := range map[string]struct {
@@ -121,9 +121,9 @@ func TestWaitTold(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait()
-		want := ""
+		want := "prefetchd: waiting for no-such-program\n"
 		if name == "wait" {
-			want = "prefetchd: interrupted by SIGINT before a process named no-such-program came\n"
+			want += "prefetchd: interrupted by SIGINT before a process named no-such-program came\n"
 		}
 		if stdout.Len() > 0 || stderr.String() != want {
 			t.Errorf("%s in a pipe: %q and %q, want only %q", name, &stdout, &stderr, want)

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -22,6 +23,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/uring"
 	"tensorcast/internal/visible"
+	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/room"
 	"tensorcast/processes"
@@ -30,15 +32,18 @@ import (
 func newDoctorCommand() *cobra.Command {
 	var pid int
 	var costs, asJSON bool
-	var model string
+	var model, dir string
 	cmd := &cobra.Command{
-		Use:   "doctor {--pid N [--costs] | --model FILE}",
+		Use:   "doctor [--pid N [--costs] | --model FILE]",
 		Short: "Say whether prefetchd would help a process, and why not",
 		Long: `Say whether prefetchd would help a running llama.cpp. The report has: how the process
 holds its model (mapped, copied, on a GPU), on which file system and disk the model is and which
 other processes use it, how much room there is, and whether this process may do what prefetchd does.
 Nothing is changed, and the process is not slowed down. If the process only starts others that
-compute, like a llama-server with --models-dir, the report is on those.
+compute, like a llama-server with --models-dir, the report is on those. If a prefetchd helps the
+process already, that one is asked what it does, and if it does nothing, why.
+
+Without --pid and --model it says whether prefetchd can help anybody on this machine.
 
 Of a mixture of experts it also says how many of a token's experts may be found in memory. The file
 does not tell how local the routing is, so both ends are given: routing at random, and recorded
@@ -52,9 +57,10 @@ before and for one that has not. It reads a few hundred MiB that are not in memo
 once than there is free memory, and drops them again. The disk is busy for some seconds. With
 --model it measures on a file, without a process.
 
-Exit status: 0 if prefetchd would help (with --model: if it was measured), 1 if not, 2 for wrong
-usage.`,
-		Example: `  sudo prefetchd doctor --pid $(pidof llama-server)
+Exit status: 0 if prefetchd would help, helps or can help (with --model: if it was measured), 1 if
+not, 2 for wrong usage.`,
+		Example: `  sudo prefetchd doctor                                  # this machine
+  sudo prefetchd doctor --pid $(pidof llama-server)
   sudo prefetchd doctor --pid $(pidof llama-server) --costs
   sudo prefetchd doctor --model model.gguf --json`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -65,7 +71,7 @@ usage.`,
 				return cli.Usagef("--model measures without a process: leave out --pid, " +
 					"or say --pid N --costs to measure on what the process maps")
 			}
-			if model == "" && pid <= 0 {
+			if model == "" && pid <= 0 && (costs || cmd.Flags().Changed("pid")) {
 				return cli.Usagef("say which process to look at: prefetchd doctor --pid N")
 			}
 			return nil
@@ -83,11 +89,14 @@ usage.`,
 				}
 				return c.print(cmd.OutOrStdout())
 			}
+			if pid == 0 {
+				return reportMachine(cmd, asJSON)
+			}
 			pid, err := onePID(pid, args)
 			if err != nil {
 				return err
 			}
-			return examine(cmd, pid, costs, asJSON)
+			return examine(cmd, pid, dir, costs, asJSON)
 		},
 	}
 	f := cmd.Flags()
@@ -95,12 +104,14 @@ usage.`,
 	f.BoolVar(&costs, "costs", false, "also measure the costs of reading the model: reads some hundred MiB "+
 		"from the disk")
 	f.StringVar(&model, "model", "", "measure the costs on `FILE`, without a process")
+	f.StringVar(&dir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
 }
 
-// examine reports on a process. If that only starts others, it reports on those that compute.
-func examine(cmd *cobra.Command, pid int, costs, asJSON bool) error {
+// examine reports on a process. If that only starts others, it reports on those that compute. dir has the sockets of
+// running prefetchds.
+func examine(cmd *cobra.Command, pid int, dir string, costs, asJSON bool) error {
 	if err := proc.CheckMount(); err != nil {
 		return err
 	}
@@ -113,7 +124,7 @@ func examine(cmd *cobra.Command, pid int, costs, asJSON bool) error {
 	}
 	ok := true
 	for i, c := range found {
-		d, err := diagnose(cmd.Context(), c.PID)
+		d, err := diagnose(cmd.Context(), c.PID, dir)
 		if err != nil {
 			return err
 		}
@@ -154,7 +165,8 @@ type diagnosis struct {
 	Holding *holding.Holding `json:"holding"`
 	Room    *room.Room       `json:"room,omitempty"` // for pages of the model, those that are resident included
 	NoRoom  string           `json:"no_room,omitempty"`
-	Claimed bool             `json:"claimed"` // another prefetchd helps the process
+	Claimed bool             `json:"claimed"`          // a prefetchd helps the process already
+	Helper  *helperReport    `json:"helper,omitempty"` // that one
 	Means   []requirement    `json:"means"`
 	Experts *expertsReport   `json:"experts,omitempty"` // of a mixture: what memory for experts buys
 	Costs   []fileCosts      `json:"costs,omitempty"`   // if asked for
@@ -168,8 +180,9 @@ type requirement struct {
 	Detail string `json:"detail,omitempty"` // why it is missing, and what is used instead
 }
 
-// diagnose examines a process. It returns an error if the process does not exist or cannot be examined.
-func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
+// diagnose examines a process, and asks the prefetchd that helps it, if its socket is in dir. The error is that the
+// process does not exist or cannot be examined.
+func diagnose(ctx context.Context, pid int, dir string) (d *diagnosis, err error) {
 	if err := proc.CheckMount(); err != nil {
 		return nil, err
 	}
@@ -188,16 +201,20 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	if d.Claimed, err = room.IsClaimed(target); err != nil {
 		return nil, err
 	}
+	if d.Claimed {
+		d.Helper = askHelper(ctx, dir, pid)
+	}
+	inTheWay := d.Claimed && !d.Helper.answers()
 	switch free, err := roomOf(pid, d.Holding); {
 	case err != nil:
 		d.NoRoom = err.Error()
-		d.Verdict = d.Holding.Judge(-1, d.Claimed)
+		d.Verdict = d.Holding.Judge(-1, inTheWay)
 	case free.OwnGroup != 0 && free.Level != room.LevelHost:
 		d.Room = &free
-		d.Verdict = d.Holding.JudgeInGroup(plan.Keepable(free), d.Claimed)
+		d.Verdict = d.Holding.JudgeInGroup(plan.Keepable(free), inTheWay)
 	default:
 		d.Room = &free
-		d.Verdict = d.Holding.Judge(plan.Keepable(free), d.Claimed)
+		d.Verdict = d.Holding.Judge(plan.Keepable(free), inTheWay)
 	}
 	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps
 	d.Experts = d.expertsOf()
@@ -208,6 +225,9 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 		if d.OK && m.Needed && !m.OK {
 			d.OK, d.Line = false, fmt.Sprintf("cannot help: %s: %s", m.Name, m.Detail)
 		}
+	}
+	if d.Helper.answers() { // what it does counts more than what could be done
+		d.OK, d.Line = d.Helper.helps(), d.Helper.line(time.Now())
 	}
 	return d, nil
 }
@@ -242,10 +262,8 @@ func tryRequirements(target *proc.Process) ([]requirement, error) {
 	if err := target.PageOut(0, 0); err != nil { // the kernel checks the permission before the empty range
 		pageOut.OK, pageOut.Detail = false, err.Error()
 	}
-	ring := requirement{Name: "io_uring", OK: true}
-	if r, err := uring.New(1); err != nil {
-		ring.OK, ring.Detail = false, err.Error()+"; a few threads do its work"
-	} else if err := r.Close(); err != nil {
+	ring, err := tryRing()
+	if err != nil {
 		return nil, err
 	}
 	own, err := capabilityRequirements()
@@ -253,6 +271,31 @@ func tryRequirements(target *proc.Process) ([]requirement, error) {
 		return nil, err
 	}
 	return append([]requirement{events, pageOut, ring}, own...), nil
+}
+
+// tryRing tries whether reads can be asked for by io_uring.
+func tryRing() (requirement, error) {
+	r, err := uring.New(1)
+	if err != nil {
+		return requirement{Name: "io_uring", Detail: err.Error() + "; a few threads do its work"}, nil
+	}
+	return requirement{Name: "io_uring", OK: true}, r.Close()
+}
+
+// printRequirements prints what this process may do, and what it lacks.
+func printRequirements(w io.Writer, all []requirement) {
+	fmt.Fprintf(w, "\nthis process\n")
+	for _, m := range all {
+		state := "yes"
+		if !m.OK {
+			state = "no"
+		}
+		fmt.Fprintf(w, "  %s\t%s", state, m.Name)
+		if m.Detail != "" {
+			fmt.Fprintf(w, ": %s", visible.Line(m.Detail))
+		}
+		fmt.Fprintln(w)
+	}
 }
 
 // print writes the report for people, the verdict first.
@@ -263,6 +306,9 @@ func (d *diagnosis) print(to io.Writer) error {
 	fmt.Fprintf(w, "process %d %s\n", h.PID, visible.Line(strings.Join(d.Command, " ")))
 	if d.Parent != 0 {
 		fmt.Fprintf(w, "  computes for\tprocess %d, which computes nothing itself\n", d.Parent)
+	}
+	if d.Claimed && !d.Helper.answers() {
+		fmt.Fprintf(w, "  its prefetcher\tdoes not answer %s\n", visible.Line(d.Helper.NoAnswer))
 	}
 	for _, f := range h.Files {
 		d.printFile(w, f)
@@ -314,20 +360,9 @@ func (d *diagnosis) print(to io.Writer) error {
 		fmt.Fprintf(w, "  room\t%s, bounded by the cgroup %s (%s)\n",
 			size(d.Room.Bytes), visible.Line(d.Room.Level), size(d.Room.Limit))
 	}
-	fmt.Fprintf(w, "\nthis process\n")
-	for _, m := range d.Means {
-		state := "yes"
-		if !m.OK {
-			state = "no"
-		}
-		fmt.Fprintf(w, "  %s\t%s", state, m.Name)
-		if m.Detail != "" {
-			fmt.Fprintf(w, ": %s", visible.Line(m.Detail))
-		}
-		fmt.Fprintln(w)
-	}
+	printRequirements(w, d.Means)
 	rest := d.Verdict.Findings
-	if !d.Verdict.Helps {
+	if !d.Verdict.Helps && !d.Helper.answers() {
 		rest = rest[1:] // the first is the verdict
 	}
 	if len(rest) > 0 {

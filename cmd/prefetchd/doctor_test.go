@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
@@ -18,6 +20,8 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
+	"tensorcast/prefetch"
+	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/room"
 )
@@ -87,7 +91,8 @@ func TestDoctorHelps(t *testing.T) {
 		t.Fatal(err)
 	}
 	if first, _, _ := strings.Cut(stdout, "\n"); status != cli.Failure || stderr != "" ||
-		!strings.HasPrefix(first, "nothing to win: another prefetcher") {
+		!strings.HasPrefix(first, "nothing to win: another prefetcher") ||
+		!strings.Contains(stdout, "does not answer in /run/prefetchd: ") {
 		t.Errorf("claimed: status %d\n%s%s", status, stdout, stderr)
 	}
 	for _, part := range []string{
@@ -105,6 +110,83 @@ func TestDoctorHelps(t *testing.T) {
 		!strings.HasPrefix(first, "cannot help: paging out of the process: ") ||
 		!strings.Contains(first, "CAP_SYS_NICE") {
 		t.Errorf("without CAP_SYS_NICE: status %d\n%s", status, stdout)
+	}
+	testHelped(t, pid)
+}
+
+// testHelped checks that doctor says what the prefetchd does that helps a process already.
+func testHelped(t *testing.T, pid int) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "run")
+	h := startHelper(t, pid, "--run-dir", dir)
+	h.waitSettled(t)
+	want := fmt.Sprintf("prefetchd (process %d) helps it already, for ", h.Process.Pid)
+	var stdout, stderr string
+	var status int
+	testenv.WaitFor(t, "doctor to say that it is helped", func() bool {
+		stdout, stderr, status = doctor(t, nil, "--pid", fmt.Sprint(pid), "--run-dir", dir)
+		return strings.HasPrefix(stdout, want)
+	})
+	if status != cli.OK || stderr != "" || strings.Contains(stdout, "another prefetcher") {
+		t.Errorf("helped: status %d\n%s%s", status, stdout, stderr)
+	}
+	stdout, _, _ = doctor(t, nil, "--pid", fmt.Sprint(pid), "--run-dir", dir, "--json")
+	var d diagnosis
+	if err := json.Unmarshal([]byte(stdout), &d); err != nil || !d.OK || !d.Claimed || d.Helper == nil ||
+		d.Helper.PID != h.Process.Pid || d.Helper.Target != pid || !d.Verdict.Helps {
+		t.Errorf("helped: %v\n%s", err, stdout)
+	}
+}
+
+// A prefetchd that has nothing to do says why, and what it says of a target cannot make a line of its own.
+func TestHelperLine(t *testing.T) {
+	now := time.Date(2026, 11, 27, 12, 0, 30, 0, time.UTC)
+	for want, s := range map[string]prefetch.Status{
+		"prefetchd (process 7) looks after it already, and has nothing to do, for 30s: idle: everything fits": {
+			Activity: prefetch.Idle, Why: "everything fits"},
+		"prefetchd (process 7) looks after it already, for 30s: waiting: a\\nb, for 10s": {
+			Activity: prefetch.Waiting, Why: "a\nb", Since: now.Add(-10 * time.Second)},
+		"prefetchd (process 7) helps it already, for 30s: 11.4 tok/s, 1.25 before; keeping 600 MiB of 764 MiB, " +
+			"streaming 164 MiB/token": {
+			Activity: prefetch.Helping, Now: 11.4, Before: 1.25, Held: 600 << 20, PerToken: 764 << 20,
+			Streamed: 164 << 20},
+	} {
+		h := &helperReport{Report: &monitor.Report{PID: 7, Target: 12, Began: now.Add(-30 * time.Second), Status: s}}
+		if got := h.line(now); got != want || h.helps() != (s.Activity != prefetch.Idle) {
+			t.Errorf("%q, helps: %v, want %q", got, h.helps(), want)
+		}
+	}
+}
+
+// Without a process doctor says whether anybody can be helped on this machine, and what is missing.
+func TestDoctorMachine(t *testing.T) {
+	testenv.NeedRoot(t)
+	stdout, stderr, status := doctor(t, nil)
+	if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "prefetchd can help here: ") ||
+		!strings.Contains(stdout, "\n  yes  eBPF probes\n") || !strings.Contains(stdout, "\n  yes  CAP_SYS_NICE\n") {
+		t.Errorf("status %d\n%s%s", status, stdout, stderr)
+	}
+	for lacks, wrapper := range map[string][]string{
+		"nobody can be helped here: eBPF probes: this process lacks CAP_BPF: run this as root (sudo), ": {
+			"setpriv", "--bounding-set", "-bpf,-sys_admin", "--inh-caps", "-all"},
+		"nobody can be helped here: CAP_SYS_NICE: it takes this to page out what a target has read: ": {
+			"setpriv", "--bounding-set", "-sys_nice", "--inh-caps", "-all"},
+		"nobody can be helped here: eBPF probes: this process is in a user namespace ": {
+			"unshare", "--user", "--map-root-user"},
+	} {
+		if err := exec.Command(wrapper[0], append(wrapper[1:], "true")...).Run(); err != nil {
+			t.Logf("%v is not tested: %v", wrapper, err)
+			continue
+		}
+		if stdout, stderr, status := doctor(t, wrapper); status != cli.Failure || stderr != "" ||
+			!strings.HasPrefix(stdout, lacks) {
+			t.Errorf("%v: status %d\n%s%s\nwant %q", wrapper, status, stdout, stderr, lacks)
+		}
+		var r machineReport
+		stdout, _, _ := doctor(t, wrapper, "--json")
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.OK || !strings.HasPrefix(r.Line, lacks) {
+			t.Errorf("%v: %v\n%s", wrapper, err, stdout)
+		}
 	}
 }
 
@@ -152,7 +234,7 @@ func TestDoctorRefuses(t *testing.T) {
 		"no llama.cpp": {[]string{"--pid", fmt.Sprint(sleep.Process.Pid)}, cli.Failure,
 			"nothing to win: the process maps no GGUF file", ""},
 		"gone":         {[]string{"--pid", fmt.Sprint(gone.Process.Pid)}, cli.Failure, "", "no such process"},
-		"no process":   {nil, cli.BadUsage, "", "--pid N"},
+		"no process":   {[]string{"--costs"}, cli.BadUsage, "", "--pid N"},
 		"0":            {[]string{"--pid", "0"}, cli.BadUsage, "", "--pid N"},
 		"not a number": {[]string{"--pid", "x"}, cli.BadUsage, "", "whole number"},
 		"an argument":  {[]string{"x", "--pid", "1"}, cli.BadUsage, "", "unexpected argument"},

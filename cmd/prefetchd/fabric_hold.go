@@ -64,7 +64,7 @@ func (h *holdOptions) addFlags(cmd *cobra.Command) {
 	h.profile = profileNames()[0]
 	f.StringVar(&h.model, "hold", "", "hold weights of this `GGUF` file for programs that have it mapped")
 	cli.EnumVar(cmd, &h.profile, "profile", "", profileNames(),
-		"with --hold: how much error planes may have, see `lab fabricplan`")
+		"with --hold: how much error planes may have, see lab fabricplan")
 	f.StringVar(&h.decibels, "error", "", "with --hold: the least ratio of products to their error instead, `20dB`")
 	cli.SizeVar(f, &h.room, "room", "with --hold: `SIZE` of memory that planes and factors may take (all of the pool)")
 	f.BoolVar(&h.finer, "finer", false, "with --hold: a third plane for weights that need two, while there is room")

@@ -131,10 +131,20 @@ func (l *live) show(r monitor.Report) {
 	}
 }
 
-// note writes a line that stays, if this is a terminal. Elsewhere whoever reads has the log.
+// note writes a line that stays, except with --log json: there the log says the same.
 func (l *live) note(format string, args ...any) {
-	if l.line != nil {
+	if l.log == nil {
 		fmt.Fprintf(l.to, "prefetchd: "+format+"\n", args...)
+	}
+}
+
+// announce says once what begins now, where there is no line that goes on saying it: in a pipe, and in the log.
+func (l *live) announce(text string) {
+	switch {
+	case l.log != nil:
+		l.log.Info(text)
+	case l.line == nil:
+		fmt.Fprintf(l.to, "prefetchd: %s\n", visible.Line(text))
 	}
 }
 

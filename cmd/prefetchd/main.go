@@ -159,10 +159,10 @@ It needs root. The model must be read through a file mapping, as llama.cpp does 
 (--load-mode mmap). Weights of some types are copied at load all the same, which makes prompts
 faster, but takes their size again: with --no-repack they are not. --exec warns of copies that are
 larger than the memory. A process without ggml is refused. --wait sleeps until the process has
-loaded ggml, --wait NAME until a process of that name, or one that it has started, has. --auto goes
-on: every second it looks for new processes that map code of ggml, or a GGUF file, whatever these
-are called, and starts a prefetchd for each (--most at once). That has the flags of --auto, and
-ends with its process.
+loaded ggml, --wait NAME until a process of that name, or one that it has started, has: one that
+runs already is helped at once. --auto goes on: every second it looks for new processes that map code
+of ggml, or a GGUF file, whatever these are called, and starts a prefetchd for each (--most at
+once). That has the flags of --auto, and ends with its process.
 
 In a container it needs the same as on the host: eBPF (no user namespace of its own), /proc of its
 PID namespace, and the target's memory cgroup, or --budget. From the host it can help a target in a
@@ -172,8 +172,8 @@ Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd 
 on failure (also if it was interrupted before a process of that NAME came), 2 for wrong usage. With --exec the status of the command (128+n if signal n ended it),
 also if helping it failed; 127 if there is no such program, 126 if it cannot be run, 1 if it was not
 started for another reason, 2 for wrong usage.`,
-		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
-  sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
+		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
+  sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   sudo prefetchd --pid $(pidof llama-server)
   sudo prefetchd --wait --pid $!
   sudo prefetchd --wait llama-server --budget 12GB

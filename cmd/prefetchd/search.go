@@ -37,6 +37,7 @@ func beginSearch(ctx context.Context, what monitor.Search, live *live, dir strin
 		}
 	}
 	live.say(s.line)
+	live.announce("waiting for " + what.Wanted())
 	return s
 }
 

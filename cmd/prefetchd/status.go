@@ -3,8 +3,10 @@ package main
 // This file is `prefetchd status`. It shows what the prefetchds of this machine are doing.
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"time"
 
@@ -61,6 +63,8 @@ process; 2 for wrong usage.`,
 			}
 			if metrics && !cmd.Flags().Changed("pid") {
 				all = append(all, monitor.Down(err)...)
+			} else if err != nil && len(all) == 0 { // whether one runs is not known
+				return explainAsking(err, dir)
 			}
 			if writeErr := writeStatus(cmd.OutOrStdout(), all, asJSON, metrics); writeErr != nil {
 				return writeErr
@@ -75,6 +79,14 @@ process; 2 for wrong usage.`,
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVar(&metrics, "metrics", false, "print Prometheus's text format")
 	return cmd
+}
+
+// explainAsking says in one line who may ask the prefetchds whose sockets are in a directory, if this user may not.
+func explainAsking(err error, dir string) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("only the user who started the prefetchds of %s may ask them: run this as root (sudo)", dir)
+	}
+	return err
 }
 
 // selectTargets returns only the reports on a process, and on those that it has started.

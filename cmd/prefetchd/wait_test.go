@@ -4,8 +4,11 @@ package main
 // `prefetchd status`.
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +22,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/cli"
 	"tensorcast/internal/testenv"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/monitor"
@@ -244,5 +248,45 @@ func TestWaitsInVain(t *testing.T) {
 	if text := h.stderr.String(); h.ProcessState.ExitCode() != 1 || !strings.HasPrefix(text, want) ||
 		strings.Contains(text, "--wait") || strings.Count(text, "\n") != 1 {
 		t.Errorf("status %d: %s, want status 1 and %s", h.ProcessState.ExitCode(), text, want)
+	}
+}
+
+// TestStatusOfOthers checks that a user who may not ask the prefetchds of another one is told so in a line, and not
+// that nobody is helped: neither where the directory is closed, nor where only the sockets are.
+func TestStatusOfOthers(t *testing.T) {
+	testenv.NeedRoot(t)
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Skip("setpriv is missing (Debian package util-linux)")
+	}
+	const nobody = 65534
+	for mode, name := range map[os.FileMode]string{0o700: "closed", 0o755: "open"} {
+		dir := filepath.Join(t.TempDir(), name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("unix", filepath.Join(dir, "12.sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		socket := filepath.Join(dir, "12.sock")
+		if err := errors.Join(os.Chmod(socket, 0o600), os.Chown(socket, nobody, nobody), os.Chown(dir, nobody, nobody),
+			os.Chmod(dir, mode)); err != nil {
+			t.Fatal(err)
+		}
+		for _, format := range []string{"--json=false", "--json", "--metrics"} {
+			cmd := exec.Command(setpriv, "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all",
+				prefetchd, "status", "--run-dir", dir, format)
+			var stdout, stderr bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			_ = cmd.Run()
+			want := "prefetchd status: only the user who started the prefetchds of " + dir +
+				" may ask them: run this as root (sudo)\n"
+			if cmd.ProcessState.ExitCode() != cli.Failure || stdout.Len() > 0 || stderr.String() != want {
+				t.Errorf("%s, %s: status %d, %q and %q, want %d and only %q", name, format,
+					cmd.ProcessState.ExitCode(), &stdout, &stderr, cli.Failure, want)
+			}
+		}
 	}
 }

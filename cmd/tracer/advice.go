@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"tensorcast/capture/preload"
 	"tensorcast/event"
@@ -39,15 +40,16 @@ func (o *options) advise(err error) error {
 	return err
 }
 
-// adviseLoading returns a function that says how the target is to be started so that it reads its weights from a
-// mapping of the model's file. command is the target's command line.
-func (o *options) adviseLoading(command []string) func() string {
+// adviseLoading returns a function that says how a process with a command line is to be started so that it reads its
+// weights from a mapping of the model's file. started is the command line of the target as it was in the beginning: it
+// may be a shell that becomes another program, or start others.
+func (o *options) adviseLoading(started []string) func(command []string) string {
 	var program loadflags.Program
 	if o.pid != 0 { // it may have ended when advice is needed
 		program = loadflags.OfProcess(int(o.pid))
 	}
-	return func() string {
-		if o.pid == 0 {
+	return func(command []string) string {
+		if o.pid == 0 || !slices.Equal(command, started) {
 			program = loadflags.OfCommand(command, os.Environ())
 		}
 		return program.Advise(loadflags.KeepLayout, loadflags.MapFile)

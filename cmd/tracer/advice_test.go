@@ -57,3 +57,16 @@ func TestAdvice(t *testing.T) {
 		t.Errorf("advise(nil) = %v, want nil", err)
 	}
 }
+
+// Advice on how a process is to be started goes by its own command line, not by that of a shell that it was before.
+func TestAdviseLoading(t *testing.T) {
+	shell := []string{"sh", "-c", "exec llama-cli"}
+	advise := (&options{}).adviseLoading(shell)
+	if got := advise(shell); !strings.Contains(got, "with --no-repack") {
+		t.Errorf("of the shell: %q, want --no-repack", got)
+	}
+	got := advise(strings.Fields("llama-cli -m m.gguf --no-repack --load-mode none"))
+	if got != "start llama.cpp without --load-mode none" {
+		t.Errorf("of what it became: %q, want only what is to be left out", got)
+	}
+}

@@ -61,11 +61,11 @@ On a terminal, a status line shows what the target is doing, tokens and events p
 
 Exit status: that of the command (128+n if signal n ended it), 1 if tracing failed, 2 for wrong usage; with --pid 0.
 With --strict also 1 if any event was lost or could not be read completely.`,
-		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
+		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   sudo tracer --pid $(pidof llama-server) -o /tmp/capture     # ends with Ctrl-C, or with the server
   sudo tracer --detail op+io --rotate 1GiB --keep 4 --pid $(pidof llama-server)
-  sudo tracer --csv -o reads.csv -- llama-cli -m model.gguf --no-repack -p "hi"
-  tracer --preload -- llama-cli -m model.gguf --no-repack -p "hi"`,
+  sudo tracer --csv -o reads.csv -- llama-cli -m model.gguf --no-repack -st -p "hi"
+  tracer --preload -- llama-cli -m model.gguf --no-repack -st -p "hi"`,
 		Args: func(cmd *cobra.Command, args []string) error { return o.check(cmd.Flags(), args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			status, err := run(cmd.Context(), o, args)
@@ -78,7 +78,7 @@ With --strict also 1 if any event was lost or could not be read completely.`,
 	f := root.Flags()
 	f.SortFlags = false
 	f.VarP(targetFlag{&o.pid, f}, "pid", "p", "trace the running process `N`, or what it has started to compute for it")
-	f.StringVarP(&o.out, "output", "o", "capture", "capture `directory`, an earlier capture in it is replaced; "+
+	f.StringVarP(&o.out, "output", "o", tables.DefaultDir, "capture `directory`, an earlier capture in it is replaced; "+
 		"with --csv a file (capture.csv), or - for\nstandard output (--pid only, and the default there)")
 	cli.EnumVar(root, &o.detail, "detail", "", detailNames, "how much to record: graph (the sequence of ops, "+
 		"without times and chosen experts), op, or op+io (also each read\nfrom disk, "+
@@ -95,7 +95,7 @@ With --strict also 1 if any event was lost or could not be read completely.`,
 	f.Var(&o.rotate, "rotate", "begin new table files every `SIZE` (1GiB) or DURATION (10m)")
 	f.IntVar(&o.keep, "keep", 0, "with --rotate, keep the newest `N` of them (0: all)")
 	f.BoolVar(&o.parquet, "parquet", false,
-		"write each table as Parquet, too, when the trace is over (`analyze --export` does so later)")
+		"write each table as Parquet, too, when the trace is over (analyze --export does so later)")
 	f.BoolVar(&o.csv, "csv", false,
 		"write CSV (timestamp,token,tensor_name,data_ptr,bytes_accessed) and no capture directory")
 	f.BoolVar(&o.asRoot, "as-root", false, "run the command as root, not as the user who typed sudo")

@@ -95,7 +95,7 @@ func TestUsageErrors(t *testing.T) {
 func TestUsage(t *testing.T) {
 	for line, check := range map[string]func(parsed) bool{
 		"-- true": func(p parsed) bool {
-			return p.out == "capture" && p.detail == "op" && p.rotate == rotation{}
+			return p.out == "tracer.capture" && p.detail == "op" && p.rotate == rotation{}
 		},
 		"-- true --pid 1": func(p parsed) bool {
 			return p.pid == 0 && slices.Equal(p.args, []string{"true", "--pid", "1"})

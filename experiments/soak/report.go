@@ -75,7 +75,7 @@ func (r *Report) rows() [][2]string {
 			most = max(most, s.RssAnon)
 		}
 		rows = append(rows, [2]string{"anonymous memory of prefetchd --auto, most",
-			fmt.Sprintf("%.1f MB", float64(most)/1e6)},
+			fmt.Sprintf("%.1f MiB", float64(most)/(1<<20))},
 			[2]string{"its descriptors, first and last",
 				fmt.Sprintf("%d, %d", r.Samples[0].Descriptors, r.Samples[n-1].Descriptors)})
 	}

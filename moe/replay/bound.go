@@ -169,9 +169,9 @@ func BestCausal(ctx context.Context, t *moe.Trace, room int64) (*PolicyResult, e
 	if err := run(Forecast{}, names, configs...); err != nil {
 		return nil, err
 	}
-	chance := ConfigByIDs(s, room, 1)
-	chance.Full = true
-	if err := run(ForecastByIDs(s), []string{nameChance}, chance); err != nil {
+	density := ConfigByIDs(s, room, 1)
+	density.Full = true
+	if err := run(ForecastByIDs(s), []string{nameDensity}, density); err != nil {
 		return nil, err
 	}
 	return r.bestCausal(), nil

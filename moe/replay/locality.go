@@ -285,7 +285,7 @@ func (l *Locality) kneeSentence() string {
 func (l *Locality) Table() *tabular.Table {
 	t := &tabular.Table{
 		Title: fmt.Sprintf("memory for experts: choices that are found there, what a token reads besides, and tokens per "+
-			"second, with a disk of %.2f GB/s and %s of computing a token", l.Bandwidth/1e9, millisecondsText(l.Compute)),
+			"second, with a disk of %.2f GiB/s and %s of computing a token", l.Bandwidth/(1<<30), millisecondsText(l.Compute)),
 		Columns: tabular.Right("memory", "share", nameScored, "read", "tok/s", nameLRU, "read", "tok/s", nameBelady,
 			"read", "tok/s", "random routing", "read", "tok/s"),
 	}

@@ -36,10 +36,10 @@ type Config struct {
 }
 
 // MinBandwidth is the least bandwidth of a disk in bytes per second, so that times do not overflow.
-const MinBandwidth = 1e7
+const MinBandwidth = 10 << 20
 
 // Forecast is a predictor, and how many routers ahead it is asked each time that a router has chosen. It
-// names what to read ahead, and tells a policy that listens, as moe.Chance does, what to expect.
+// names what to read ahead, and tells a policy that listens, as moe.HitDensity does, what to expect.
 type Forecast struct {
 	Predictor moe.Predictor // may be nil
 	Leads     []int
@@ -522,7 +522,7 @@ func ForecastByIDs(s moe.Shape) Forecast {
 
 // ConfigByIDs has the policy that does best with that forecast.
 func ConfigByIDs(s moe.Shape, capacity int64, threshold float32) Config {
-	return Config{Capacity: capacity, Policy: moe.NewChance(s, 0.93), Threshold: threshold}
+	return Config{Capacity: capacity, Policy: moe.NewHitDensity(s, 0.93), Threshold: threshold}
 }
 
 // tableBytes bounds the tables of a predictor.

@@ -93,7 +93,8 @@ func policies(tr *moe.Trace) map[string]moe.Policy {
 	s := tr.Shape()
 	return map[string]moe.Policy{
 		"lru": moe.NewLRU(s), "lfu": moe.NewLFU(s, 0.93), "use": moe.NewExpectedUse(s, 0.93),
-		"scored": moe.NewScored(s), "chance": moe.NewChance(s, 0.93), "pinned": NewPinned(tr), "belady": NewBelady(tr),
+		"scored": moe.NewScored(s), "hit density": moe.NewHitDensity(s, 0.93),
+		"pinned": NewPinned(tr), "belady": NewBelady(tr),
 	}
 }
 

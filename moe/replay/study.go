@@ -89,8 +89,8 @@ const (
 	nameScored  = "prefetchd"
 	nameBelady  = "Belady"
 	namePinned  = "pinned, in hindsight"
-	nameChance  = "chance"
-	nameAhead   = "chance, read ahead"
+	nameDensity = "hit density"
+	nameAhead   = "hit density, read ahead"
 )
 
 // NewStudy studies a trace. It fails with ctx's error, or as Run does.
@@ -224,7 +224,8 @@ func (st *Study) addReplays(t *moe.Trace, o *Options, parts *[]func(context.Cont
 	for _, c := range causal {
 		plain(PolicyResult{Name: c.name}, func() moe.Policy { return c.policy(s) })
 	}
-	add(func() Forecast { return ForecastByIDs(s) }, []PolicyResult{{Name: nameChance}, {Name: nameAhead, Ahead: true}},
+	add(func() Forecast { return ForecastByIDs(s) },
+		[]PolicyResult{{Name: nameDensity}, {Name: nameAhead, Ahead: true}},
 		func(room int64) []Config {
 			return []Config{ConfigByIDs(s, room, 1), ConfigByIDs(s, room, ProbableThreshold)}
 		})
@@ -268,7 +269,7 @@ func percentText(x float64) string { return fmt.Sprintf("%.0f %%", 100*x) }
 
 func bytesText(bytes int64) string { return humanize.IBytes(uint64(bytes)) }
 
-// skill is how many times better than chance something has to be before the verdict speaks of a static
+// skill is how many times better than at random something has to be before the verdict speaks of a static
 // set, or of prediction.
 const skill = 2
 
@@ -316,7 +317,7 @@ func (st *Study) makeVerdict() []string {
 			text = "routing cannot be told from ids: they tell"
 		}
 		lines = append(lines, fmt.Sprintf("%s %s of a layer's experts one layer ahead with %d guesses, %s with %d "+
-			"(chance: %s)", text,
+			"(at random: %s)", text,
 			percentText(once.Recall), once.N, percentText(twice.Recall), twice.N, percentText(p.Chance)))
 	}
 	switch {
@@ -349,7 +350,7 @@ func (st *Study) Document() tabular.Document {
 			p.Entropy, p.Least, percentText(p.Touched)),
 		fmt.Sprintf("reuse: %s of an expert's uses are its first; of the others half come after %d token(s), "+
 			"three quarters after %d, nine tenths after %d", percentText(p.New), p.Reuse[0], p.Reuse[1], p.Reuse[2]),
-		fmt.Sprintf("neighbours: %s of a token's experts were the previous token's (%s by chance)",
+		fmt.Sprintf("neighbours: %s of a token's experts were the previous token's (%s at random)",
 			percentText(p.Overlap), percentText(p.Chance)))
 	d := tabular.Document{tabular.Lines(st.Verdict), facts}
 	if st.Locality != nil {

@@ -59,7 +59,8 @@ func TestVerdict(t *testing.T) {
 	}{
 		{"random", make3(func(int, int) []int32 { p := r.Perm(experts); return []int32{int32(p[0]), int32(p[1])} }),
 			[]string{
-				"no static set", "routing cannot be told from ids", "(chance: 12 %)", "with 40 % of the experts in " +
+				"no static set", "routing cannot be told from ids", "(at random: 12 %)",
+				"with 40 % of the experts in " +
 					"memory (26 MiB) LRU hits"}},
 		{"cycle", make3(func(token, layer int) []int32 {
 			return []int32{int32((token*2 + layer) % 16), int32((token*2 + layer + 1) % 16)}

@@ -4,7 +4,9 @@ package monitor
 
 import (
 	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -24,6 +26,36 @@ func jsonNames(t reflect.Type, before string) (all []string) {
 		}
 	}
 	return all
+}
+
+// SECURITY.md names everything that may be asked at the socket, and what may be set there.
+func TestRequestsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../SECURITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests, request := 0, regexp.MustCompile(`"((?:GET|PUT|POST|DELETE) /[a-z/]+)"`)
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		code, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range request.FindAllStringSubmatch(string(code), -1) {
+			if requests++; !strings.Contains(string(text), "`"+m[1]+"`") {
+				t.Errorf("SECURITY.md does not say that the socket takes %s", m[1])
+			}
+		}
+	}
+	if requests < 3 {
+		t.Errorf("%d requests were found, want at least 3", requests)
+	}
 }
 
 // The document has each name that JSON and metrics have.

@@ -32,15 +32,20 @@ func (r *Report) Line(now time.Time) string {
 	return line + "; " + s.Work()
 }
 
+// Wanted says in words which processes are looked for.
+func (s *Search) Wanted() string {
+	switch {
+	case len(s.Names) > 0:
+		return strings.Join(s.Names, " or ")
+	case s.All:
+		return "processes that compute with ggml"
+	}
+	return "a process that computes with ggml"
+}
+
 // line says what is looked for, and what came of it.
 func (s *Search) line(now, began time.Time) string {
-	what := "a process that computes with ggml"
-	if s.All {
-		what = "processes that compute with ggml"
-	}
-	if len(s.Names) > 0 {
-		what = strings.Join(s.Names, " or ")
-	}
+	what := s.Wanted()
 	if len(s.Helped) == 0 {
 		return fmt.Sprintf("waiting for %s, for %s", what, Ago(now, began))
 	}

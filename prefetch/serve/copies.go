@@ -87,15 +87,28 @@ func (s *server) explainKill() {
 		return
 	}
 	advice := s.foreseen
-	switch {
-	case advice != "":
-	case s.judged != nil && s.judged.Weights.Copied > 0:
-		advice = s.judged.AdviseMapped()
-	default:
-		advice = loadflags.Program{}.Advise(loadflags.KeepLayout, loadflags.MapFile)
+	if advice == "" {
+		advice = s.adviseMapped()
 	}
 	s.opts.Log.Warn("the target has ended: " + killed.Error() + "; give it more memory, or so that weights are not " +
 		"copied when they are loaded, " + advice)
+}
+
+// noteCommandLine notes the target's command line. A shell may become another program, and of a program that has ended
+// it cannot be read.
+func (s *server) noteCommandLine() {
+	if words := proc.CommandLine(s.opts.PID); len(words) > 0 {
+		s.words = words
+	}
+}
+
+// adviseMapped says how the target is to be started so that its weights are read from a mapping of the file. What it
+// was told already is left out.
+func (s *server) adviseMapped() string {
+	if s.judged != nil && s.judged.Weights.Copied > 0 {
+		return s.judged.AdviseMapped()
+	}
+	return loadflags.OfWords(s.words).Advise(loadflags.KeepLayout, loadflags.MapFile)
 }
 
 // formatBytes writes a number of bytes for people.

@@ -95,6 +95,7 @@ type server struct {
 	kills      cgroup.Kills     // in the target's group, since the help began
 	judged     *holding.Holding // how the target held its model when it was looked at last; nil: it was not
 	foreseen   string           // what to do against copies that do not fit in memory; "" if none were foreseen
+	words      []string         // the target's command line, as it was seen last
 	memory     *room.ProcessMemory
 	pages      *pages.Kernel
 	controller *prefetch.Controller
@@ -130,6 +131,7 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 		return sum, err
 	}
 	defer func() { err = errors.Join(err, s.process.Close()) }()
+	s.noteCommandLine()
 	s.kills = cgroup.WatchKills(o.PID)
 	defer s.explainKill()
 	claim, err := room.Claim(s.process)
@@ -254,6 +256,7 @@ func (s *server) reportStatus(mustBeNow bool) {
 	if !mustBeNow && !s.status.isDue() {
 		return
 	}
+	s.noteCommandLine()
 	s.status.pass(s.controller, func() bool { return s.probes.capture == nil || len(s.probes.capture.Libraries()) > 0 })
 }
 
@@ -276,6 +279,7 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 		Models:    models.MappedBy(o.PID),
 		Weights:   models.ReadWeights,
 		Judge:     func() error { return s.judge(ctx, examiner) },
+		Advise:    s.adviseMapped,
 		Elsewhere: o.Elsewhere,
 	}
 	p.Dry = nil

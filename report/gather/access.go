@@ -103,7 +103,7 @@ func AccessText(s *pattern.Summary, m *heatmap.Matrix, fileOrder bool, caption s
 	if s.Decodes != nil {
 		per = "decode"
 	}
-	median := humanize.Bytes(uint64(s.BytesPerToken.Median))
+	median := humanize.IBytes(uint64(s.BytesPerToken.Median))
 	subtitle := fmt.Sprintf("%d tensors, %s, all rows as high; %d of them and %s read for each %s; %s",
 		s.Tensors, rows, s.TensorsRead, median, per, s.Sequence)
 	if stepsAlike(m, phasePanels[s.Phase()]) {

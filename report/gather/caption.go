@@ -64,7 +64,7 @@ func Provenance(meta *tables.Meta, model int32) (facts []report.Fact) {
 		add("limit of memory", humanize.IBytes(uint64(m.LimitBytes))+" ("+m.Of+")")
 	}
 	if d := meta.Disk; d != nil && d.BytesPerSecond > 0 {
-		add("disk", fmt.Sprintf("%s/s, reads %d KiB ahead", humanize.Bytes(uint64(d.BytesPerSecond)), d.ReadaheadKiB))
+		add("disk", fmt.Sprintf("%s/s, reads %d KiB ahead", humanize.IBytes(uint64(d.BytesPerSecond)), d.ReadaheadKiB))
 	}
 	if !meta.Started.IsZero() {
 		add("traced", meta.Started.UTC().Format("2006-01-02 15:04 UTC"))

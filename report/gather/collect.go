@@ -31,17 +31,17 @@ type gap int
 // The classes of gaps. A read goes back if it begins before the end of the last one. A second read of the
 // same tensor does.
 const (
-	gapSequential gap = iota // less than 128 kB
-	gapSmall                 // less than 1 MB
+	gapSequential gap = iota // less than 128 KiB
+	gapSmall                 // less than 1 MiB
 	gapLarge
-	gapBackClose // less than 128 kB
-	gapBackSmall // less than 1 MB
+	gapBackClose // less than 128 KiB
+	gapBackSmall // less than 1 MiB
 	gapBackLarge
 )
 
 var gapNames = []string{
-	"sequential: less than 128 kB ahead", "ahead by less than 1 MB", "ahead by more", "back by less than 128 kB",
-	"back by less than 1 MB", "back by more",
+	"sequential: less than 128 KiB ahead", "ahead by less than 1 MiB", "ahead by more", "back by less than 128 KiB",
+	"back by less than 1 MiB", "back by more",
 }
 
 func gapOf(from, to int64) gap {
@@ -50,9 +50,9 @@ func gapOf(from, to int64) gap {
 		d, backward = -d, gapBackClose
 	}
 	switch {
-	case d < 128e3:
+	case d < 128<<10:
 		return backward + gapSequential
-	case d < 1e6:
+	case d < 1<<20:
 		return backward + gapSmall
 	}
 	return backward + gapLarge

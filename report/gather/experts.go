@@ -187,7 +187,7 @@ func (e *Experts) Document() tabular.Document {
 		fmt.Sprintf("load: %.2f of the most even there can be (the least even layer %.2f); "+
 			"the %d experts used most in the first half carry %.0f %% of the second", p.Entropy, p.Least, p.Hot,
 			100*p.HotLoad),
-		fmt.Sprintf("neighbours: %.0f %% of a token's experts are those of the token before (by chance %.0f %%)",
+		fmt.Sprintf("neighbours: %.0f %% of a token's experts are those of the token before (at random %.0f %%)",
 			100*p.Overlap, 100*p.Chance),
 		fmt.Sprintf("reuse: after %d, %d and %d tokens (at the quantiles 0.5, 0.75 and 0.9)", p.Reuse[0], p.Reuse[1],
 			p.Reuse[2]),

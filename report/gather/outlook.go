@@ -154,7 +154,7 @@ func (o *Outlook) Sentences() (all []string) {
 			o.scale*o.Read/mib, o.per, o.scale*o.Disk/mib))
 	} else {
 		at := ""
-		perSecond := func(rate float64) string { return humanize.Bytes(uint64(rate)) + "/s" }
+		perSecond := func(rate float64) string { return humanize.IBytes(uint64(rate)) + "/s" }
 		switch {
 		case o.Probed <= 0 || o.DiskRate <= 0:
 		case o.DiskRate > o.Probed:

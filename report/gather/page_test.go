@@ -197,14 +197,14 @@ func TestGapOf(t *testing.T) {
 		want gap
 	}{
 		{at, gapSequential},
-		{at + 127_999, gapSequential},
-		{at + 128_000, gapSmall},
-		{at + 999_999, gapSmall},
-		{at + 1_000_000, gapLarge},
+		{at + 128<<10 - 1, gapSequential},
+		{at + 128<<10, gapSmall},
+		{at + 1<<20 - 1, gapSmall},
+		{at + 1<<20, gapLarge},
 		{at - 1, gapBackClose},
-		{at - 128_000, gapBackSmall},
-		{at - 999_999, gapBackSmall},
-		{at - 1_000_000, gapBackLarge},
+		{at - 128<<10, gapBackSmall},
+		{at - 1<<20 + 1, gapBackSmall},
+		{at - 1<<20, gapBackLarge},
 		{0, gapBackLarge},
 	} {
 		if got := gapOf(at, tc.to); got != tc.want {
@@ -351,7 +351,7 @@ func TestOutlook(t *testing.T) {
 	}
 	want := []string{
 		"Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 1 of them not for the first " +
-			"time, at 40 % of what this disk can read (21 MB/s).",
+			"time, at 40 % of what this disk can read (20 MiB/s).",
 		"With 1.5 MiB more than the limit of 1.5 MiB (/a memory.max) it would be about 5.0 times as fast (20 " +
 			"tok/s instead of 4); as it is, prefetchd is expected to reach 4.4 tok/s (13.3 at most).",
 		"Waiting for the disk takes 28 % of a token's time, summed over its threads; what the kernel does to read " +

@@ -293,7 +293,10 @@ func (a *Answer) CurveColumns() []tables.Column {
 	return []tables.Column{{Name: "memory_bytes", Values: memory}, {Name: "miss_ratio", Values: ratio}}
 }
 
-const mib = 1 << 20
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
 
 // Document returns the answer in words and as a table.
 func (a *Answer) Document() tabular.Document {
@@ -318,10 +321,10 @@ func (a *Answer) Document() tabular.Document {
 	lines := tabular.Lines{
 		fmt.Sprintf("%d steps read %.0f MiB per %s of a working set of %.0f MiB, in %s", a.Steps,
 			scale*a.PerToken/mib, per, float64(a.WorkingSet)/mib, a.Blocks),
-		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GB/s", 1000*a.Compute,
-			a.ComputeFrom, a.TokensPerStep, a.Bandwidth/1e9),
-		fmt.Sprintf("what is read as it is touched comes at %.2f GB/s (%s); the kernel reads %.4g KiB around a miss",
-			a.Touched/1e9, a.TouchedFrom, float64(a.Readahead)/1024),
+		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GiB/s", 1000*a.Compute,
+			a.ComputeFrom, a.TokensPerStep, a.Bandwidth/gib),
+		fmt.Sprintf("what is read as it is touched comes at %.2f GiB/s (%s); the kernel reads %.4g KiB around a miss",
+			a.Touched/gib, a.TouchedFrom, float64(a.Readahead)/1024),
 	}
 	notes := tabular.Lines{}
 	for _, s := range a.Strategies {
@@ -335,7 +338,7 @@ func (a *Answer) Figure() *chart.Figure {
 	f := &chart.Figure{
 		XLabel: "memory for the model, GiB", YLabel: "tokens per second", Beside: true,
 		To: float64(a.WorkingSet) * (curvePoints + 1) / curvePoints / (1 << 30),
-		Panels: []chart.Panel{{Title: fmt.Sprintf("expected at %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9,
+		Panels: []chart.Panel{{Title: fmt.Sprintf("expected at %.2f GiB/s, %.1f ms of computing", a.Bandwidth/gib,
 			1000*a.Compute)}},
 	}
 	for i, s := range a.Strategies {

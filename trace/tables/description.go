@@ -11,6 +11,10 @@ import (
 	"tensorcast/event"
 )
 
+// DefaultDir is where tracer writes a capture, and where analyze looks for one, if no directory is named. It is the
+// name of a tool with a kind of file, as perf.data is, so that it is hardly taken by something else.
+const DefaultDir = "tracer.capture"
+
 // Meta is the content of capture.json.
 type Meta struct {
 	Schema  int              `json:"schema"`

@@ -106,7 +106,7 @@ func formatDuration(ns int64) string {
 	return d.Round(time.Microsecond).String()
 }
 
-func formatBytes(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
+func formatBytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 // formatCauses formats shares, for example as "fault 90 %, readahead 10 %".
 func formatCauses(bytes map[string]int64) string {

@@ -19,8 +19,8 @@ func TestRereadsText(t *testing.T) {
 			{Name: "output.weight", FirstBytes: 5_000_000},
 		},
 	}
-	const sentence = "read from disk: 25 MB for the first time, 12 MB again (fault 75 %, readahead 25 %); of that " +
-		"8.0 MB by process 7, 4.0 MB by process 9; ops stalled for 1.23s, summed over threads\n"
+	const sentence = "read from disk: 24 MiB for the first time, 11 MiB again (fault 75 %, readahead 25 %); of that " +
+		"7.6 MiB by process 7, 3.8 MiB by process 9; ops stalled for 1.23s, summed over threads\n"
 	for name, test := range map[string]struct {
 		r    Rereads
 		top  int
@@ -28,18 +28,18 @@ func TestRereadsText(t *testing.T) {
 	}{
 		"nothing": {Rereads{}, 5, "read from disk: nothing, the weights were in memory\n"},
 		"once": {Rereads{FirstBytes: 1000, Tensors: []TensorRereads{{Name: "x", FirstBytes: 1000}}}, 5,
-			"read from disk: 1.0 kB for the first time, 0 B again\n"},
+			"read from disk: 1000 B for the first time, 0 B again\n"},
 		"without table": {some, 0, sentence},
 		"the first": {some, 1, sentence + `
 top tensors by bytes that were read from disk again
-again  first   stall  cause  tensor
-11 MB  20 MB  45.6ms  fault  blk.0.ffn_up.weight
+ again   first   stall  cause  tensor
+10 MiB  19 MiB  45.6ms  fault  blk.0.ffn_up.weight
 `},
 		"those that were read again": {some, 5, sentence + `
 top tensors by bytes that were read from disk again
-again   first   stall  cause      tensor
-11 MB   20 MB  45.6ms  fault      blk.0.ffn_up.weight
-512 B  4.1 kB      0s  readahead  (metadata and padding)
+ again    first   stall  cause      tensor
+10 MiB   19 MiB  45.6ms  fault      blk.0.ffn_up.weight
+ 512 B  4.0 KiB      0s  readahead  (metadata and padding)
 `},
 	} {
 		var text strings.Builder

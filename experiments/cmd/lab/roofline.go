@@ -81,7 +81,7 @@ Exit codes: 0 predicted; 2 wrong usage.`,
 			for _, r := range rows {
 				ms := func(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d)/1e6) }
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f\t%.1f %%\t%.0f\t%s\n", r.Model, r.Form,
-					humanize.Bytes(uint64(r.Bytes)), ms(r.Memory), ms(r.Compute), ms(r.Trips), ms(r.Host), r.Bound,
+					humanize.IBytes(uint64(r.Bytes)), ms(r.Memory), ms(r.Compute), ms(r.Trips), ms(r.Host), r.Bound,
 					r.PerSecond, 100*r.Idle, r.Two,
 					map[bool]string{true: "yes", false: "no"}[r.Fits])
 			}

@@ -261,7 +261,7 @@ func writePlan(ctx context.Context, plan *synth.Plan, out string, stdout, stderr
 		kind = fmt.Sprintf("%d experts, %d used", c.Experts, c.Used)
 	}
 	_, err = fmt.Fprintf(stderr, "%s: %s, %v, %s: %d layers, width %d, feed-forward %d, %d heads (%d key/value)\n",
-		out, humanize.Bytes(uint64(plan.Size)), c.Type, kind, c.Layers, c.Embd, c.FF, c.Heads, c.KVHeads)
+		out, humanize.IBytes(uint64(plan.Size)), c.Type, kind, c.Layers, c.Embd, c.FF, c.Heads, c.KVHeads)
 	return err
 }
 
@@ -313,14 +313,14 @@ func inflate(ctx context.Context, path string, factor int, seed uint64, out stri
 	if inf.Zeros > inf.Size/100 {
 		if _, err := fmt.Fprintf(stderr,
 			"%s of the model are zeros, because its type has no scales: they compress, and a file system may "+
-				"store them as holes when the file is copied\n", humanize.Bytes(uint64(inf.Zeros))); err != nil {
+				"store them as holes when the file is copied\n", humanize.IBytes(uint64(inf.Zeros))); err != nil {
 			return err
 		}
 	}
 	if !cli.IsTerminal(stderr) {
 		return nil
 	}
-	_, err = fmt.Fprintf(stderr, "%s: %s, an expert has %s in a layer\n", out, humanize.Bytes(uint64(inf.Size)),
-		humanize.Bytes(uint64(inf.ExpertBytes)))
+	_, err = fmt.Fprintf(stderr, "%s: %s, an expert has %s in a layer\n", out, humanize.IBytes(uint64(inf.Size)),
+		humanize.IBytes(uint64(inf.ExpertBytes)))
 	return err
 }
