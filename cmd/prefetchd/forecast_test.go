@@ -41,7 +41,7 @@ func copyCold(t *testing.T, from string) string {
 // forecastOf is doctor's forecast as JSON.
 func forecastOf(t *testing.T, args ...string) (v forecast.Verdict) {
 	t.Helper()
-	stdout, stderr, status := doctor(t, nil, append(args, "--json")...)
+	stdout, stderr, status := doctor(t, nil, append(args, "--json", "--run-dir", t.TempDir())...)
 	if err := json.Unmarshal([]byte(stdout), &v); err != nil || status != cli.OK || stderr != "" {
 		t.Fatalf("status %d, %v\n%s%s", status, err, stdout, stderr)
 	}
@@ -71,7 +71,7 @@ func TestForecast(t *testing.T) {
 	if n := resident(t, path); n > 1<<20 {
 		t.Errorf("%d bytes stay in memory", n)
 	}
-	stdout, stderr, status := doctor(t, nil, "--model", path, "--ram", "80MiB", "--context", "16")
+	stdout, stderr, status := doctor(t, nil, "--model", path, "--ram", "80MiB", "--context", "16", "--run-dir", "")
 	if status != cli.OK || stderr != "" {
 		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
 	}
@@ -160,7 +160,7 @@ func TestForecastRefuses(t *testing.T) {
 		status int
 		says   string
 	}{
-		"no model":              {[]string{"--model", text}, cli.Failure, "no GGUF file"},
+		"no model":              {[]string{"--model", text}, cli.Failure, "not a GGUF file"},
 		"nothing there":         {[]string{"--model", text + ".gguf"}, cli.Failure, "no such file"},
 		"a directory":           {[]string{"--model", dir}, cli.Failure, "not a regular file"},
 		"not said":              {[]string{"--model", unsaid}, cli.Failure, "expert_used_count"},

@@ -177,6 +177,7 @@ func (p *probe) measureCosts(ctx context.Context) error {
 	if err == nil {
 		m.Cost = &c.Ways[len(c.Ways)-1] // large folios that were touched before, if there are any
 		m.Touched, err = costs.TouchRate(ctx, p.at, m.Threads)
+		m.Disk = max(m.Disk, m.Touched) // a disk that was disturbed before
 	}
 	if err != nil && ctx.Err() == nil {
 		p.notes = append(p.notes, "what reading costs the processors could not be measured, and is taken to be as usual: "+

@@ -14,12 +14,12 @@ const (
 	ownBytes = 24 << 20
 	// helperBytes is what prefetchd takes for itself, see "What prefetchd takes for itself".
 	helperBytes = 8 << 20
-	// streamShare is which share of what the disk allows prefetchd reaches: 0.63 to 0.94 of the rate beside computing in
-	// "Against what the disk delivers", as a window is not always filled at the moment when the disk is free.
+	// streamShare is which share of what the disk allows prefetchd reaches: 0.63 to 0.94 of the rate beside computing
+	// in "Against what the disk delivers", as a window is not always filled at the moment when the disk is free.
 	streamShare = 0.83
 	// choiceTime is how many seconds pass from a router's choice to the first read ("Experts, read when the router has
-	// chosen them"), and sliceTime how many of a processor's time a slice costs prefetchd beside its bytes: 80 to 190 us
-	// in "Many small experts".
+	// chosen them"), and sliceTime how many of a processor's time a slice costs prefetchd beside its bytes: 80 to
+	// 190 us in "Many small experts".
 	choiceTime = 80e-6
 	sliceTime  = 140e-6
 	// spread is by how much runs on one machine, and what was measured of it, differ from each other: a forecast is
@@ -144,8 +144,8 @@ func (s *setting) chosen() float64 {
 }
 
 // aloneTime is how long a pass takes without help. What the kernel keeps of a trunk that does not fit is gone when the
-// next token comes to it, as it was used longest ago. Of experts it keeps what was used last, which finds less than hits
-// says. Where a fault reads more around itself than a slice has, what is in memory is mostly what nobody asked for.
+// next token comes to it, as it was used longest ago. Of experts it keeps what was used last, which finds less than
+// hits says. Where a fault reads more around itself than a slice has, most of what is in memory was not asked for.
 func (s *setting) aloneTime(hits func(float64) float64) float64 {
 	trunk, share := s.split(s.free)
 	bytes := 0.0

@@ -4,8 +4,8 @@ package forecast
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
-	"strings"
 	"testing"
 	"time"
 
@@ -69,7 +69,7 @@ func TestDenseAsMeasured(t *testing.T) {
 	} {
 		limit := own + int64(tc.x*764*mib)
 		row := Expect(p, m, Memory{Bytes: limit, Limit: limit}, nil, Changes[0])
-		name := strings.TrimRight(strings.TrimRight(row.Name+" "+time.Duration(tc.x*1e9).String(), "0"), ".")
+		name := fmt.Sprintf("x = %g", tc.x)
 		within(t, name+", alone", row.Alone, tc.alone)
 		within(t, name+", helped", row.Helped, tc.helped)
 		if row.Most.Likely < row.Helped.Likely || row.Fits {
@@ -96,16 +96,20 @@ func TestMixtureAsMeasured(t *testing.T) {
 		alone            float64
 	}{
 		"32 experts, 42 %": {
-			mixturePass(47.8, 1.16, 11, 32, 4), gather(3, 1400e3), gather(12, 5400e3), 572, 59. / 153, 18.4, 9.04e-3, 7.45,
+			mixturePass(47.8, 1.16, 11, 32, 4), gather(3, 1400e3), gather(12, 5400e3),
+			572, 59. / 153, 18.4, 9.04e-3, 7.45,
 		},
 		"128 experts, 40 %": {
-			mixturePass(76.2, 0.398, 24, 128, 8), gather(3, 600e3), gather(24, 4e6), 1563, 62.2 / 230, 11.7, 13.9e-3, 5.36,
+			mixturePass(76.2, 0.398, 24, 128, 8), gather(3, 600e3), gather(24, 4e6),
+			1563, 62.2 / 230, 11.7, 13.9e-3, 5.36,
 		},
 		"128 experts, 20 %": {
-			mixturePass(76.2, 0.398, 24, 128, 8), gather(3, 600e3), gather(24, 4e6), 829, 128. / 230, 7.68, 13.9e-3, 2.77,
+			mixturePass(76.2, 0.398, 24, 128, 8), gather(3, 600e3), gather(24, 4e6),
+			829, 128. / 230, 7.68, 13.9e-3, 2.77,
 		},
 		"recorded routes": {
-			mixturePass(152, 0.266, 48, 128, 6), gather(3, 800e3), gather(18, 2100e3), 2145, 16.3 / 230, 17.5, 20e-3, 7.59,
+			mixturePass(152, 0.266, 48, 128, 6), gather(3, 800e3), gather(18, 2100e3),
+			2145, 16.3 / 230, 17.5, 20e-3, 7.59,
 		},
 	} {
 		m := measured()

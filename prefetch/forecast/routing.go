@@ -11,7 +11,7 @@ import (
 type Routing struct {
 	// Least and Most are between what the share lies. They are the same where routing is known.
 	Least, Most func(share float64) float64
-	About       string // what the two ends are, for people
+	About       string // where they are from, for people
 	Known       bool   // how the last run has chosen is known
 }
 
@@ -24,7 +24,7 @@ func RoutingOf(e *Experts) *Routing {
 	}
 	return &Routing{
 		Least: func(share float64) float64 { return min(max(share, 0), 1) }, Most: most,
-		About: "from routers that choose at random to recorded sessions of real models",
+		About: "the ranges go from routers that choose at random to recorded sessions of real models",
 	}
 }
 
@@ -53,5 +53,5 @@ func RoutingBy(scores map[int32][]float32) *Routing {
 		i := min(int(at), len(all)-1)
 		return min(hits[i]+(at-float64(i))*(hits[i+1]-hits[i]), 1)
 	}
-	return &Routing{Least: found, Most: found, About: "as the model's last run with prefetchd has chosen", Known: true}
+	return &Routing{Least: found, Most: found, About: "routers are taken to choose as in the model's last run with prefetchd", Known: true}
 }

@@ -53,8 +53,9 @@ func (v *Verdict) StartWith(copies loadflags.Copies, cores int) []Advice {
 			why + "; without -c llama-server takes as much as the model was trained with"})
 	}
 	if gain := v.guessGain(); gain >= guessWorth {
-		all = append(all, Advice{"--spec-type ngram-simple, or -md DRAFT.gguf", fmt.Sprintf("the disk is what is slow, so "+
-			"a pass that also checks guesses takes about as long: %.1f times as fast if each pass yields 2 tokens", gain)})
+		all = append(all, Advice{"--spec-type ngram-simple, or -md DRAFT.gguf", fmt.Sprintf(
+			"a pass that also checks guesses waits for the disk about as long: %.1f times as fast if each yields 2 tokens",
+			gain)})
 	}
 	return all
 }

@@ -7,7 +7,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/dustin/go-humanize"
 
@@ -23,7 +22,7 @@ type Verdict struct {
 	Pass    *Pass   `json:"pass"`
 	Machine Machine `json:"machine"`
 	Memory  Memory  `json:"memory"`
-	// Routing says what the two ends of a mixture's ranges are; "" of a dense model.
+	// Routing says what is taken of a mixture's routing; "" of a dense model.
 	Routing string `json:"routing,omitempty"`
 	// Known says that the ends are the same, as the last run's choices are known.
 	Known bool  `json:"routing_known"`
@@ -166,7 +165,7 @@ func (v *Verdict) basis() tabular.Lines {
 		size(int64(v.tokenBytes())), strings.Join(types, ", "))}
 	if e := p.Experts; e != nil {
 		lines = append(lines, fmt.Sprintf("experts: %d in each of %d layers, %s in all; a token chooses %d; every token reads "+
-			"%s besides; the ranges go %s", e.Geometry.Experts, e.Layers, size(e.Bytes), e.Chosen, size(p.Trunk),
+			"%s besides; %s", e.Geometry.Experts, e.Layers, size(e.Bytes), e.Chosen, size(p.Trunk),
 			v.Routing))
 	}
 	lines = append(lines, fmt.Sprintf("memory: %s, bounded by %s; %s of it for llama.cpp itself with %d tokens of context",
@@ -178,8 +177,8 @@ func (v *Verdict) basis() tabular.Lines {
 	lines = append(lines, fmt.Sprintf("computing: %.3g ms a token if all is in memory, which delivers %s to %d threads",
 		1000*p.ComputeTime(m, 1), perSecond(m.Pace.Memory), m.Threads))
 	if m.Disk > 0 {
-		lines = append(lines, fmt.Sprintf("first token of a short prompt, with nothing in memory before: %s alone, %s with "+
-			"prefetchd --exec", secondsText(v.FirstAlone), secondsText(v.FirstHelped)))
+		lines = append(lines, fmt.Sprintf("first token of a short prompt, with nothing in memory before: %s s alone, %s s with "+
+			"prefetchd --exec", v.FirstAlone, v.FirstHelped))
 	}
 	lines = append(lines, fmt.Sprintf("ranges have %.0f %% for what differs from run to run", 100*(spread-1)))
 	return append(lines, v.Notes...)
@@ -191,16 +190,4 @@ func (v *Verdict) tokenBytes() (sum float64) {
 		sum += w.Bytes
 	}
 	return sum
-}
-
-// secondsText writes a range of seconds.
-func secondsText(r Range) string {
-	if r.High < 1 {
-		return fmt.Sprintf("%v to %v", roundTime(r.Low), roundTime(r.High))
-	}
-	return r.String() + " s"
-}
-
-func roundTime(s float64) time.Duration {
-	return time.Duration(s * float64(time.Second)).Round(10 * time.Millisecond)
 }

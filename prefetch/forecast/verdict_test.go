@@ -23,7 +23,8 @@ func TestWords(t *testing.T) {
 	}{
 		"dense": {densePass(764), 400, true, []string{
 			"prefetchd would give ", " tok/s instead of 0.", "; this dense model has 764 MiB that tokens read, in memory for 400 MiB",
-			"1.5 times the memory", "a disk twice as fast", "2 tokens a pass", "--load-mode mmap", "-t 2", "--spec-type",
+			"1.5 times the memory", "a disk twice as fast", "2 tokens a pass", "--load-mode mmap", "-t 2",
+			"--spec-type",
 			"computing: ", "first token of a short prompt",
 		}},
 		"mixture": {mixture, 1500, true, []string{

@@ -36,8 +36,8 @@ const (
 // ErrMemory says that there is too little memory to measure it.
 var ErrMemory = errors.New("too little memory to measure how fast it is")
 
-// Pace is how fast threads are that do nothing else. It goes by the processors' time of these threads, so that it is the
-// same on a machine that others keep busy. What memory delivers to others meanwhile is missing all the same.
+// Pace is how fast threads are that do nothing else. It goes by the processors' time of these threads, so that it is
+// the same on a machine that others keep busy. What memory delivers to others meanwhile is missing all the same.
 type Pace struct {
 	Threads int `json:"threads"`
 	// Memory is how many bytes per second come from memory to all threads together.
