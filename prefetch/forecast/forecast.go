@@ -90,8 +90,8 @@ func Expect(p *Pass, m Machine, memory Memory, r *Routing, c Change) Row {
 	row := Row{Change: c, Fits: p.Weights() <= s.free}
 	if row.Fits {
 		all := float64(s.tokens) / s.compute
-		row.Alone, row.Most = between(all, all), Range{all, all, all}
-		row.Helped = row.Alone
+		row.Alone = between(all, all)
+		row.Helped, row.Most = row.Alone, row.Alone
 		return row
 	}
 	least, most := func(float64) float64 { return 0 }, func(float64) float64 { return 0 }
@@ -107,8 +107,7 @@ func Expect(p *Pass, m Machine, memory Memory, r *Routing, c Change) Row {
 	// prefetchd stands back where it does not win.
 	row.Helped = s.speed(min(slow, s.aloneTime(least)), min(fast, s.aloneTime(most)))
 	row.Reads = Range{fewer, math.Sqrt(max(fewer, 1) * max(reads, 1)), reads}
-	a, b := float64(s.tokens)/s.leastTime(least), float64(s.tokens)/s.leastTime(most)
-	row.Most = Range{min(a, b), math.Sqrt(a * b), max(a, b)}
+	row.Most = s.speed(s.leastTime(least), s.leastTime(most))
 	return row
 }
 

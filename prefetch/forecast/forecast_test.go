@@ -146,7 +146,8 @@ func TestMonotonous(t *testing.T) {
 				here := v.Rows[0]
 				for _, row := range v.Rows {
 					if row.Helped.Likely < 0.999*here.Helped.Likely || row.Helped.Likely < 0.999*row.Alone.Likely ||
-						row.Helped.Low > row.Helped.High || row.Helped.Low <= 0 {
+						row.Helped.Low > row.Helped.High || row.Helped.Low <= 0 ||
+						row.Helped.High > 1.001*row.Most.High || row.Helped.Low > 1.001*row.Most.Low {
 						t.Errorf("%s with %d bytes, %s: %+v; here %+v", name, limit, row.Name, row, here)
 					}
 				}

@@ -30,12 +30,12 @@ func (v *Verdict) StartWith(copies loadflags.Copies, cores int) []Advice {
 			size(copies.Bytes), strings.Join(copies.Types, " and "), loadflags.LayoutGain)})
 	default:
 		all = append(all, Advice{"--no-repack", fmt.Sprintf("otherwise it copies %s of %s into memory of its own, which "+
-			"nobody can give back; it costs that %s", size(copies.Bytes), strings.Join(copies.Types, " and "),
+			"nobody can give back; what that costs: %s", size(copies.Bytes), strings.Join(copies.Types, " and "),
 			loadflags.LayoutGain)})
 	}
 	if !fits {
-		all = append(all, Advice{"--load-mode mmap", "so that the weights stay in the file, of which parts may be in " +
-			"memory; it is the default, and older ones have it without --no-mmap"})
+		all = append(all, Advice{"--load-mode mmap", "the weights stay in the file, of which a part may be in memory; " +
+			"that is the default, and in older ones what is done without --no-mmap"})
 	}
 	if v.Machine.Threads > 0 {
 		n := min(v.Machine.Threads, max(cores, 1))
@@ -46,7 +46,7 @@ func (v *Verdict) StartWith(copies loadflags.Copies, cores int) []Advice {
 		step := contextStep * v.Pass.Context
 		why := fmt.Sprintf("each %d tokens of context take %s of memory", contextStep, size(step))
 		if !fits && v.Pass.Experts == nil {
-			why += fmt.Sprintf(" that the model has not, and %.0f ms a token to read that much more",
+			why += fmt.Sprintf("; as the model has that much less, a token takes %.0f ms longer",
 				1000*float64(step)/(streamShare*v.Machine.streamed()))
 		}
 		all = append(all, Advice{fmt.Sprintf("-c %d", v.Memory.Context),
