@@ -4,12 +4,13 @@ package forecast
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
 // Routing says which share of its experts a token finds in memory, where a share of all experts is there.
 type Routing struct {
-	// Least and Most are between what the share lies. They are the same where routing is known.
+	// Least and Most are between what the share lies. They are nearer to each other where a run is known.
 	Least, Most func(share float64) float64
 	About       string // where they are from, for people
 	Known       bool   // how the last run has chosen is known
@@ -28,9 +29,10 @@ func RoutingOf(e *Experts) *Routing {
 	}
 }
 
-// RoutingBy is how the model's last run has chosen. Of all experts together those are in memory that it used most. The
-// scores say how likely a token is to choose each expert, by layer and expert (mixture.Scores). It is nil if they say
-// nothing.
+// RoutingBy is how the model's last run has chosen. Of all experts together those are in memory that it used most. That
+// is the most that is found, because the scores also have what was chance in that run. The least has so much more
+// missing that it lies in the middle, on a logarithmic scale, between that and routing at random. The scores say how
+// likely a token is to choose each expert, by layer and expert (mixture.Scores). The result is nil if they say nothing.
 func RoutingBy(scores map[int32][]float32) *Routing {
 	var all []float64
 	var sum float64
@@ -53,5 +55,8 @@ func RoutingBy(scores map[int32][]float32) *Routing {
 		i := min(int(at), len(all)-1)
 		return min(hits[i]+(at-float64(i))*(hits[i+1]-hits[i]), 1)
 	}
-	return &Routing{Least: found, Most: found, About: "routers are taken to choose as in the model's last run with prefetchd", Known: true}
+	least := func(share float64) float64 {
+		return 1 - math.Sqrt((1-min(max(share, 0), 1))*(1-found(share)))
+	}
+	return &Routing{Least: least, Most: found, About: "routers are taken to choose about as in the model's last run with prefetchd", Known: true}
 }

@@ -24,7 +24,7 @@ type Verdict struct {
 	Memory  Memory  `json:"memory"`
 	// Routing says what is taken of a mixture's routing; "" of a dense model.
 	Routing string `json:"routing,omitempty"`
-	// Known says that the ends are the same, as the last run's choices are known.
+	// Known says that the last run's choices are known.
 	Known bool  `json:"routing_known"`
 	Rows  []Row `json:"rows"` // one for each of Changes
 	// FirstAlone and FirstHelped are seconds until the first token of a short prompt, if nothing of the model is in
