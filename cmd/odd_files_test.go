@@ -148,7 +148,9 @@ func TestOddFiles(t *testing.T) {
 				"ggufmap --check":           {run(ggufmap, "--check", path), cmp.Or(f.check, f.words)},
 				"prefetchd doctor --pid":    {run(prefetchd, "doctor", "--pid", fmt.Sprint(process.PID())), f.words},
 				"prefetchd doctor --model":  {run(prefetchd, "doctor", "--model", path), f.words},
-				"prefetchd doctor, as JSON": {run(prefetchd, "doctor", "--json", "--model", path), ""},
+				"prefetchd doctor --costs":  {run(prefetchd, "doctor", "--costs", "--model", path), f.words},
+				"prefetchd doctor, as JSON": {run(prefetchd, "doctor", "--json", "--model", path), f.words},
+				"its costs as JSON":         {run(prefetchd, "doctor", "--costs", "--json", "--model", path), ""},
 			} {
 				if !strings.Contains(said.text, said.want) {
 					t.Errorf("%s says\n%snot %q", what, said.text, said.want)

@@ -57,14 +57,33 @@ type Location struct {
 // must be in the same directory and be named as llama.cpp names them. Besides the errors of Open it
 // returns ErrPartName, ErrMissingPart and ErrMismatchedPart, which name the files.
 func OpenModel(path string) (*Model, error) {
-	f, err := Open(path)
+	return openModel(path, Open, func(given *File, prefix string, count uint64) error {
+		if missing := missingParts(prefix, count); missing != nil {
+			return fmt.Errorf("%w: beside %s there is no %s", ErrMissingPart, given.Path, strings.Join(missing, ", "))
+		}
+		return nil
+	})
+}
+
+// OpenModelBy is OpenModel for a model that lies elsewhere, for example on a web server. open reads
+// the structure of one file by its path, as Parse does, and sets File.Path to that path. It is
+// called for path, and for the paths of the other parts in the same directory. Errors of open are
+// returned as they are, also of a part that is not there.
+func OpenModelBy(path string, open func(path string) (*File, error)) (*Model, error) {
+	return openModel(path, open, func(*File, string, uint64) error { return nil })
+}
+
+// openModel opens a model by open. check is called before the other parts of a split model are
+// opened. It is told the part that was given, and the beginning of all parts' paths.
+func openModel(path string, open func(string) (*File, error), check func(*File, string, uint64) error) (*Model, error) {
+	f, err := open(path)
 	if err != nil {
 		return nil, err
 	}
 	m := &Model{Files: []*File{f}}
 	count, ok := f.Uint(splitCountKey)
 	if ok && count > 1 {
-		if m.Files, err = openParts(f, count); err != nil {
+		if m.Files, err = openParts(f, count, open, check); err != nil {
 			return nil, err
 		}
 	}
@@ -100,7 +119,9 @@ var partName = regexp.MustCompile(`-[0-9]{5}-of-[0-9]{5}\.gguf$`)
 func IsPart(path string) bool { return partName.MatchString(path) }
 
 // openParts returns all parts of the model that given belongs to.
-func openParts(given *File, count uint64) ([]*File, error) {
+func openParts(
+	given *File, count uint64, open func(string) (*File, error), check func(*File, string, uint64) error,
+) ([]*File, error) {
 	no, ok := given.Uint(splitNoKey)
 	if !ok || no >= count {
 		err := fmt.Errorf("part number %d (%s) of %d (%s): %w", no, splitNoKey, count, splitCountKey, ErrMismatchedPart)
@@ -113,8 +134,8 @@ func openParts(given *File, count uint64) ([]*File, error) {
 			count, partPath("", no, count))
 	}
 	prefix = filepath.Join(filepath.Dir(given.Path), prefix)
-	if missing := missingParts(prefix, count); missing != nil {
-		return nil, fmt.Errorf("%w: beside %s there is no %s", ErrMissingPart, given.Path, strings.Join(missing, ", "))
+	if err := check(given, prefix, count); err != nil {
+		return nil, err
 	}
 
 	var files []*File
@@ -123,7 +144,7 @@ func openParts(given *File, count uint64) ([]*File, error) {
 		f := given
 		if i != no {
 			var err error
-			if f, err = Open(partPath(prefix, i, count)); err != nil {
+			if f, err = open(partPath(prefix, i, count)); err != nil {
 				return nil, err
 			}
 			if err := matchPart(f, given, i, count); err != nil {

@@ -346,6 +346,17 @@ func StoreOf(f *os.File) (s Store, system string, err error) {
 	return s, system, nil
 }
 
+// ReadAheadOf returns how many bytes around a fault the kernel reads of files on the device of an open file, as
+// File.ReadAhead has it; -1 if that is not known.
+func ReadAheadOf(f *os.File) (bytes int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return -1, err
+	}
+	_, bytes = system{"/"}.deviceOf(info)
+	return bytes, nil
+}
+
 // deviceOf finds the device of a file by the number that stat returns. On overlayfs no device has
 // that number.
 func (s system) deviceOf(info os.FileInfo) (name string, readAhead int64) {

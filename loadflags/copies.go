@@ -41,11 +41,29 @@ func (p Program) Foresee(m *gguf.Model) Copies {
 	if p.gpu || !unmapped && p.request.InLayout {
 		return c
 	}
+	c.add(m, func(t *gguf.Tensor, hasOutput bool) bool {
+		return unmapped || p.builtFor[t.Type] && isMultiplied(t, hasOutput) && isRepacked(t, thisProcessor())
+	})
+	return c
+}
+
+// ForeseeUsual returns what a llama.cpp as it is usually built copies of a model's weights to another layout on this
+// processor, if nothing asks it not to, and if it computes nothing on a GPU.
+func ForeseeUsual(m *gguf.Model) Copies {
+	c := Copies{Layout: true}
+	c.add(m, func(t *gguf.Tensor, hasOutput bool) bool {
+		return isMultiplied(t, hasOutput) && isRepacked(t, thisProcessor())
+	})
+	return c
+}
+
+// add adds those weights that are copied.
+func (c *Copies) add(m *gguf.Model, isCopied func(t *gguf.Tensor, hasOutput bool) bool) {
 	_, hasOutput := m.Lookup("output.weight")
 	for _, f := range m.Files {
 		for i := range f.Tensors {
 			t := &f.Tensors[i]
-			if !unmapped && !(p.builtFor[t.Type] && isMultiplied(t, hasOutput) && isRepacked(t, thisProcessor())) {
+			if !isCopied(t, hasOutput) {
 				continue
 			}
 			c.Bytes += t.Size
@@ -55,7 +73,6 @@ func (p Program) Foresee(m *gguf.Model) Copies {
 		}
 	}
 	slices.Sort(c.Types)
-	return c
 }
 
 // AdviseAgainst says what to do so that these copies are not made.

@@ -101,21 +101,29 @@ func describeModel(path string) (lines []string, experts *expertsReport) {
 	return lines, reportExperts(path, roomForExperts)
 }
 
-// measure measures the costs on a file. It is an error if the file's pages are not read from a disk.
-func measure(ctx context.Context, at proc.Place) (*costs.Costs, error) {
+// checkStore returns an error if a file's pages are not read from a disk.
+func checkStore(at proc.Place) error {
 	f, err := at.Open()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	store, system, err := holding.StoreOf(f)
 	if err := errors.Join(err, f.Close()); err != nil {
-		return nil, err
+		return err
 	}
 	switch store {
 	case holding.StoreMemory, holding.StoreHuge:
-		return nil, fmt.Errorf("%s lies in memory (%s): nothing is read from a disk", at.Path, system)
+		return fmt.Errorf("%s lies in memory (%s): nothing is read from a disk", at.Path, system)
 	case holding.StoreDAX:
-		return nil, fmt.Errorf("%s lies in persistent memory: it is mapped without a page cache", at.Path)
+		return fmt.Errorf("%s lies in persistent memory: it is mapped without a page cache", at.Path)
+	}
+	return nil
+}
+
+// measure measures the costs on a file. It is an error if the file's pages are not read from a disk.
+func measure(ctx context.Context, at proc.Place) (*costs.Costs, error) {
+	if err := checkStore(at); err != nil {
+		return nil, err
 	}
 	c, err := costs.Measure(ctx, at)
 	if errors.Is(err, fs.ErrPermission) {

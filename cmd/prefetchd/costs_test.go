@@ -1,6 +1,6 @@
 package main
 
-// This file tests what doctor measures: with --costs, and with --model.
+// This file tests what doctor measures with --costs, of a process and of a model.
 
 import (
 	"encoding/json"
@@ -51,12 +51,12 @@ func resident(t *testing.T, path string) int64 {
 	return n
 }
 
-// TestDoctorModel measures the costs of a file without a process: with a table, and with JSON in a
+// TestDoctorModelCosts measures the costs of a file without a process: with a table, and with JSON in a
 // cgroup with little free memory.
-func TestDoctorModel(t *testing.T) {
+func TestDoctorModelCosts(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := uncachedFile(t, 96<<20)
-	stdout, stderr, status := doctor(t, nil, "--model", path)
+	stdout, stderr, status := doctor(t, nil, "--model", path, "--costs")
 	if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "costs of reading "+path) {
 		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
 	}
@@ -88,7 +88,7 @@ func TestDoctorModel(t *testing.T) {
 	}
 	inGroup := []string{"sh", "-c",
 		"for f in " + strings.Join(group.ProcsFiles(), " ") + `; do echo $$ > $f; done; exec "$0" "$@"`}
-	stdout, stderr, status = doctor(t, inGroup, "--model", path, "--json")
+	stdout, stderr, status = doctor(t, inGroup, "--model", path, "--costs", "--json")
 	var c fileCosts
 	if err := json.Unmarshal([]byte(stdout), &c); err != nil || status != cli.OK || stderr != "" {
 		t.Fatalf("status %d, %v\n%s%s", status, err, stdout, stderr)
@@ -106,8 +106,8 @@ func TestDoctorModel(t *testing.T) {
 	}
 }
 
-// TestDoctorModelRefuses checks the files and arguments with which doctor cannot measure.
-func TestDoctorModelRefuses(t *testing.T) {
+// TestDoctorModelCostsRefuses checks the files and arguments with which doctor cannot measure.
+func TestDoctorModelCostsRefuses(t *testing.T) {
 	testenv.NeedRoot(t)
 	whole := filepath.Join(t.TempDir(), "whole")
 	if err := os.WriteFile(whole, make([]byte, 8<<20), 0o644); err != nil {
@@ -123,15 +123,17 @@ func TestDoctorModelRefuses(t *testing.T) {
 		stderr string
 	}
 	cases := map[string]refused{
-		"all in memory": {[]string{"--model", whole}, cli.Failure, " in memory"},
-		"nothing there": {[]string{"--model", whole + " is not there"}, cli.Failure, "no such file"},
-		"a directory":   {[]string{"--model", t.TempDir()}, cli.Failure, "not a regular file"},
+		"all in memory": {[]string{"--costs", "--model", whole}, cli.Failure, " in memory"},
+		"nothing there": {[]string{"--costs", "--model", whole + " is not there"}, cli.Failure, "no such file"},
+		"a directory":   {[]string{"--costs", "--model", t.TempDir()}, cli.Failure, "not a regular file"},
 		// os.Open would wait forever here.
-		"a FIFO":         {[]string{"--model", fifo}, cli.Failure, "not a regular file"},
+		"a FIFO":         {[]string{"--costs", "--model", fifo}, cli.Failure, "not a regular file"},
 		"and a process":  {[]string{"--model", whole, "--pid", "1"}, cli.BadUsage, "--pid N --costs"},
 		"of no process":  {[]string{"--costs"}, cli.BadUsage, "--pid N"},
 		"of no value":    {[]string{"--model"}, cli.BadUsage, "--model"},
 		"of an argument": {[]string{"--costs", "x"}, cli.BadUsage, "unexpected argument"},
+		"of a URL":       {[]string{"--costs", "--model", "https://a.org/m.gguf"}, cli.BadUsage, "download the model"},
+		"of some memory": {[]string{"--costs", "--model", whole, "--ram", "1GB"}, cli.BadUsage, "--ram is for"},
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &fs); err == nil && fs.Type == unix.TMPFS_MAGIC {
@@ -145,7 +147,9 @@ func TestDoctorModelRefuses(t *testing.T) {
 		if err := f.Truncate(64 << 20); err != nil {
 			t.Fatal(err)
 		}
-		cases["in memory by nature"] = refused{[]string{"--model", f.Name()}, cli.Failure, "lies in memory (tmpfs)"}
+		cases["in memory by nature"] = refused{
+			[]string{"--costs", "--model", f.Name()}, cli.Failure, "lies in memory (tmpfs)",
+		}
 		defer func() {
 			if n := resident(t, f.Name()); n != 0 {
 				t.Errorf("the hole in tmpfs has %d bytes in memory now, want none", n)
@@ -170,7 +174,8 @@ func TestDoctorModelRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	dropFromCache(t, public)
-	stdout, stderr, status := doctor(t, []string{"setpriv", "--reuid", "65534", "--clear-groups"}, "--model", public)
+	asNobody := []string{"setpriv", "--reuid", "65534", "--clear-groups"}
+	stdout, stderr, status := doctor(t, asNobody, "--costs", "--model", public)
 	if status != cli.Failure || stdout != "" || !strings.Contains(stderr, "as the owner of the file") {
 		t.Errorf("another user: status %d\n%s%s", status, stdout, stderr)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/ebpf"
+	"tensorcast/gguf/remote"
 	"tensorcast/holding"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
@@ -31,11 +32,11 @@ import (
 
 func newDoctorCommand() *cobra.Command {
 	var pid int
-	var costs, asJSON bool
-	var model, dir string
+	var costs bool
+	var o forecastOptions
 	cmd := &cobra.Command{
-		Use:   "doctor [--pid N [--costs] | --model FILE]",
-		Short: "Say whether prefetchd would help a process, and why not",
+		Use:   "doctor [--pid N [--costs] | --model FILE|URL [--ram SIZE] | --model FILE --costs]",
+		Short: "Say whether prefetchd would help a process, and what a model would reach here",
 		Long: `Say whether prefetchd would help a running llama.cpp. The report has: how the process
 holds its model (mapped, copied, on a GPU), on which file system and disk the model is and which
 other processes use it, how much room there is, and whether this process may do what prefetchd does.
@@ -47,66 +48,98 @@ Without --pid and --model it says whether prefetchd can help anybody on this mac
 
 Of a mixture of experts it also says how many of a token's experts may be found in memory. The file
 does not tell how local the routing is, so both ends are given: routing at random, and recorded
-sessions of real models (thesis-notes/rq4-experts.md). analyze moe says which is so. With --model
-the memory is that which a process would have that is started as this one was.
+sessions of real models (thesis-notes/rq4-experts.md). analyze moe says which is so.
 
-With --costs it also measures the processor time that a MiB takes on the model's own file system: to
+With --model it says what a model would reach here, before it is started or even downloaded: tokens
+per second alone, with prefetchd and at most, the first token, what more memory or a faster disk
+would change, and with which flags to start llama.cpp. It takes about three seconds, in which it
+measures memory, the processors and the disk. Of a URL (http or https) only the metadata are
+fetched. The disk is then that of the current directory, where a file of 256 MiB without a name is
+written for that time. The memory is what a process would have that is started as this one was;
+with --ram as much as that says, for llama.cpp, its weights and prefetchd. Where prefetchd
+has helped a run of a mixture, doctor knows by that how its routers choose.
+
+With --costs it measures the processor time that a MiB takes on the model's own file system: to
 read it, to touch it as the process does, and to page it out. It measures this with single pages,
 and with large folios where there are any, for a process that has touched that part of the model
 before and for one that has not. It reads a few hundred MiB that are not in memory, never more at
-once than there is free memory, and drops them again. The disk is busy for some seconds. With
---model it measures on a file, without a process.
+once than there is free memory, and drops them again. The disk is busy for some seconds.
 
-Exit status: 0 if prefetchd would help, helps or can help (with --model: if it was measured), 1 if
+Exit status: 0 if prefetchd would help, helps or can help (with --model: if there is an answer), 1 if
 not, 2 for wrong usage.`,
 		Example: `  sudo prefetchd doctor                                  # this machine
   sudo prefetchd doctor --pid $(pidof llama-server)
   sudo prefetchd doctor --pid $(pidof llama-server) --costs
-  sudo prefetchd doctor --model model.gguf --json`,
+  sudo prefetchd doctor --model model.gguf
+  sudo prefetchd doctor --model https://example.org/model.gguf --ram 16GB
+  sudo prefetchd doctor --model model.gguf --costs --json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 && (pid <= 0 || !areNumbers(args)) { // numbers, as pidof prints them
 				return cli.Usagef("unexpected argument %q: say which process to look at with --pid", args[0])
 			}
-			if model != "" && cmd.Flags().Changed("pid") {
-				return cli.Usagef("--model measures without a process: leave out --pid, " +
+			if o.model != "" && cmd.Flags().Changed("pid") {
+				return cli.Usagef("--model is about a model without a process: leave out --pid, " +
 					"or say --pid N --costs to measure on what the process maps")
 			}
-			if model == "" && pid <= 0 && (costs || cmd.Flags().Changed("pid")) {
-				return cli.Usagef("say which process to look at: prefetchd doctor --pid N")
+			if o.model == "" && pid <= 0 && (costs || cmd.Flags().Changed("pid")) {
+				return cli.Usagef("say which process to look at: prefetchd doctor --pid N; or which model: --model FILE")
+			}
+			for _, name := range []string{"ram", "context"} {
+				if cmd.Flags().Changed(name) && (o.model == "" || costs) {
+					return cli.Usagef("--%s is for --model without --costs", name)
+				}
+			}
+			if o.context < 1 {
+				return cli.Usagef("--context %d: want at least one token", o.context)
+			}
+			if costs && remote.IsURL(o.model) {
+				return cli.Usagef("--costs measures on a file: download the model, and name it with --model")
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if model != "" {
-				c, err := measureFile(cmd.Context(), model)
-				if asJSON && err == nil {
-					return cli.WriteJSON(cmd.OutOrStdout(), c)
+			if o.model != "" {
+				if costs {
+					return printCosts(cmd, o.model, o.asJSON)
 				}
-				// What is known of the model is said, even if nothing can be measured.
-				err = errors.Join(c.printModel(cmd.ErrOrStderr()), c.printExperts(cmd.OutOrStdout()), err)
-				if err != nil {
-					return err
-				}
-				return c.print(cmd.OutOrStdout())
+				return o.run(cmd)
 			}
 			if pid == 0 {
-				return reportMachine(cmd, asJSON)
+				return reportMachine(cmd, o.asJSON)
 			}
 			pid, err := onePID(pid, args)
 			if err != nil {
 				return err
 			}
-			return examine(cmd, pid, dir, costs, asJSON)
+			return examine(cmd, pid, o.runDir, costs, o.asJSON)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVarP(&pid, "pid", "p", 0, "examine the running process `N`")
 	f.BoolVar(&costs, "costs", false, "also measure the costs of reading the model: reads some hundred MiB "+
 		"from the disk")
-	f.StringVar(&model, "model", "", "measure the costs on `FILE`, without a process")
-	f.StringVar(&dir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds")
-	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
+	f.StringVar(&o.model, "model", "", "say what the model in `FILE`, or at a URL, would reach here; with --costs: "+
+		"measure these on it")
+	cli.SizeVar(f, &o.ram, "ram", "with --model: as if there were `SIZE` of memory for llama.cpp, its weights and prefetchd")
+	f.IntVar(&o.context, "context", usualContext, "with --model: leave memory for `N` tokens of context")
+	f.StringVar(&o.runDir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds, and of "+
+		"what they remember of a model's experts")
+	f.BoolVar(&o.asJSON, "json", false, "print the report as JSON")
 	return cmd
+}
+
+// printCosts measures the costs of reading a file, and prints them.
+func printCosts(cmd *cobra.Command, model string, asJSON bool) error {
+	c, err := measureFile(cmd.Context(), model)
+	if asJSON && err == nil {
+		return cli.WriteJSON(cmd.OutOrStdout(), c)
+	}
+	// What is known of the model is said, even if nothing can be measured.
+	err = errors.Join(c.printModel(cmd.ErrOrStderr()), c.printExperts(cmd.OutOrStdout()), err)
+	if err != nil {
+		return err
+	}
+	return c.print(cmd.OutOrStdout())
 }
 
 // examine reports on a process. If that only starts others, it reports on those that compute. dir has the sockets of

@@ -28,7 +28,7 @@ func TestDoctorModelExperts(t *testing.T) {
 	if _, err := os.ReadFile(warm); err != nil {
 		t.Fatal(err)
 	}
-	stdout, stderr, status := doctor(t, nil, "--model", warm)
+	stdout, stderr, status := doctor(t, nil, "--costs", "--model", warm)
 	if want := "experts: a token chooses 2 of 128 experts in each of 3 layers; all "; status != cli.Failure ||
 		!strings.HasPrefix(stdout, want) || strings.Count(stderr, "\n") != 1 {
 		t.Errorf("status %d, want %q\n%s%s", status, want, stdout, stderr)
@@ -61,7 +61,7 @@ func TestDoctorModelExperts(t *testing.T) {
 	}
 	inGroup := []string{"sh", "-c",
 		"for f in " + strings.Join(group.ProcsFiles(), " ") + `; do echo $$ > $f; done; exec "$0" "$@"`}
-	stdout, stderr, status = doctor(t, inGroup, "--model", path, "--json")
+	stdout, stderr, status = doctor(t, inGroup, "--costs", "--model", path, "--json")
 	var c fileCosts
 	if err := json.Unmarshal([]byte(stdout), &c); err != nil || status != cli.OK || stderr != "" || c.Experts == nil {
 		t.Fatalf("status %d, %v\n%s%s", status, err, stdout, stderr)

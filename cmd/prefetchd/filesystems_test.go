@@ -53,7 +53,7 @@ func TestFileSystems(t *testing.T) {
 				t.Errorf("%d bytes are read ahead for each token, want %d at most (ext4: %d)", perToken[name], want, perToken["ext4"])
 			}
 			dropFromCache(t, path)
-			stdout, stderr, status := doctor(t, nil, "--model", path)
+			stdout, stderr, status := doctor(t, nil, "--costs", "--model", path)
 			if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "costs of reading "+path) {
 				t.Errorf("doctor --model: status %d: %s%s", status, stdout, stderr)
 			}

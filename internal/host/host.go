@@ -6,6 +6,7 @@ package host
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -75,6 +76,34 @@ func modelName(cpuinfo string) string {
 		}
 	}
 	return ""
+}
+
+// topology is where the kernel tells of each CPU which others belong to its core.
+const topology = "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list"
+
+// Cores is how many cores the CPUs belong to that this process may run on. It is their number where the system does not
+// say which share a core.
+func Cores() int { return countCores(topology) }
+
+// countCores is Cores of a system whose files are at these paths, by the number of a CPU.
+func countCores(paths string) int {
+	var may unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		return runtime.NumCPU()
+	}
+	cores := map[string]bool{}
+	for cpu, left := 0, may.Count(); left > 0; cpu++ {
+		if !may.IsSet(cpu) {
+			continue
+		}
+		left--
+		core := fmt.Sprint(cpu)
+		if text, err := os.ReadFile(fmt.Sprintf(paths, cpu)); err == nil {
+			core = string(text)
+		}
+		cores[core] = true
+	}
+	return len(cores)
 }
 
 // CPUName is the CPU's name, or "unknown CPU".

@@ -4,7 +4,6 @@ package costs
 
 import (
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"sync/atomic"
@@ -20,7 +19,7 @@ import (
 
 const (
 	bandwidthTime   = 300 * time.Millisecond
-	bandwidthDepth  = 8       // reads at once
+	BandwidthDepth  = 8       // reads at once of Bandwidth
 	bandwidthPiece  = 2 << 20 // bytes of a read
 	bandwidthPieces = 4       // pieces of memory that each of these reads into, in turn
 )
@@ -34,21 +33,16 @@ const (
 // on ext4, XFS and block devices. It is an error if the file system has no O_DIRECT, or if another file is at the
 // path now.
 func Bandwidth(at proc.Place, blocks []pages.Range) (perSecond float64, err error) {
-	f, err := at.Open()
+	fd, _, err := openPastCache(at)
 	if err != nil {
 		return 0, err
-	}
-	defer f.Close()
-	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, &os.PathError{Op: "read without the page cache", Path: at.Path, Err: err}
 	}
 	defer unix.Close(fd)
 	order := rand.Perm(len(blocks)) // in order, the device would read ahead and be faster
 	var next, bytes atomic.Int64
 	begun := time.Now()
 	var group errgroup.Group
-	for range bandwidthDepth {
+	for range BandwidthDepth {
 		group.Go(func() error {
 			buffer, free, err := pagecache.DirectBuffer(bandwidthPieces * bandwidthPiece)
 			if err != nil {

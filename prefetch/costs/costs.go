@@ -86,7 +86,7 @@ const (
 // The error says why nothing could be measured. It wraps pages.ErrUnreadable if the file cannot be read, and ctx's
 // error if that is done.
 func Measure(ctx context.Context, at proc.Place) (*Costs, error) {
-	spare, level, err := spareMemory()
+	spare, level, err := SpareMemory()
 	if err != nil {
 		return nil, fmt.Errorf("ask how much memory is free: %w", err)
 	}
@@ -101,10 +101,10 @@ type costLimits struct {
 	level  string
 }
 
-// spareMemory is how many more bytes of memory this process may take. At the limits of its cgroup and those above,
+// SpareMemory is how many more bytes of memory this process may take. At the limits of its cgroup and those above,
 // that is what is not used. On the host, it is the available memory, less what is left to others anyway. (Where all
 // of the host's memory is page cache, the kernel drops the coldest part of it for what is read.)
-func spareMemory() (bytes int64, level string, err error) {
+func SpareMemory() (bytes int64, level string, err error) {
 	host, err := cgroup.Host()
 	if err != nil {
 		return 0, "", err
