@@ -163,7 +163,7 @@ func (f *follower) keepDiskSpeed(t *testing.T) string {
 	if err != nil || on.Identity == "" {
 		t.Logf("this machine does not tell which disk %s is on: %v", f.dir, err)
 	}
-	if err := disk.Speeds(filepath.Join(dir, disk.FileName)).Put(on, 1.4e9); err != nil {
+	if err := disk.Speeds(filepath.Join(dir, disk.FileName)).Put(on, disk.SpeedOf(1.4e9)); err != nil {
 		t.Fatal(err)
 	}
 	return dir

@@ -30,6 +30,7 @@ import (
 	"tensorcast/internal/testenv"
 	"tensorcast/internal/testenv/faults"
 	"tensorcast/trace"
+	"tensorcast/trace/tracetest"
 )
 
 // bin has the paths of the built commands, by name.
@@ -92,6 +93,10 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 	mixture := in.Command(t.Context(), o).Args
 	routed := filepath.Join(t.TempDir(), "capture")
 	record(append([]string{"--hidden", "-o", routed, "--"}, mixture...)...)
+	again := filepath.Join(t.TempDir(), "capture") // some of what it reads from disk is read again
+	if err := tracetest.Write(again, tracetest.Options{Segments: 3}); err != nil {
+		t.Fatal(err)
+	}
 	series := filepath.Join(t.TempDir(), "runs.json")
 	const runs = `{"model": {"path": "m.gguf", "token_bytes": 1000}, "variants": [{"name": "plain"}],
 		"results": [{"limit_bytes": 500}],
@@ -136,7 +141,7 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			faults: 1,
 		},
 		"analyze rereads": {
-			args:    []string{"analyze", "rereads", "-c", capture, "-o", "r", "--format", "svg"},
+			args:    []string{"analyze", "rereads", "-c", again, "-o", "r", "--format", "svg"},
 			outputs: []string{"r/rereads.csv", "r/rereads.parquet", "r/rereads.svg"}, faults: 1,
 		},
 		"analyze experts": {

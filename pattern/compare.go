@@ -407,7 +407,7 @@ func rateText(s *Side) string {
 	if s.TokS == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%.3g", *s.TokS)
+	return tabular.Number(*s.TokS)
 }
 
 func rateNumber(s *Side) float64 {
@@ -423,7 +423,7 @@ func (c *Comparison) sidesTable(names [2]string) *tabular.Table {
 	for _, f := range c.sideFigures() {
 		ratio := "-"
 		if x, y := f.number(0), f.number(1); x > 0 && y > 0 {
-			ratio = fmt.Sprintf("%.3g", y/x)
+			ratio = tabular.Number(y / x)
 		}
 		t.Rows = append(t.Rows, []string{f.name, f.text(0), f.text(1), ratio})
 	}
@@ -467,7 +467,7 @@ func formatMillis(ns *int64) string {
 	if ns == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%.3g ms", float64(*ns)/1e6)
+	return tabular.Number(float64(*ns)/1e6) + " ms"
 }
 
 // Columns returns a table with a row for each tensor that either capture reads. The suffix _a

@@ -722,9 +722,27 @@ func ExampleSummary_WriteText() {
 	// per token  2 reads, 2.9 KiB (3000 bytes)
 	// sequence   the tensor sequence is identical in all 2 generated tokens
 	//
-	// top re-read tensors, by bytes over the whole run
+	// most read tensors, from memory or disk, by bytes over the whole run
 	//    size  reads/token  bytes/token   share  run total  times its size  tensor
 	// 2.0 KiB            1      2.0 KiB  66.7 %    7.8 KiB               4  output.weight
+}
+
+// Which tensors are read most is left out where it is known that memory held them.
+func TestSummaryOfMemory(t *testing.T) {
+	s := Summary{Top: []TensorReads{{Name: "output.weight", Size: 2000, RunReads: 4, RunBytes: 8000}}}
+	for _, tc := range []struct {
+		rereads *tables.Rereads
+		want    bool
+	}{{nil, true}, {&tables.Rereads{FirstBytes: 2000}, false}, {&tables.Rereads{RereadBytes: 2000}, true}} {
+		s.Rereads = tc.rereads
+		var text bytes.Buffer
+		if err := s.WriteText(&text); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(text.String(), "most read tensors"); got != tc.want {
+			t.Errorf("%+v: the table is there: %v, want %v:\n%s", tc.rereads, got, tc.want, &text)
+		}
+	}
 }
 
 // The memory for a capture is bounded, and sums do not overflow.

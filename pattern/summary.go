@@ -275,8 +275,14 @@ func (s *Summary) WriteText(w io.Writer) error {
 	if err := (tabular.Document{about}).WriteText(w); err != nil {
 		return err
 	}
-	if err := s.writeTop(w); err != nil || s.Rereads == nil {
-		return err
+	// Where it is known that memory held what was read again, there is nothing to tell the tensors by.
+	if s.Rereads == nil || s.Rereads.RereadBytes > 0 {
+		if err := s.writeTop(w); err != nil {
+			return err
+		}
+	}
+	if s.Rereads == nil {
+		return nil
 	}
 	fmt.Fprintln(w)
 	return s.Rereads.WriteText(w, len(s.Rereads.Tensors))
@@ -294,7 +300,7 @@ func (s *Summary) writeTop(w io.Writer) error {
 	if len(s.Top) == 0 {
 		return nil
 	}
-	fmt.Fprint(w, "\ntop re-read tensors, by bytes over the whole run\n")
+	fmt.Fprint(w, "\nmost read tensors, from memory or disk, by bytes over the whole run\n")
 	table := &tabular.Table{
 		Columns: append(tabular.Right("size", "reads/"+s.unit(), "bytes/"+s.unit(), "share", "run total",
 			"times its size"), tabular.Left("tensor")...),

@@ -62,10 +62,17 @@ type RecorderOptions struct {
 	Libraries func() []string
 	// Target returns what is known about a process's ggml. It is called at flushes and at the end.
 	Target func(pid int) event.TargetInfo
-	// Surroundings returns what limits a process's memory, and the disk that holds a model. A nil
-	// result leaves the previous one. It is called when a model is read, then at flushes, and when the
-	// capture ends (over).
-	Surroundings func(pid int, model Seen, over bool) (*tables.Memory, *tables.Disk)
+	// Surroundings returns what a process has of its machine. What is not known leaves what was known before.
+	// It is called when a model is read, then at flushes, and when the capture ends (over).
+	Surroundings func(pid int, model Seen, over bool) Surroundings
+}
+
+// Surroundings are what a process has of its machine. What is not known is nil or 0.
+type Surroundings struct {
+	Memory *tables.Memory // what limits its memory
+	Disk   *tables.Disk   // the disk that holds its model
+	// MemoryRate is how many bytes per second all processors read from memory together.
+	MemoryRate float64
 }
 
 // Seen is what the capturer has seen of the first model's first file.
@@ -308,9 +315,10 @@ func (r *Recorder) updateMeta() error {
 		r.meta.Target = r.opts.Target(r.meta.PID)
 	}
 	if r.opts.Surroundings != nil && len(r.meta.Models) > 0 {
-		memory, disk := r.opts.Surroundings(r.meta.PID, r.seen(), r.over)
-		r.meta.Memory = cmp.Or(memory, r.meta.Memory)
-		r.meta.Disk = cmp.Or(disk, r.meta.Disk)
+		around := r.opts.Surroundings(r.meta.PID, r.seen(), r.over)
+		r.meta.Memory = cmp.Or(around.Memory, r.meta.Memory)
+		r.meta.Disk = cmp.Or(around.Disk, r.meta.Disk)
+		r.meta.Host.MemoryBytesPerSecond = cmp.Or(around.MemoryRate, r.meta.Host.MemoryBytesPerSecond)
 	}
 	r.meta.Outside = r.outside.summary()
 	for i, m := range r.models {

@@ -37,8 +37,8 @@ var kinds = []kind{
 	{
 		name: "rereads", short: "Say which tensors are read from disk again, and why",
 		long: `analyze rereads has a row for each tensor: reads, bytes, bytes from disk, those of them that had been read from disk before,
-why (a fault of the target, its readahead, a read, another process), and how long ops waited. It writes rereads.csv, .parquet and
-a figure of those that are read again most. tracer --detail op+io records what came from disk.`,
+why (a fault of the target, its readahead, a read, another process), and how long ops waited. It writes rereads.csv, .parquet and,
+if any are read again, a figure of those that are most. tracer --detail op+io records what came from disk.`,
 		make: sheetOf("rereads", (*gather.Collector).Rereads, map[string]figureOf{
 			"rereads": barsOf((*gather.Collector).RereadsFigure, "what is read from disk again"),
 		}),
@@ -85,8 +85,8 @@ waiting. It writes components.csv, .parquet and a figure.`,
 	},
 	{
 		name: "phases", short: "Sum up warm-up, prompt and generation apart",
-		long: `analyze phases has a row for each phase: steps, tokens, time, bytes, bytes from disk, waiting. It writes phases.csv, .parquet and a
-figure.`,
+		long: `analyze phases has a row for each phase: steps, tokens, time, bytes, bytes from disk, waiting. What was read from disk before
+the first step, or between steps, is the phase load. It writes phases.csv, .parquet and a figure.`,
 		make: sheetOf("phases", (*gather.Collector).Phases, map[string]figureOf{
 			"phases": barsOf((*gather.Collector).PhasesFigure, "phases"),
 		}),

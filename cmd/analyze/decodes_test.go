@@ -104,7 +104,7 @@ func TestDecodes(t *testing.T) {
 		{nil, "per decode 7 reads, 4.1 MiB (4250256 bytes), in 2 passes "},
 		{nil, "the tensor sequence is identical in all 4 decodes "},
 		{nil, "a decode reads 3 different experts of 4 (3 to 4), all layers together; they differ from step 3 on"},
-		{nil, "Memory is short: for the 4.05 MiB that a decode reads, 0.0954 MiB come from disk"},
+		{nil, "Memory is short: for the 4.05 MiB that a decode reads, 97.7 KiB come from disk"},
 		{nil, "Waiting for the disk takes 35 % of a decode's time"},
 		{[]string{"determinism"}, "prompt: 4 of 4 steps (100 %) read exactly"},
 		{[]string{"determinism"}, "2 different choices of experts in 4 decodes; 92 % of a decode's experts"},

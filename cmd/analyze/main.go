@@ -202,7 +202,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	outlook := st.sums.Outlook(in.capture.Meta, st.sums.Compute())
+	outlook := st.sums.Outlook(in.capture.Meta, st.compute())
 	return printSummary(stdout, outlook, st.sums.MissingData(in.capture.Meta), summary, written, o.json)
 }
 

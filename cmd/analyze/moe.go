@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,7 +43,7 @@ type moeOptions struct {
 	latency   time.Duration
 	compute   time.Duration // of a token
 
-	hasBandwidth bool // --bandwidth was given
+	hasBandwidth, hasCompute bool // these flags were given
 
 	// The input.
 	context int32
@@ -117,11 +118,11 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.SortFlags = false
 	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas "+
 		"(default: 10, 20, 40 and 60 % of all experts)")
-	cli.SizeVar(f, &o.bandwidth, "bandwidth", "of the disk, bytes per second; of a capture whose disk tracer has "+
-		"measured, that if\nthe flag is not given")
+	cli.SizeVar(f, &o.bandwidth, "bandwidth", "of the disk, bytes per second; of a capture that tells it, that if\n"+
+		"the flag is not given")
 	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "of a read, `time` besides the transfer")
-	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; "+
-		"half of it before a layer's router, half after it")
+	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing, "+
+		"half of it before a layer's router, half after it;\nof a capture that tells it, that if the flag is not given")
 	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts "+
 		"most often)")
 	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if it is elsewhere by now")
@@ -134,7 +135,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 // check says what is wrong with the flags, and makes the options of a study from them.
 func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
 	study := &replay.Options{
-		Disk:    replay.Disk{Bandwidth: float64(o.bandwidth), Latency: o.latency},
+		Disk:    replay.Disk{Latency: o.latency},
 		Workers: runtime.GOMAXPROCS(0),
 		Curve:   o.output != "",
 	}
@@ -159,7 +160,7 @@ func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
 		}
 		study.Rooms = append(study.Rooms, n)
 	}
-	o.hasBandwidth = cmd.Flags().Changed("bandwidth")
+	o.hasBandwidth, o.hasCompute = cmd.Flags().Changed("bandwidth"), cmd.Flags().Changed("compute")
 	if o.output == "" && cmd.Flags().Changed("format") {
 		return nil, cli.Usagef("--format is of figures: say where with --output")
 	}
@@ -175,8 +176,9 @@ func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
 // moeResult is what is printed as JSON.
 type moeResult struct {
 	*replay.Study
-	Hidden *hidden.Study `json:"hidden"`                   // null if there is none
-	Why    string        `json:"hidden_missing,omitempty"` // why there is none
+	Machine *machine      `json:"machine"`
+	Hidden  *hidden.Study `json:"hidden"`                   // null if there is none
+	Why     string        `json:"hidden_missing,omitempty"` // why there is none
 }
 
 func analyzeMoE(
@@ -200,10 +202,11 @@ func analyzeMoE(
 	if err != nil {
 		return fmt.Errorf("evaluate the hidden states in %s: %w", name, err)
 	}
-	if rate := in.diskRate(); rate >= replay.MinBandwidth && !o.hasBandwidth {
-		study.Disk.Bandwidth = rate
+	if found.Machine, err = o.machine(ctx, in); err != nil {
+		return err
 	}
-	layer := o.compute / time.Duration(len(in.routes.Layers))
+	study.Disk.Bandwidth = found.Machine.Bandwidth
+	layer := found.Machine.Compute / time.Duration(len(in.routes.Layers))
 	study.Compute = replay.Compute{Before: layer / 2, After: layer - layer/2}
 	bar := progress.New(stderr, progress.Options{What: "replaying", Predict: true})
 	study.Done = func(done, total int) { bar.Update(int64(done), int64(total), "") }
@@ -217,7 +220,7 @@ func analyzeMoE(
 	if o.json {
 		return errors.Join(cli.WriteJSON(stdout, found), drawErr)
 	}
-	d := found.Document()
+	d := slices.Insert(found.Document(), 1, tabular.Part(found.Machine.lines()))
 	if found.Hidden != nil {
 		d = append(d, found.Hidden.Document()...)
 	} else {
@@ -276,6 +279,8 @@ func (r *moeResult) hiddenRecalls() (all []replay.Recall) {
 type routedInput struct {
 	routes  *moe.Trace
 	capture *trace.Capture // nil for a CSV file
+	name    string         // of the capture's directory
+	context int32          // of the capture
 	model   int32          // of the capture
 }
 
@@ -285,14 +290,6 @@ func (in *routedInput) caption() string {
 		return ""
 	}
 	return gather.Caption(in.capture.Meta)
-}
-
-// diskRate is how many bytes per second the disk of a capture reads, as tracer measured it; 0 if it did not.
-func (in *routedInput) diskRate() float64 {
-	if in.capture == nil || in.capture.Meta.Disk == nil {
-		return 0
-	}
-	return in.capture.Meta.Disk.BytesPerSecond
 }
 
 // evaluate judges predictors that know hidden states. If the capture does not allow that, it returns why.
@@ -396,5 +393,5 @@ func readCaptureRoutes(ctx context.Context, dir string, context int32) (*routedI
 		return nil, moe.ErrNoRoutes
 	}
 	t, err := moe.FromRoutes(empty, c.Routes(), steps)
-	return &routedInput{routes: t, capture: c, model: number}, err
+	return &routedInput{routes: t, capture: c, name: dir, context: context, model: number}, err
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -81,6 +82,47 @@ func TestMoE(t *testing.T) {
 	// ms, and is there 1 ms later.
 	if lru := got.Rooms[0].Policies[0]; lru.Name != "LRU" || lru.Used != 4 || lru.Hits != 3 || lru.Time != 2*10e6+11e6 {
 		t.Errorf("policy %+v, want LRU with 3 hits of 4 in 31 ms", lru)
+	}
+}
+
+// What the flags do not say of the machine is the capture's, and where nothing tells it is said to be assumed.
+func TestMoEMachine(t *testing.T) {
+	capture := plantMixture(t, 8, 40, func(token, layer int) []int32 { return []int32{int32(token+layer) % 8} })
+	file := filepath.Join(t.TempDir(), "a.csv")
+	if err := os.WriteFile(file, []byte(routeTrace), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args           []string
+		compute        time.Duration
+		disk           float64
+		computeFrom    string
+		diskFrom, says string
+	}{
+		{[]string{capture}, 20 * time.Millisecond, 1e9, "as the capture has it", "as tracer has measured it",
+			"a token computes for 20 ms: as the capture has it"},
+		{[]string{"--compute", "7ms", capture}, 7 * time.Millisecond, 1e9, "as --compute says",
+			"as tracer has measured it", "a token computes for 7 ms: as --compute says"},
+		{[]string{"--bandwidth", "2GB", capture}, 20 * time.Millisecond, 2e9, "as the capture has it",
+			"as --bandwidth says", "the disk reads 1.86 GiB/s: as --bandwidth says"},
+		{[]string{file}, 50 * time.Millisecond, 1.5e9, "assumed", "assumed", "a token computes for 50 ms: assumed"},
+	} {
+		code, stdout, stderr := execute(t, append([]string{"moe", "--json"}, tc.args...)...)
+		var got moeResult
+		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil {
+			t.Fatalf("%v: exit %d, %v, %s", tc.args, code, err, stderr)
+		}
+		if m := got.Machine; m.Compute != tc.compute || m.Bandwidth != tc.disk ||
+			!strings.HasPrefix(m.ComputeFrom, tc.computeFrom) || !strings.HasPrefix(m.BandwidthFrom, tc.diskFrom) {
+			t.Errorf("%v: %+v, want %v (%s) and %g (%s)", tc.args, m, tc.compute, tc.computeFrom, tc.disk, tc.diskFrom)
+		}
+		if l := got.Locality; l.Compute != tc.compute || l.Bandwidth != tc.disk {
+			t.Errorf("%v: it is replayed with %v and %g, want %v and %g", tc.args, l.Compute, l.Bandwidth, tc.compute,
+				tc.disk)
+		}
+		if _, stdout, _ := execute(t, append([]string{"moe"}, tc.args...)...); !strings.Contains(stdout, tc.says) {
+			t.Errorf("%v: output lacks %q:\n%s", tc.args, tc.says, stdout)
+		}
 	}
 }
 

@@ -87,7 +87,7 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 // that are read, which are nearly the same for all tokens.
 func (s *study) page() (*report.Report, error) {
 	meta := s.in.capture.Meta
-	made := s.sums.Report(s.modelName(), meta, s.sums.Compute())
+	made := s.sums.Report(s.modelName(), meta, s.compute())
 	made.Context = gather.Provenance(meta, s.pattern.Model)
 	made.Notes = append(made.Notes, s.in.warnings...)
 	if basis := s.pattern.Basis(); basis != "" {

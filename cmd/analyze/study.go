@@ -75,6 +75,11 @@ func (s *study) collect(ctx context.Context) error {
 	return nil
 }
 
+// compute is how long a step computes that waits for nothing.
+func (s *study) compute() gather.Compute {
+	return s.sums.Compute(s.in.capture.Meta.Host.MemoryBytesPerSecond)
+}
+
 // cycle is what every token, or every pass of a prompt, reads, for prefetchd's plans. It is nil if the capture does not
 // tell.
 func (in *loaded) cycle(p *pattern.Pattern) *pattern.Cycle {

@@ -202,7 +202,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if err := st.collect(ctx); err != nil { // chooses the context, and says so
 		return err
 	}
-	outlook := st.sums.Outlook(in.capture.Meta, 0)
+	outlook := st.sums.Outlook(in.capture.Meta, gather.Compute{})
 	if o.ran == ranAuto && !outlook.Routed() {
 		return cli.Usagef("--ran auto is for mixtures of experts: a dense model's tokens touch nothing that was " +
 			"not read for them")
@@ -285,8 +285,8 @@ func (o *whatifOptions) configure(
 		PerPass: !st.pattern.Generates(),
 	}
 	from.compute = "as --compute says"
-	if least := st.sums.Compute(); c.Compute == 0 && outlook.Short() && least > 0 {
-		c.Compute, from.compute = least/time.Duration(passes), "the sum over the ops, each at its fastest, or at its kind's"
+	if told := st.compute(); c.Compute == 0 && outlook.Short() && told.Expected > 0 {
+		c.Compute, from.compute = told.Expected/time.Duration(passes), told.Source()
 	}
 	if c.Compute == 0 {
 		if c.Compute, from.compute, err = r.Compute(); err != nil {

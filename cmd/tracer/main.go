@@ -103,9 +103,10 @@ With --strict also 1 if any event was lost or could not be read completely.`,
 		"(needs cc): graphs, without times and chosen experts")
 	f.Uint32Var(&o.ringKiB, "buffer", 8192, "size of the event buffer in `KiB`, a power of two")
 	f.BoolVar(&o.noProbe, "no-probe", false,
-		"do not measure the bandwidth of the model's disk (0.3 s after the command's end, once a week)")
+		"do not measure the bandwidth of the model's disk (1 s after the command's end, every ten minutes) and of\n"+
+			"memory (0.2 s)")
 	f.BoolVar(&o.probeAgain, "probe-again", false,
-		"measure it, even if it was measured in the last week; ~/.cache/"+disk.FileName+" has what was")
+		"measure the disk, even if that was done in the last ten minutes; ~/.cache/"+disk.FileName+" has what was")
 	f.BoolVar(&o.strict, "strict", false, "fail if any event was lost or could not be read completely")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --follow one line for each process) "+
 		"on standard output, or on standard error\nwhere standard output is the command's or has the CSV")

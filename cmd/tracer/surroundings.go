@@ -1,12 +1,14 @@
 package main
 
-// This file finds out the limit of the target's memory, and the disk on which its model is.
+// This file finds out the limit of the target's memory, the disk on which its model is, and how fast both are.
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"os"
 	"strconv"
 	"strings"
 
@@ -14,6 +16,7 @@ import (
 
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/disk"
+	"tensorcast/internal/host"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 	"tensorcast/prefetch/costs"
@@ -24,11 +27,16 @@ import (
 
 // surroundings describes the memory limit and the disk for a capture.
 type surroundings struct {
-	probe  bool // the disk may be measured once the target has ended
-	again  bool // it is measured, once, though a measurement is kept
+	probe  bool // disk and memory may be measured once the target has ended
+	again  bool // the disk is measured, once, though a fresh measurement is kept
 	speeds disk.Speeds
 	log    *slog.Logger
+
+	memoryRate float64 // bytes per second; 0: not measured yet
 }
+
+// diskMoments is how often a disk is measured, one time after the other, so that it is known how much its speed varies.
+const diskMoments = 3
 
 // contradiction is how many times as fast as its disk was measured a target has to read, for the measurement to be
 // wrong. What it reads for a moment varies by less.
@@ -36,18 +44,35 @@ const contradiction = 1.25
 
 // describe implements trace.RecorderOptions.Surroundings. It returns nil for facts that cannot be
 // found out. over says that the capture is over; then another process may have the id.
-func (s *surroundings) describe(pid int, model trace.Seen, over bool) (memory *tables.Memory, on *tables.Disk) {
+func (s *surroundings) describe(pid int, model trace.Seen, over bool) (a trace.Surroundings) {
 	var err error
 	if !over {
-		if memory, err = memoryLimit(pid); err != nil {
+		if a.Memory, err = memoryLimit(pid); err != nil {
 			s.log.Debug("cannot tell what limits the target's memory", "error", err)
 		}
 	}
-	// The disk is not measured while the process may use it.
-	if on, err = s.describeDisk(model, over && hasEnded(pid)); err != nil {
+	// Nothing is measured while the process may use it.
+	measure := over && hasEnded(pid) && s.probe
+	if a.Disk, err = s.describeDisk(model, measure); err != nil {
 		s.log.Debug("cannot tell of the model's disk", "error", err)
 	}
-	return memory, on
+	if measure && s.memoryRate == 0 {
+		if s.memoryRate, err = measureMemory(); err != nil {
+			s.log.Debug("cannot tell how fast memory is", "error", err)
+		}
+	}
+	a.MemoryRate = s.memoryRate
+	return a
+}
+
+// measureMemory measures how many bytes per second all processors read from memory together. It takes half of the
+// memory that this process may have, at most: the target may have been the larger part of its group.
+func measureMemory() (perSecond float64, err error) {
+	room := int64(math.MaxInt64)
+	if m, err := memoryLimit(os.Getpid()); err == nil && m.LimitBytes > 0 {
+		room = (m.LimitBytes - m.OtherBytes) / 2
+	}
+	return host.MemoryRate(room)
 }
 
 // hasEnded reports whether there is no such process.
@@ -79,7 +104,7 @@ func memoryLimit(pid int) (*tables.Memory, error) {
 }
 
 // describeDisk describes the disk with a file. The file's name comes from the target. The disk is measured if measure
-// allows it, and no valid measurement of this disk is kept. Only then the file is opened, because on FUSE that drops
+// allows it, and no fresh measurement of this disk is kept. Only then the file is opened, because on FUSE that drops
 // its pages.
 func (s *surroundings) describeDisk(model trace.Seen, measure bool) (*tables.Disk, error) {
 	var st unix.Stat_t
@@ -100,21 +125,29 @@ func (s *surroundings) describeDisk(model trace.Seen, measure bool) (*tables.Dis
 		return d, nil
 	}
 	kept := s.speeds.Get(is)
-	contradicted := kept > 0 && model.BytesPerSecond > contradiction*kept
-	if d.BytesPerSecond = kept; contradicted {
-		d.BytesPerSecond = model.BytesPerSecond
+	contradicted := kept.BytesPerSecond > 0 && model.BytesPerSecond > contradiction*kept.BytesPerSecond
+	use := func(speed disk.Speed) {
+		d.BytesPerSecond, d.Least, d.Most, d.Measured = speed.BytesPerSecond, speed.Least, speed.Most, speed.Measured
 	}
-	if !measure || !s.probe || kept > 0 && !contradicted && !s.again {
+	if use(kept); contradicted {
+		use(disk.SpeedOf(model.BytesPerSecond))
+	}
+	if !measure || kept.Fresh() && !contradicted && !s.again {
 		return d, nil
 	}
-	measured, err := measureBandwidth(model.Path)
-	if err != nil {
-		return d, err
+	var moments []float64
+	for range diskMoments {
+		perSecond, err := measureBandwidth(model.Path)
+		if err != nil {
+			return d, err
+		}
+		moments = append(moments, perSecond)
 	}
 	s.again = false
 	// Somebody else may have used the disk meanwhile. It can do what the target has seen it do.
-	d.BytesPerSecond = max(measured, model.BytesPerSecond)
-	return d, s.speeds.Put(is, d.BytesPerSecond)
+	speed := disk.SpeedOf(moments...).AtLeast(model.BytesPerSecond)
+	use(speed)
+	return d, s.speeds.Put(is, speed)
 }
 
 // measureBandwidth reads the file for a moment, bypassing the page cache. It returns bytes per second.

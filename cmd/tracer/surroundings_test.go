@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,7 @@ import (
 	"tensorcast/internal/disk"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // A capture has the memory limit of the target, and the cached measurement of its model's disk.
@@ -58,7 +60,8 @@ func TestSurroundings(t *testing.T) {
 	}
 	const kept = 1 << 50 // faster than any target reads
 	speeds := disk.Speeds(filepath.Join(home, disk.FileName))
-	if err := errors.Join(speeds.Put(is, kept), speeds.Put(disk.Disk{Identity: "another"}, 1)); err != nil {
+	if err := errors.Join(speeds.Put(is, disk.SpeedOf(kept)),
+		speeds.Put(disk.Disk{Identity: "another"}, disk.SpeedOf(1))); err != nil {
 		t.Fatal(err)
 	}
 	// A target that ends within tracer's interval of a second cannot be examined any more.
@@ -84,10 +87,13 @@ func TestSurroundings(t *testing.T) {
 	if d == nil || d.Device != device || d.Identity != is.Identity || d.BytesPerSecond != kept {
 		t.Errorf("disk %+v, want %s, %s, with the kept measurement", d, device, is.Identity)
 	}
+	if rate := c.Meta.Host.MemoryBytesPerSecond; rate < 1e8 || rate > 1e13 {
+		t.Errorf("memory of %g bytes per second, want 1e8 to 1e13", rate)
+	}
 }
 
-// A disk is measured once, after the target's end, and only if that is allowed; again if that is wanted, or if a target
-// reads faster. Memory is not measured.
+// A disk is measured after the target's end, and only if that is allowed, unless it was some minutes before; again if
+// that is wanted, or if a target reads faster. So is memory, once.
 func TestDiskIsMeasuredOnce(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model")
@@ -109,58 +115,77 @@ func TestDiskIsMeasuredOnce(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	s := &surroundings{probe: true, speeds: disk.Speeds(filepath.Join(dir, "cache", "speeds.json")), log: log}
 	model := trace.Seen{Path: path}
-	m, d := s.describe(os.Getpid(), model, false)
-	if m == nil || d == nil || d.Device == "" || d.BytesPerSecond != 0 {
-		t.Fatalf("during the capture: %+v, %+v; want the limit, and the disk without a bandwidth", m, d)
+	describe := func(s *surroundings, pid int, model trace.Seen, over bool) *tables.Disk {
+		return s.describe(pid, model, over).Disk
 	}
+	a := s.describe(os.Getpid(), model, false)
+	if d := a.Disk; a.Memory == nil || d == nil || d.Device == "" || d.BytesPerSecond != 0 || a.MemoryRate != 0 {
+		t.Fatalf("during the capture: %+v, %+v; want the limit, and the disk without a bandwidth", a, d)
+	}
+	d := a.Disk
 	if d.Identity == "" {
 		t.Skipf("this machine does not tell which disk %s is", d.Device)
 	}
-	if _, d := s.describe(os.Getpid(), model, true); d == nil || d.BytesPerSecond != 0 {
+	if d := describe(s, os.Getpid(), model, true); d == nil || d.BytesPerSecond != 0 {
 		t.Errorf("after the capture of a process that goes on: %+v, want no bandwidth", d)
 	}
 	forbidden := &surroundings{speeds: s.speeds, log: log}
-	if _, d := forbidden.describe(endedPID, model, true); d == nil || d.BytesPerSecond != 0 {
-		t.Errorf("without permission to measure: %+v, want no bandwidth", d)
+	a = forbidden.describe(endedPID, model, true)
+	if a.Disk == nil || a.Disk.BytesPerSecond != 0 || a.MemoryRate != 0 {
+		t.Errorf("without permission to measure: %+v, %+v, want no bandwidth", a, a.Disk)
 	}
-	m, d = s.describe(endedPID, model, true)
-	if m != nil || d == nil || d.BytesPerSecond < 1e6 {
-		t.Fatalf("after the end: %+v, %+v; want no limit, and the bandwidth", m, d)
+	a = s.describe(endedPID, model, true)
+	if d = a.Disk; a.Memory != nil || d == nil || d.BytesPerSecond < 1e6 || d.Least > d.BytesPerSecond ||
+		d.Most < d.BytesPerSecond || time.Since(d.Measured) > time.Minute || a.MemoryRate < 1e8 {
+		t.Fatalf("after the end: %+v, %+v; want no limit, and the bandwidths", a, d)
 	}
-	if _, again := s.describe(os.Getpid(), model, false); *again != *d {
+	if again := describe(s, os.Getpid(), model, false); *again != *d {
 		t.Errorf("%+v, want the kept measurement: %+v", again, d)
+	}
+	old := disk.SpeedOf(2 * d.BytesPerSecond)
+	old.Measured = old.Measured.Add(-2 * disk.FreshFor)
+	if err := s.speeds.Put(disk.Disk{Identity: d.Identity}, old); err != nil {
+		t.Fatal(err)
+	}
+	d = describe(s, os.Getpid(), model, true)
+	if d.BytesPerSecond != old.BytesPerSecond || !d.Measured.Equal(old.Measured) {
+		t.Errorf("of a process that goes on: %+v, want the old measurement and its time: %+v", d, old)
+	}
+	d = describe(s, endedPID, model, true)
+	if d.BytesPerSecond == old.BytesPerSecond || d.Measured.Equal(old.Measured) {
+		t.Errorf("after the end: %+v, want a new measurement", d)
 	}
 
 	const wrong = 5e6
 	put := func(speed float64) {
-		if err := s.speeds.Put(disk.Disk{Identity: d.Identity}, speed); err != nil {
+		if err := s.speeds.Put(disk.Disk{Identity: d.Identity}, disk.SpeedOf(speed)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	put(wrong)
 	slow, fast := model, model
 	slow.BytesPerSecond, fast.BytesPerSecond = wrong, 2*wrong
-	if _, d := s.describe(endedPID, slow, true); d.BytesPerSecond != wrong {
+	if d := describe(s, endedPID, slow, true); d.BytesPerSecond != wrong {
 		t.Errorf("of a target that reads as fast as was measured: %+v, want %g", d, wrong)
 	}
-	if _, d := s.describe(os.Getpid(), fast, false); d.BytesPerSecond != fast.BytesPerSecond {
+	if d := describe(s, os.Getpid(), fast, false); d.BytesPerSecond != fast.BytesPerSecond {
 		t.Errorf("while a target reads faster than was measured: %+v, want what it reads, %g", d, fast.BytesPerSecond)
 	}
-	if _, d := s.describe(endedPID, fast, true); d.BytesPerSecond <= fast.BytesPerSecond {
+	if d := describe(s, endedPID, fast, true); d.BytesPerSecond <= fast.BytesPerSecond {
 		t.Errorf("after a target has read faster than was measured: %+v, want more than %g", d, fast.BytesPerSecond)
 	}
 	impossible := model
 	impossible.BytesPerSecond = 1 << 50
-	if _, d := s.describe(endedPID, impossible, true); d.BytesPerSecond != impossible.BytesPerSecond {
+	if d := describe(s, endedPID, impossible, true); d.BytesPerSecond != impossible.BytesPerSecond {
 		t.Errorf("the disk was slow when it was measured again: %+v, want what the target has read, %g", d,
 			impossible.BytesPerSecond)
 	}
 	put(wrong)
 	s.again = true
-	if _, d := s.describe(endedPID, model, true); d.BytesPerSecond <= wrong {
+	if d := describe(s, endedPID, model, true); d.BytesPerSecond <= wrong {
 		t.Errorf("measured again: %+v, want more than %g", d, wrong)
 	}
-	if _, d := s.describe(os.Getpid(), trace.Seen{Path: filepath.Join(dir, "none")}, true); d != nil {
+	if d := describe(s, os.Getpid(), trace.Seen{Path: filepath.Join(dir, "none")}, true); d != nil {
 		t.Errorf("without a file: %+v, want nil", d)
 	}
 }

@@ -115,13 +115,13 @@ func TestSpeeds(t *testing.T) {
 	s := Speeds(filepath.Join(t.TempDir(), "cache", "speeds.json"))
 	a, b := Disk{Identity: "serial a, 1 bytes"}, Disk{Identity: "serial b, 1 bytes"}
 	for disk, speed := range map[Disk]float64{a: 1e9, b: 2e9, {}: 3e9} {
-		if err := s.Put(disk, speed); err != nil {
+		if err := s.Put(disk, SpeedOf(speed)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for disk, want := range map[Disk]float64{a: 1e9, b: 2e9, {}: 0, {Identity: "c"}: 0} {
-		if got := s.Get(disk); got != want {
-			t.Errorf("%+v: %g, want %g", disk, got, want)
+		if got := s.Get(disk); got.BytesPerSecond != want || got.Fresh() != (want > 0) {
+			t.Errorf("%+v: %+v, want %g", disk, got, want)
 		}
 	}
 	at := func(t time.Time) string {
@@ -134,11 +134,29 @@ func TestSpeeds(t *testing.T) {
 		if err := os.WriteFile(string(s), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if got := s.Get(b); got != want {
-			t.Errorf("%q: %g, want %g", text, got, want)
+		if got := s.Get(b); got.BytesPerSecond != want || got.Least != want || got.Most != want {
+			t.Errorf("%q: %+v, want %g", text, got, want)
 		}
 	}
-	if none := Speeds(""); none.Put(a, 1) != nil || none.Get(a) != 0 {
+	if none := Speeds(""); none.Put(a, SpeedOf(1)) != nil || none.Get(a) != (Speed{}) {
 		t.Error("without a file something was kept")
+	}
+}
+
+// A speed is the median of moments, with their range. It is fresh for some minutes. A disk that was seen to be faster
+// is as fast as that.
+func TestSpeedOf(t *testing.T) {
+	s := SpeedOf(3e9, 1e9, 2e9)
+	if s.BytesPerSecond != 2e9 || s.Least != 1e9 || s.Most != 3e9 || !s.Fresh() {
+		t.Errorf("%+v, want 2e9, from 1e9 to 3e9, and fresh", s)
+	}
+	if got := s.AtLeast(2.5e9); got.BytesPerSecond != 2.5e9 || got.Least != 2.5e9 || got.Most != 3e9 {
+		t.Errorf("%+v, want 2.5e9, to 3e9", got)
+	}
+	if s.Measured = time.Now().Add(-2 * FreshFor); s.Fresh() {
+		t.Error("an old measurement is fresh, want that it is not")
+	}
+	if got := SpeedOf(); got != (Speed{}) || got.Fresh() {
+		t.Errorf("of no moment %+v, want none", got)
 	}
 }

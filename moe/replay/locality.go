@@ -295,7 +295,7 @@ func (l *Locality) Table() *tabular.Table {
 		for _, u := range []*MemoryUse{&r.Prefetchd, &r.LRU, &r.Belady, &r.Uniform} {
 			speed := "-"
 			if u.TokS > 0 {
-				speed = fmt.Sprintf("%.3g", u.TokS)
+				speed = tabular.Number(u.TokS)
 			}
 			row = append(row, fmt.Sprintf("%.1f %%", 100*u.HitRate), bytesText(u.Missed), speed)
 		}

@@ -3,120 +3,99 @@ package gather
 // This file estimates how long a step's ops take when they wait for nothing.
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
 	"tensorcast/trace/tables"
 )
 
-// op is what the runs of an op on the same weights have in common. Runs count only in steps
-// of the collector's phase that compute as many tokens as most do.
-type op struct {
-	name     string
-	bytes    int64 // of all weights that the op reads: the most of any run
-	runs     int
-	shortest int64 // the shortest run, ns, without what it waited at least
+// Compute is how long a step takes if it waits for nothing. The zero value says that this is not known.
+type Compute struct {
+	Expected time.Duration
+	// Least and Most are its bounds, which are near to each other as far as ops ran without waiting. Least is 0 if
+	// nothing bounds it.
+	Least, Most time.Duration
+	// Told is the share of the bytes that a step's ops read of which runs without waiting told the time.
+	Told float64
+	// Observed says that it was observed which ops waited.
+	Observed bool
 }
 
-// opRun is the run of an op that is under way. It has a row of the access table for each weight that it
-// reads, and more of these may come.
-type opRun struct {
-	step        int // an index of Collector.steps; -1: no op is under way
-	tensor      int32
-	name        string
-	thread      int32
-	begin, took int64
-	bytes       int64
-	stall       int64 // of all threads together, as far as it was observed
-	counts      bool  // its step is of the collector's phase, and computes as many tokens as most do
-	untimed     bool  // its time was not observed
+// mostTold is the Told from which on what is not known is a small part of a range.
+const mostTold = 0.9
+
+// Computing is a Compute that is known.
+func Computing(d time.Duration) Compute {
+	return Compute{Expected: d, Least: d, Most: d, Told: 1, Observed: true}
 }
 
-// addToOp adds a row to the op that is under way, or ends that op and begins another.
-func (c *Collector) addToOp(a *tables.Access, step int) {
-	r := &c.current
-	if r.step == step && r.begin == a.Timestamp && r.thread == a.Thread && r.name == a.Op {
-		r.bytes += a.Bytes
-		r.stall += max(a.Stall, 0)
-		return
+// Source says how Expected is known.
+func (c Compute) Source() string {
+	if !c.Observed {
+		return "the sum over the ops, each as fast as the fastest of its kind; tracer --detail op+io tells which of them " +
+			"waited for the disk"
 	}
-	c.endOp()
-	s := &c.steps[step].row
-	*r = opRun{
-		step: step, tensor: a.Tensor, name: a.Op, thread: a.Thread, begin: a.Timestamp, took: a.Duration,
-		bytes: a.Bytes, stall: max(a.Stall, 0),
-		counts: s.Phase == c.phase && s.Tokens == c.usualBatch, untimed: a.Duration < 0,
+	text := "the sum over the ops, each as fast as the fastest quarter of those of its shape that did not wait"
+	r := Range{c.Least.Seconds(), c.Most.Seconds()}
+	if !r.isWide() {
+		return text
 	}
+	if c.Told > mostTold {
+		return fmt.Sprintf("%s; from %s to %s, as these took different times", text, millisText(r.Least),
+			millisText(r.Most))
+	}
+	bound := "at most " + millisText(r.Most)
+	if r.Least > 0 {
+		bound = fmt.Sprintf("from %s, in which memory delivers the bytes, to %s", millisText(r.Least),
+			millisText(r.Most))
+	}
+	return fmt.Sprintf("%s; %s, as the weights of ops of %.0f %% of the bytes came from disk in all steps", text, bound,
+		100*(1-c.Told))
 }
 
-func (c *Collector) endOp() {
-	r := &c.current
-	if r.step < 0 || !r.counts {
-		r.step = -1
-		return
-	}
-	step := &c.steps[r.step]
-	r.step = -1
-	if r.untimed {
-		step.lacksTimes = true
-		return
-	}
-	if step.opNanos += r.took; step.opNanos < 0 { // a damaged capture
-		step.opNanos, step.lacksTimes = 0, true
-		return
-	}
-	took := r.took
-	if c.CPUs > 0 {
-		took = max(took-r.stall/int64(c.CPUs), 0)
-	}
-	ops := c.ops[r.tensor]
-	i := slices.IndexFunc(ops, func(o op) bool { return o.name == r.name })
-	if i < 0 {
-		i = len(ops)
-		ops = append(ops, op{name: r.name, shortest: took})
-		c.ops[r.tensor] = ops
-	}
-	o := &ops[i]
-	o.runs++
-	o.bytes, o.shortest = max(o.bytes, r.bytes), min(o.shortest, took)
-}
+// What is taken of many runs, in percent. Other work on the machine makes runs slow, and pages that are mapped for the
+// first time do. Nothing makes them fast but a time that was not taken right.
+const (
+	fastUnstalled = 25
+	fastStalled   = 25
+	fastUnknown   = 2 // most of these may have waited
+	fastRest      = 25
+	// The range of runs that did not wait. Where the machine did nothing else they take nearly the same time.
+	fastestUnstalled = 10
+	usualUnstalled   = 50
+)
+
+const (
+	// fewRuns are too few to be believed if memory is slower.
+	fewRuns = 4
+	// usualShare is which share of what memory delivers a product of a matrix and a vector reads, if nothing else is
+	// known of it.
+	usualShare = 0.8
+)
 
 // Compute estimates how long a step of the collector's phase takes if it waits for nothing. It is the sum over the
-// step's ops, and the least time that any step spent outside of ops. It is 0 if times were not observed.
+// step's ops, and the time that steps spent outside of ops. It is zero if times were not observed. memoryRate is how
+// many bytes per second all processors of the machine read from memory; 0 if that is not known.
 //
-// An op takes as long as its fastest run, or as the fastest fiftieth of the ops of its kind, if that is
-// less. So an op whose weights are never in memory when it needs them is judged by others. Ops of a kind
-// have the same name and type of weight. They are compared by time per byte, or, if they read few bytes,
-// with ops that read as many.
+// Where runs of an op did not wait, or of others of its shape (the same name, type of weight and bytes), it takes
+// as long as the fastest quarter of these. Its bounds are the fastest tenth and the median. Else it is compared by time
+// per byte with ops of its kind, which read other numbers of bytes. If all of these waited, it is not known how long
+// the op computes. Then Least is the time in which memory delivers the bytes, Most is what the fastest quarter of the
+// runs took, without what they waited at least, and Expected is between them. An op that waits for memory cannot be
+// faster than Least, so neither is one of which only few runs did not wait.
 //
-// How long threads waited is known as a sum over the threads. An op waited for at least that sum divided
-// by the number of processors. This is taken from its time if Collector.CPUs is known.
-func (c *Collector) Compute() time.Duration {
+// A run counts as waiting, too, if its weight came from disk in the same step. Readahead may have read it before a
+// thread had to wait. But to ask for it, to make room for it and to map its pages is work of the kernel in the same
+// threads, and takes several times as long as the op.
+//
+// How long threads waited is known as a sum over the threads. An op waited for at least that sum divided by the number
+// of processors (Collector.CPUs). It may have waited for all of it, and the kernel's work for each page is not in it.
+// So that is no estimate of how long it computes, but a bound.
+func (c *Collector) Compute(memoryRate float64) Compute {
 	c.endOp()
-	const (
-		few     = 64 << 10 // ops that read fewer bytes do not take time in proportion to them
-		fastest = 50       // the fastest one in fifty
-	)
-	type kind struct {
-		name, weight string
-		bytes        int64 // 0 if time is in proportion to bytes
-	}
-	kindOf := func(tensor int32, o *op) kind {
-		k := kind{name: o.name, weight: c.structure[tensor].Type}
-		if o.bytes < few {
-			k.bytes = max(o.bytes, 1)
-		}
-		return k
-	}
-	// per is what the times of a kind are divided by to compare them.
-	per := func(k kind, o *op) float64 {
-		if k.bytes > 0 {
-			return 1
-		}
-		return float64(o.bytes)
-	}
-	paces := map[kind][]float64{}
-	steps, rest := 0, int64(-1)
+	steps := 0
+	var rest []int64 // of each step, ns
 	for i := range c.steps {
 		s := &c.steps[i]
 		if s.opNanos == 0 {
@@ -124,32 +103,78 @@ func (c *Collector) Compute() time.Duration {
 		}
 		steps++
 		if !s.lacksTimes && s.row.End != tables.NotObserved && s.row.End > s.row.Begin {
-			if r := max(s.row.End-s.row.Begin-s.opNanos, 0); rest < 0 || r < rest {
-				rest = r
-			}
+			rest = append(rest, max(s.row.End-s.row.Begin-s.opNanos, 0))
 		}
 	}
 	if steps == 0 {
-		return 0
+		return Compute{}
 	}
-	for tensor, all := range c.ops {
-		for i := range all {
-			k := kindOf(int32(tensor), &all[i])
-			paces[k] = append(paces[k], float64(all[i].shortest)/per(k, &all[i]))
+	unstalled, stalled, unknown := paces{}, paces{}, paces{}
+	c.eachOp(func(s shape, tensor int32, o *op) {
+		fromDisk := c.fromDisk.rows[tensor]
+		for _, r := range o.unstalled.kept {
+			if fromDisk != nil && fromDisk[r.column] > 0 {
+				stalled.add(s, r)
+			} else {
+				unstalled.add(s, r)
+			}
 		}
-	}
-	for _, all := range paces {
-		slices.Sort(all)
-	}
-	sum := float64(max(rest, 0))
-	for tensor, all := range c.ops {
-		for i := range all {
-			o := &all[i]
-			k := kindOf(int32(tensor), o)
-			took := min(float64(o.shortest), paces[k][len(paces[k])/fastest]*per(k, o))
-			sum += took * float64(o.runs) / float64(steps)
+		for _, r := range o.stalled.kept {
+			stalled.add(s, r)
 		}
+		for _, r := range o.unknown.kept {
+			unknown.add(s, r)
+		}
+	})
+	unstalled.sort()
+	stalled.sort()
+	unknown.sort()
+	var least, expected, most, told, all float64 // ns per step, and bytes
+	isBounded := true
+	c.eachOp(func(s shape, _ int32, o *op) {
+		perStep := float64(o.bytes) / float64(steps)
+		byMemory := 0.0 // ns for a byte
+		if memoryRate > 0 && s.bytes >= fewBytes {
+			byMemory = 1e9 / memoryRate
+		}
+		all += perStep
+		if runs := unstalled.of(s); len(runs) > 0 {
+			bound := 0.0
+			if len(runs) < fewRuns {
+				bound = byMemory
+			}
+			least += perStep * max(quantile(runs, fastestUnstalled), bound)
+			expected += perStep * max(quantile(runs, fastUnstalled), bound)
+			most += perStep * max(quantile(runs, usualUnstalled), bound)
+			told += perStep
+			return
+		}
+		slow := quantile(stalled.of(s), fastStalled)
+		if len(stalled.of(s)) == 0 { // all of a shape may have waited, and others of its kind not
+			slow = quantile(unknown.of(s), fastUnknown)
+			if s.bytes >= fewBytes {
+				slow = min(slow, quantile(unknown[shape{name: s.name, weight: s.weight}], fastUnknown))
+			}
+		}
+		slow = max(slow, byMemory)
+		isBounded = isBounded && (byMemory > 0 || s.bytes < fewBytes)
+		likely := slow
+		if byMemory > 0 {
+			likely = min(slow, byMemory/usualShare)
+		}
+		least, expected, most = least+byMemory*perStep, expected+likely*perStep, most+slow*perStep
+	})
+	if slices.Sort(rest); len(rest) > 0 {
+		outside := float64(rest[len(rest)*fastRest/100])
+		least, expected, most = least+outside, expected+outside, most+outside
+	}
+	if !isBounded {
+		least = 0
 	}
 	const longest = 1 << 62
-	return time.Duration(min(sum, longest))
+	return Compute{
+		Expected: time.Duration(min(expected, longest)), Least: time.Duration(min(least, longest)),
+		Most: time.Duration(min(most, longest)), Told: told / max(all, 1),
+		Observed: c.hasStall,
+	}
 }

@@ -52,12 +52,15 @@ func (c *Collector) totalPanels(sums []*total) []chart.BarPanel {
 }
 
 // RereadsFigure has bars of the tensors at the head of Rereads: bytes read again from disk, by cause, and
-// waiting.
+// waiting. It has no bars if nothing was read again.
 func (c *Collector) RereadsFigure(title string) *chart.Bars {
-	order := c.orderByRereads()
+	order := slices.DeleteFunc(c.orderByRereads(), func(t int32) bool { return c.perTensor[t].reread == 0 })
 	order = order[:min(len(order), maxTensorBars)]
 	var sums []*total
 	b := &chart.Bars{Title: title}
+	if len(order) == 0 {
+		return b
+	}
 	for _, t := range order {
 		b.Labels = append(b.Labels, c.structure[t].Name)
 		sums = append(sums, &c.perTensor[t])
@@ -112,7 +115,7 @@ func (c *Collector) PhasesFigure(title string) *chart.Bars {
 		return chart.BarPanel{XLabel: label, Parts: []chart.BarPart{part}}
 	}
 	for _, p := range phases {
-		b.Labels = append(b.Labels, p.phase.String())
+		b.Labels = append(b.Labels, p.name)
 	}
 	b.Panels = append(b.Panels, panel("time (s)", nanosToSeconds, func(p *phaseSum) int64 { return p.nanos }),
 		panel("read (MiB)", 1./mib, func(p *phaseSum) int64 { return p.read }))

@@ -175,3 +175,13 @@ func TestCaption(t *testing.T) {
 		t.Errorf("Caption changed the command to %q", meta.Command)
 	}
 }
+
+// A figure of what was read again has only tensors of which something was. Where there are none it has no bars.
+func TestRereadsFigure(t *testing.T) {
+	if b := planted(t, 6, true).RereadsFigure(""); !slices.Equal(b.Labels, []string{"blk.1.a"}) {
+		t.Errorf("bars of %q, want of blk.1.a", b.Labels)
+	}
+	if b := planted(t, 2, false).RereadsFigure(""); len(b.Labels) != 0 || len(b.Panels) != 0 {
+		t.Errorf("bars of %q in %d panels, want none", b.Labels, len(b.Panels))
+	}
+}

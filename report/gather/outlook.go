@@ -11,8 +11,21 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/internal/stats"
+	"tensorcast/internal/tabular"
 	"tensorcast/trace/tables"
 )
+
+// Range is from a least value to a most. Most is 0 where nothing bounds it.
+type Range struct {
+	Least float64 `json:"least"`
+	Most  float64 `json:"most"`
+}
+
+// isWide reports whether a number with this range is better told as the range.
+func (r Range) isWide() bool {
+	const wide = 1.25 // half of what verdicts may be wrong, to either side
+	return r.Most <= 0 && r.Least > 0 || r.Most > wide*r.Least
+}
 
 // Outlook says what the tokens of a capture waited for, and what could be expected of more memory, and of
 // reading ahead. Figures are medians over the generated tokens but the first. If nothing was generated, they
@@ -31,18 +44,31 @@ type Outlook struct {
 	// Stalled is the share of a token's time, summed over the threads: it may be more than 1.
 	Stalled  float64 `json:"stalled_share"`
 	DiskRate float64 `json:"disk_bytes_per_second"` // while tokens were generated
-	// Probed is how many bytes per second the disk can read, as tracer has measured it.
+	// Probed is how many bytes per second the disk can read, as tracer has measured it. Age is how long before the
+	// capture's end that was.
 	Probed float64 `json:"disk_probed"`
-	// Bandwidth is the greater of the two above, if the disk was measured.
-	Bandwidth float64 `json:"disk_bandwidth"`
-	Limit     int64   `json:"memory_limit_bytes"`     // of the process's control group
-	LimitOf   string  `json:"memory_limit_of"`        // which limit that is
-	Compute   float64 `json:"compute_s"`              // of a step that waits for nothing
-	Missing   int64   `json:"missing_bytes"`          // bytes of memory that are missing to hold what a step reads
-	Fits      float64 `json:"tokens_per_second_fits"` // expected if nothing was missing
+	Age    float64 `json:"disk_probed_s_before,omitempty"`
+	// Bandwidth is the greater of DiskRate and Probed, if the disk was measured. BandwidthRange is how much it varied
+	// when it was measured; of an old measurement it is wider.
+	Bandwidth      float64 `json:"disk_bandwidth"`
+	BandwidthRange Range   `json:"disk_bandwidth_range"`
+	Limit          int64   `json:"memory_limit_bytes"` // of the process's control group
+	LimitOf        string  `json:"memory_limit_of"`    // which limit that is
+	// Compute is how long a step computes that waits for nothing, and ComputeRange the bounds of that.
+	Compute      float64 `json:"compute_s"`
+	ComputeRange Range   `json:"compute_range_s"`
+	// ComputeTold is the share of what a step reads of which the capture tells how long it computes.
+	ComputeTold float64 `json:"compute_told_share"`
+	Missing     int64   `json:"missing_bytes"` // bytes of memory that are missing to hold what a step reads
+	// Fits is what is expected if nothing was missing.
+	Fits      float64 `json:"tokens_per_second_fits"`
+	FitsRange Range   `json:"tokens_per_second_fits_range"`
 	// Ahead is the most that this memory and disk allow, if everything is read ahead.
-	Ahead        float64 `json:"tokens_per_second_ahead"`
-	Helped       float64 `json:"tokens_per_second_prefetchd"` // expected with prefetchd
+	Ahead float64 `json:"tokens_per_second_ahead"`
+	// Helped is what is expected with prefetchd.
+	Helped      float64 `json:"tokens_per_second_prefetchd"`
+	HelpedRange Range   `json:"tokens_per_second_prefetchd_range"`
+
 	tokens       int
 	per          string  // what sentences are about: a token, or a decode
 	scale        float64 // tokens in that
@@ -55,7 +81,7 @@ type Outlook struct {
 // not known. Nothing is expected of mixtures of experts, whose tokens read different bytes, nor where the
 // limit of memory is not known. What reading ahead would gain is left out if the disk's bandwidth is not
 // known.
-func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
+func (c *Collector) Outlook(meta *tables.Meta, compute Compute) *Outlook {
 	times, bytes, disk, again, stalled, tokens := c.perUnit()
 	o := &Outlook{tokens: tokens, disk: c.hasDisk, stalls: c.hasStall && len(stalled) > 0, per: c.per(), scale: 1}
 	if tokens == 0 {
@@ -69,7 +95,8 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 		o.scale = o.TokensPerStep
 	}
 	o.Read = stats.Median(bytes) / o.scale
-	o.Compute = compute.Seconds()
+	o.Compute, o.ComputeTold = compute.Expected.Seconds(), compute.Told
+	o.ComputeRange = Range{compute.Least.Seconds(), compute.Most.Seconds()}
 	if c.hasDisk {
 		o.Disk, o.Again = stats.Median(disk)/o.scale, stats.Median(again)/o.scale
 	}
@@ -80,10 +107,7 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	if o.stalls {
 		o.Stalled = stats.Median(stalled)
 	}
-	if meta.Disk != nil && meta.Disk.BytesPerSecond > 0 {
-		o.Probed = meta.Disk.BytesPerSecond
-		o.Bandwidth = max(o.Probed, o.DiskRate)
-	}
+	o.setBandwidth(meta)
 	other := int64(0)
 	if m := meta.Memory; m != nil {
 		o.Limit, o.LimitOf, other = m.LimitBytes, m.Of, m.OtherBytes
@@ -100,15 +124,56 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 		return o
 	}
 	o.Fits = o.computed / o.Compute
+	if o.FitsRange.Least = o.computed / compute.Most.Seconds(); compute.Least > 0 {
+		o.FitsRange.Most = o.computed / compute.Least.Seconds()
+	}
 	if o.Bandwidth > 0 {
-		o.Ahead = o.computed / math.Max(o.Compute, passes*float64(o.Missing)/o.Bandwidth)
+		fastest := passes * float64(o.Missing) / o.BandwidthRange.Most // seconds of reading
+		o.Ahead = o.computed / math.Max(compute.Least.Seconds(), fastest)
 		if c.Helped != nil {
-			if took := c.Helped(int64(room), compute/time.Duration(passes), o.Bandwidth); took > 0 {
-				o.Helped = o.computed / (passes * took.Seconds())
+			helped := func(step time.Duration, disk float64) float64 {
+				took := c.Helped(int64(room), step/time.Duration(passes), disk)
+				if took <= 0 {
+					return 0
+				}
+				return o.computed / (passes * took.Seconds())
+			}
+			o.Helped = helped(compute.Expected, o.Bandwidth)
+			o.HelpedRange = Range{
+				helped(compute.Most, o.BandwidthRange.Least),
+				helped(max(compute.Least, 1), o.BandwidthRange.Most), // what takes no time is not known
 			}
 		}
 	}
 	return o
+}
+
+// drift is by which factor a disk may be faster or slower than it was some time ago. The virtual one of this project
+// read 1.2 and 2.0 GB/s within days.
+const drift = 1.5
+
+// oldAfter is from which age on a disk may have become faster or slower than it was measured.
+const oldAfter = time.Hour
+
+// setBandwidth says what the disk can read, and how certain that is.
+func (o *Outlook) setBandwidth(meta *tables.Meta) {
+	d := meta.Disk
+	if d == nil || d.BytesPerSecond <= 0 {
+		return
+	}
+	o.Probed = d.BytesPerSecond
+	r := Range{d.Least, d.Most}
+	if !(r.Least > 0 && r.Least <= o.Probed && r.Most >= o.Probed) {
+		r = Range{o.Probed, o.Probed}
+	}
+	if ended := meta.Started.Add(time.Duration(meta.Seconds * 1e9)); !d.Measured.IsZero() && ended.After(d.Measured) {
+		o.Age = ended.Sub(d.Measured).Seconds()
+	}
+	if d.Measured.IsZero() || o.Age > oldAfter.Seconds() {
+		r.Least, r.Most = r.Least/drift, r.Most*drift
+	}
+	o.Bandwidth = max(o.Probed, o.DiskRate)
+	o.BandwidthRange = Range{max(r.Least, o.DiskRate), max(r.Most, o.DiskRate)}
 }
 
 // tokensPerStep is the median of the tokens of the counted steps.
@@ -149,37 +214,29 @@ func (o *Outlook) Sentences() (all []string) {
 	if !o.disk {
 		return nil
 	}
+	read, disk := tabular.Size(o.scale*o.Read), tabular.Size(o.scale*o.Disk)
 	if !o.Short() {
-		all = append(all, fmt.Sprintf("Memory suffices: of the %.3g MiB that a %s reads, %.2g come from disk.",
-			o.scale*o.Read/mib, o.per, o.scale*o.Disk/mib))
+		all = append(all, fmt.Sprintf("Memory suffices: of the %s that a %s reads, %s come from disk.", read, o.per, disk))
 	} else {
-		at := ""
-		perSecond := func(rate float64) string { return humanize.IBytes(uint64(rate)) + "/s" }
-		switch {
-		case o.Probed <= 0 || o.DiskRate <= 0:
-		case o.DiskRate > o.Probed:
-			at = fmt.Sprintf(
-				", at %s, which is all that this disk can read as far as is known (tracer had measured %s)",
-				perSecond(o.DiskRate), perSecond(o.Probed))
-		default:
-			at = fmt.Sprintf(", at %.0f %% of what this disk can read (%s)", 100*o.DiskRate/o.Probed,
-				perSecond(o.Probed))
-		}
-		all = append(all, fmt.Sprintf("Memory is short: for the %.3g MiB that a %s reads, %.3g MiB come from "+
-			"disk, %.3g of them not for the first time%s.", o.scale*o.Read/mib, o.per, o.scale*o.Disk/mib,
-			o.scale*o.Again/mib, at))
+		all = append(all, fmt.Sprintf("Memory is short: for the %s that a %s reads, %s come from disk, %s of them not "+
+			"for the first time%s.", read, o.per, disk, tabular.Size(o.scale*o.Again), o.diskText()))
 	}
 	const more = 1.05 // a smaller gain is nothing to promise
 	if o.Fits > more*o.TokensPerSecond && o.TokensPerSecond > 0 {
-		text := fmt.Sprintf("With %.3g MiB more than the limit of %.4g MiB (%s) it would be about %.1f times as "+
-			"fast (%.3g tok/s instead of %.3g)",
-			float64(o.Missing)/mib, float64(o.Limit)/mib, o.LimitOf, o.Fits/o.TokensPerSecond, o.Fits,
-			o.TokensPerSecond)
+		text := fmt.Sprintf("With %s more than the limit of %s (%s) it would be %s", tabular.Size(float64(o.Missing)),
+			tabular.Size(float64(o.Limit)), o.LimitOf, o.fitsText())
 		if o.Helped > more*o.TokensPerSecond {
-			text += fmt.Sprintf("; as it is, prefetchd is expected to reach %.3g tok/s (%.3g at most)", o.Helped,
-				o.Ahead)
+			between := ""
+			if r := o.HelpedRange; r.isWide() {
+				between = fmt.Sprintf("%s to %s, ", tabular.Number(r.Least), tabular.Number(r.Most))
+			}
+			text += fmt.Sprintf("; as it is, prefetchd is expected to reach %s tok/s (%s%s at most)", tabular.Number(o.Helped),
+				between, tabular.Number(o.Ahead))
 		}
 		all = append(all, text+".")
+		if o.FitsRange.isWide() {
+			all = append(all, o.doubtText())
+		}
 	}
 	if o.Short() && o.routed {
 		all = append(all, "What more memory would be worth depends on which experts tokens choose: `analyze "+
@@ -192,6 +249,79 @@ func (o *Outlook) Sentences() (all []string) {
 	return all
 }
 
+// diskText says how fast bytes came from disk, beside what the disk can read; "" if one of these is not known.
+func (o *Outlook) diskText() string {
+	perSecond := func(rate float64) string { return humanize.IBytes(uint64(rate)) + "/s" }
+	if o.Probed <= 0 || o.DiskRate <= 0 {
+		return ""
+	}
+	when := ""
+	if o.Age > oldAfter.Seconds() {
+		when = fmt.Sprintf(", measured %s before", ageText(o.Age))
+	}
+	if o.DiskRate > o.Probed {
+		return fmt.Sprintf(", at %s, which is all that this disk can read as far as is known (tracer had measured %s%s)",
+			perSecond(o.DiskRate), perSecond(o.Probed), when)
+	}
+	return fmt.Sprintf(", at %.0f %% of what this disk can read (%s%s)", 100*o.DiskRate/o.Probed,
+		perSecond(o.Probed), when)
+}
+
+// ageText is a time of more than an hour in words.
+func ageText(seconds float64) string {
+	const hour, day = 3600, 24 * 3600
+	n, unit := math.Round(seconds/hour), "hour"
+	if seconds >= 2*day {
+		n, unit = math.Round(seconds/day), "day"
+	}
+	if n != 1 {
+		unit += "s"
+	}
+	return fmt.Sprintf("%.0f %s", n, unit)
+}
+
+// fitsText says how fast tokens would be if nothing was missing.
+func (o *Outlook) fitsText() string {
+	between := ""
+	if r := o.FitsRange; r.isWide() {
+		between = ", " + tabular.Number(r.Least)
+		if r.Most > 0 {
+			between += " to " + tabular.Number(r.Most) + ","
+		} else {
+			between += " at least,"
+		}
+	}
+	return fmt.Sprintf("about %.1f times as fast (%s tok/s%s instead of %s)", o.Fits/o.TokensPerSecond,
+		tabular.Number(o.Fits), between, tabular.Number(o.TokensPerSecond))
+}
+
+// doubtText says why it is not known well how long a step computes.
+func (o *Outlook) doubtText() string {
+	took := func(seconds float64) string { return millisText(o.scale * seconds / o.computed) }
+	if o.ComputeTold > mostTold {
+		return fmt.Sprintf("How long a %s computes is not known well, as ops of a shape took different times: the sum of the "+
+			"fastest tenths is %s, that of the medians %s. Other work on this machine does that.", o.per,
+			took(o.ComputeRange.Least), took(o.ComputeRange.Most))
+	}
+	weights := fmt.Sprintf("weights of %.0f %% of the bytes", 100*(1-o.ComputeTold))
+	if o.ComputeTold < 0.005 {
+		weights = "all weights"
+	}
+	why := weights + " came from disk in every step"
+	if !o.stalls {
+		why = "the capture does not tell which ops waited"
+	}
+	text := fmt.Sprintf("How long a %s computes is not known well, as %s: at most %s, what they took less what they waited",
+		o.per, why, took(o.ComputeRange.Most))
+	if o.ComputeRange.Least > 0 {
+		text += fmt.Sprintf("; at least %s, in which memory delivers the bytes",
+			took(o.ComputeRange.Least))
+	}
+	return text + "."
+}
+
+func millisText(seconds float64) string { return tabular.Number(1000*seconds) + " ms" }
+
 // MissingData lists what the capture would have to tell for a whole verdict, and how that is recorded.
 func (c *Collector) MissingData(meta *tables.Meta) (all []string) {
 	if !c.hasDisk {
@@ -203,7 +333,7 @@ func (c *Collector) MissingData(meta *tables.Meta) (all []string) {
 	if !c.hasTime {
 		all = append(all, "how long ops took: `tracer --detail op` records it")
 	}
-	if !c.hasDisk || !c.Outlook(meta, 0).Short() {
+	if !c.hasDisk || !c.Outlook(meta, Compute{}).Short() {
 		return all
 	}
 	if meta.Memory == nil || meta.Memory.LimitBytes <= 0 {

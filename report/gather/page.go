@@ -7,9 +7,9 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"time"
 
 	"tensorcast/internal/stats"
+	"tensorcast/internal/tabular"
 	"tensorcast/report"
 	"tensorcast/trace/tables"
 )
@@ -23,7 +23,7 @@ func (s *stepSums) seconds() float64 {
 }
 
 // Report makes the page of what was collected. Title is its first line. Compute is as in Outlook.
-func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duration) *report.Report {
+func (c *Collector) Report(title string, meta *tables.Meta, compute Compute) *report.Report {
 	r := &report.Report{Title: title, Series: c.series(), Heat: c.heatmaps()}
 	for _, sheet := range []*Sheet{c.Phases(), c.Components(), c.Layers(), c.Gaps(), c.Tensors()} {
 		r.Tables = append(r.Tables, sheet.table())
@@ -96,7 +96,7 @@ func (c *Collector) perUnit() (times, bytes, disk, again, stalled []float64, tok
 }
 
 // facts are the most important figures, and the verdict on them.
-func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []report.Fact, verdict []string) {
+func (c *Collector) facts(meta *tables.Meta, compute Compute) (facts []report.Fact, verdict []string) {
 	times, bytes, disk, again, stalled, tokens := c.perUnit()
 	if tokens == 0 {
 		return nil, []string{nothingToSay}
@@ -107,19 +107,19 @@ func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []rep
 	}
 	if len(times) > 0 {
 		facts = append(facts, report.Fact{
-			Name: "speed", Value: fmt.Sprintf("%.3g tok/s", perUnit/stats.Median(times)), About: about,
+			Name: "speed", Value: tabular.Number(perUnit/stats.Median(times)) + " tok/s", About: about,
 		})
 	}
 	read := stats.Median(bytes)
 	facts = append(facts,
-		report.Fact{Name: "read per " + c.per(), Value: fmt.Sprintf("%.0f MiB", read/mib), About: about})
+		report.Fact{Name: "read per " + c.per(), Value: tabular.Size(read), About: about})
 	if c.hasDisk {
 		facts = append(facts,
 			report.Fact{
-				Name: "from disk per " + c.per(), Value: fmt.Sprintf("%.0f MiB", stats.Median(disk)/mib), About: about,
+				Name: "from disk per " + c.per(), Value: tabular.Size(stats.Median(disk)), About: about,
 			},
 			report.Fact{
-				Name: "again from disk per " + c.per(), Value: fmt.Sprintf("%.0f MiB", stats.Median(again)/mib),
+				Name: "again from disk per " + c.per(), Value: tabular.Size(stats.Median(again)),
 				About: about + "; what had been read from disk before in this capture",
 			})
 	}
@@ -207,7 +207,7 @@ func (c *Collector) Grids() (all []Grid) {
 	for i, t := range c.firstReads {
 		s := &c.structure[t]
 		rows[i] = report.Row{
-			Name: s.Name, Weight: float64(s.Size), Detail: fmt.Sprintf("%s, %.3g MiB", s.Type, float64(s.Size)/mib),
+			Name: s.Name, Weight: float64(s.Size), Detail: s.Type + ", " + tabular.Size(float64(s.Size)),
 		}
 	}
 	// Of a tensor without any value, rest is shown.

@@ -103,7 +103,9 @@ func NewReplay(
 			if len(r.times) > 0 {
 				r.whole = append(r.whole, float64(s.End-s.Begin)/perSecond)
 			}
-			r.times = append(r.times, max(float64(s.End-s.Begin-stall[s.Step]), 0)/perSecond)
+			// The sum over the threads is more than what the step waited. This is what it waited at least.
+			waited := stall[s.Step] / int64(max(meta.Host.CPUs, 1))
+			r.times = append(r.times, max(float64(s.End-s.Begin-waited), 0)/perSecond)
 		}
 	}
 	return r, nil

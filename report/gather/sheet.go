@@ -283,9 +283,13 @@ func (c *Collector) Gaps() *Sheet {
 	return s
 }
 
-// phaseSum is what the steps of a phase did.
+// phaseLoad is the name of what was read outside of steps, most of it as the model is loaded.
+const phaseLoad = "load"
+
+// phaseSum is what the steps of a phase did, or what was read outside of steps.
 type phaseSum struct {
-	phase                                                     tables.Phase
+	name                                                      string
+	outside                                                   bool // nothing but reads from disk is known
 	steps, tokens, nanos, accesses, read, disk, reread, stall int64
 	hasStall                                                  bool
 	// Slices of the tensors whose experts were observed: those that were read, and all. An expert of a
@@ -293,12 +297,31 @@ type phaseSum struct {
 	touched, slices int64
 }
 
+// sumLoad sums up what was read from disk of tensors outside of steps.
+func (c *Collector) sumLoad() phaseSum {
+	p := phaseSum{name: phaseLoad, outside: true}
+	inSteps := func(m *matrix, tensor int32) (sum int64) {
+		for _, v := range m.rows[tensor] {
+			sum += int64(v)
+		}
+		return sum
+	}
+	for i := range c.perTensor {
+		p.disk += c.perTensor[i].disk - inSteps(&c.fromDisk, int32(i))
+		p.reread += c.perTensor[i].reread - inSteps(&c.reread, int32(i))
+	}
+	return p
+}
+
 func (c *Collector) sumPhases() (all []phaseSum) {
-	for i := range tables.PhaseNames() {
-		p := phaseSum{phase: tables.Phase(i)}
-		for i := range c.steps {
-			s := &c.steps[i]
-			if s.row.Phase != p.phase {
+	if load := c.sumLoad(); load.disk > 0 {
+		all = append(all, load)
+	}
+	for i, name := range tables.PhaseNames() {
+		p := phaseSum{name: name}
+		for j := range c.steps {
+			s := &c.steps[j]
+			if s.row.Phase != tables.Phase(i) {
 				continue
 			}
 			p.steps++
@@ -327,23 +350,27 @@ func (c *Collector) sumPhases() (all []phaseSum) {
 // Phases has a row for each phase that was observed.
 func (c *Collector) Phases() *Sheet {
 	all := c.sumPhases()
-	s := &Sheet{Name: "Phases", About: "Sums over the steps of each phase."}
+	s := &Sheet{Name: "Phases", About: "Sums over the steps of each phase. What was read from disk before the first " +
+		"step, or between steps, is load."}
 	names := make([]string, len(all))
 	for i, p := range all {
-		names[i] = p.phase.String()
+		names[i] = p.name
 	}
 	s.addTexts("phase", "phase", names)
-	add := func(key, name, unit string, observed bool, value func(p *phaseSum) int64) {
-		s.addNumbers(key, name, unit, len(all), func(i int) (int64, bool) { return value(&all[i]), observed })
+	add := func(key, name, unit string, observed func(p *phaseSum) bool, value func(p *phaseSum) int64) {
+		s.addNumbers(key, name, unit, len(all), func(i int) (int64, bool) { return value(&all[i]), observed(&all[i]) })
 	}
-	add("steps", "steps", "", true, func(p *phaseSum) int64 { return p.steps })
-	add("tokens", "tokens", "", true, func(p *phaseSum) int64 { return p.tokens })
-	add("step_ns", "time", unitTime, true, func(p *phaseSum) int64 { return p.nanos })
-	add("accesses", "accesses", "", true, func(p *phaseSum) int64 { return p.accesses })
-	add("read_bytes", "read", unitBytes, true, func(p *phaseSum) int64 { return p.read })
-	add("disk_bytes", "from disk", unitBytes, c.hasDisk, func(p *phaseSum) int64 { return p.disk })
-	add("reread_bytes", "again", unitBytes, c.hasDisk, func(p *phaseSum) int64 { return p.reread })
-	add("stall_ns", "waiting", unitTime, c.hasStall, func(p *phaseSum) int64 { return p.stall })
+	ofSteps := func(p *phaseSum) bool { return !p.outside }
+	ofDisk := func(*phaseSum) bool { return c.hasDisk }
+	ofStalls := func(p *phaseSum) bool { return c.hasStall && !p.outside }
+	add("steps", "steps", "", ofSteps, func(p *phaseSum) int64 { return p.steps })
+	add("tokens", "tokens", "", ofSteps, func(p *phaseSum) int64 { return p.tokens })
+	add("step_ns", "time", unitTime, ofSteps, func(p *phaseSum) int64 { return p.nanos })
+	add("accesses", "accesses", "", ofSteps, func(p *phaseSum) int64 { return p.accesses })
+	add("read_bytes", "read", unitBytes, ofSteps, func(p *phaseSum) int64 { return p.read })
+	add("disk_bytes", "from disk", unitBytes, ofDisk, func(p *phaseSum) int64 { return p.disk })
+	add("reread_bytes", "again", unitBytes, ofDisk, func(p *phaseSum) int64 { return p.reread })
+	add("stall_ns", "waiting", unitTime, ofStalls, func(p *phaseSum) int64 { return p.stall })
 	// Slices of tensors are counted. An expert of a layer has several.
 	s.addNumbers("expert_slices_touched", "slices of experts touched", "", len(all),
 		func(i int) (int64, bool) { return all[i].touched, all[i].slices > 0 })

@@ -314,7 +314,7 @@ func (a *Answer) Document() tabular.Document {
 	for _, r := range a.Rows {
 		row := []string{fmt.Sprintf("%.0f MiB", float64(r.Memory)/mib), fmt.Sprintf("%.0f %%", 100*r.Share)}
 		for _, result := range r.Results {
-			row = append(row, fmt.Sprintf("%.3g", result.TokS), fmt.Sprintf("%.0f", scale*result.Missed/mib))
+			row = append(row, tabular.Number(result.TokS), fmt.Sprintf("%.0f", scale*result.Missed/mib))
 		}
 		t.Rows = append(t.Rows, row)
 	}
@@ -323,8 +323,8 @@ func (a *Answer) Document() tabular.Document {
 			scale*a.PerToken/mib, per, float64(a.WorkingSet)/mib, a.Blocks),
 		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GiB/s", 1000*a.Compute,
 			a.ComputeFrom, a.TokensPerStep, a.Bandwidth/gib),
-		fmt.Sprintf("what is read as it is touched comes at %.2f GiB/s (%s); the kernel reads %.4g KiB around a miss",
-			a.Touched/gib, a.TouchedFrom, float64(a.Readahead)/1024),
+		fmt.Sprintf("what is read as it is touched comes at %.2f GiB/s (%s); the kernel reads %s around a miss",
+			a.Touched/gib, a.TouchedFrom, tabular.Size(float64(a.Readahead))),
 	}
 	notes := tabular.Lines{}
 	for _, s := range a.Strategies {

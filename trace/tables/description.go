@@ -69,6 +69,12 @@ type Disk struct {
 	ReadaheadKiB int    `json:"readahead_kib,omitempty"` // read_ahead_kb; 0 if the kernel does not tell
 	// BytesPerSecond is what it reads with many requests at a time. It is 0 if that was not measured.
 	BytesPerSecond float64 `json:"bytes_per_second,omitempty"`
+	// Least and Most are the range of the moments of which BytesPerSecond is the median. They are 0 in captures of
+	// earlier versions.
+	Least float64 `json:"least_bytes_per_second,omitempty"`
+	Most  float64 `json:"most_bytes_per_second,omitempty"`
+	// Measured is when that was, which may have been before the capture. It is zero in captures of earlier versions.
+	Measured time.Time `json:"measured,omitzero"`
 }
 
 // Hidden describes the hidden table. Rows and LeftOut together are Counters.InputsSent.
@@ -99,6 +105,9 @@ type Host struct {
 	CPUs        int    `json:"cpus"`
 	MemoryBytes int64  `json:"memory_bytes,omitempty"`
 	PageSize    int    `json:"page_size"`
+	// MemoryBytesPerSecond is how many bytes per second all processors read from memory together. It is 0 if that
+	// was not measured: tracer does so when its command has ended.
+	MemoryBytesPerSecond float64 `json:"memory_bytes_per_second,omitempty"`
 }
 
 // ModelInfo identifies a traced model.
