@@ -111,7 +111,7 @@ test-manifests: ## test the manifests of Kubernetes
 # Elsewhere the test is skipped where there is no Java: it takes a Java, and 320 MB of Python's package index.
 spark: NEEDED += java
 spark: deps ## read a data set of 100 runs in Apache Spark
-	SPARK=1 go test -count 1 $(LDFLAGS) -run '^TestDatasetInSpark$$' -v ./cmd
+	SPARK=1 go test -count 1 $(LDFLAGS) -run '^TestDataset$$' -v ./cmd
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
 	go test -short $(LDFLAGS) ./...

@@ -17,6 +17,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
+	"tensorcast/trace/dataset"
 	"tensorcast/trace/tables"
 	"tensorcast/trace/tracetest"
 )
@@ -26,25 +27,36 @@ const (
 	manyModels = 4
 )
 
-// appendRuns appends one capture under many names to the data set "runs" in a directory. It returns how many tokens it
-// generated, and how many rows its table of accesses has.
+// appendRuns appends one capture under many names to the data set "runs" in a directory: the first by the command. It
+// returns how many tokens it generated, and how many rows its table of accesses has.
 func appendRuns(t *testing.T, dir string) (tokens, accesses int64) {
 	t.Helper()
 	capture := filepath.Join(dir, "capture")
 	if err := tracetest.Write(capture, tracetest.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	for i := range manyRuns {
-		cmd := exec.Command(bin["analyze"], "export", "--dataset", "runs", "--run", fmt.Sprintf("machine-%03d", i),
-			"--model", fmt.Sprintf("model %d", i%manyModels))
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("run %d: %v\n%s", i, err, out)
-		}
-	}
 	c, err := trace.Open(capture)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for i := range manyRuns {
+		o := dataset.Options{Model: fmt.Sprintf("model %d", i%manyModels), Run: fmt.Sprintf("machine-%03d", i)}
+		if i > 0 {
+			if _, err := dataset.Append(t.Context(), filepath.Join(dir, "runs"), c, o); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		for _, again := range []bool{false, true} {
+			cmd := exec.Command(bin["analyze"], "export", "--dataset", "runs", "--run", o.Run, "--model", o.Model)
+			cmd.Dir = dir
+			out, err := cmd.CombinedOutput()
+			if text := string(out); (err != nil) != again || !strings.Contains(text, map[bool]string{
+				false: "appended the run machine-000 of model_0 to runs: 7 tables", true: "--replace",
+			}[again]) || strings.Count(text, "\n") != 1 {
+				t.Fatalf("analyze export, again: %v: %v\n%s", again, err, text)
+			}
+		}
 	}
 	for s, err := range c.Steps() {
 		if err != nil {
@@ -76,11 +88,18 @@ func fleetPage(t *testing.T) string {
 	return string(text)
 }
 
-// One query of DuckDB reads all runs of a data set, and knows the model and the name of each.
-func TestDatasetInDuckDB(t *testing.T) {
-	program := duckDB(t)
+// One query reads all runs of a data set, and knows the model and the name of each.
+func TestDataset(t *testing.T) {
+	testenv.NeedMachine(t)
 	dir := t.TempDir()
 	tokens, accesses := appendRuns(t, dir)
+	t.Run("duckdb", func(t *testing.T) { queryInDuckDB(t, dir, tokens, accesses) })
+	t.Run("spark", func(t *testing.T) { queryInSpark(t, dir, tokens) })
+}
+
+// queryInDuckDB asks DuckDB, also what docs/fleet.md asks.
+func queryInDuckDB(t *testing.T, dir string, tokens, accesses int64) {
+	program := duckDB(t)
 	query := func(sql string) string {
 		t.Helper()
 		cmd := exec.Command(program, sql)
@@ -124,10 +143,9 @@ func TestDatasetInDuckDB(t *testing.T) {
 // sparkProgram matches the program of Spark in the document, which prints one row for each model.
 var sparkProgram = regexp.MustCompile("(?s)```python\n(.*?)```")
 
-// One query of Spark reads all runs of a data set. This runs the program that docs/fleet.md shows. It takes a Java and,
-// the first time, 320 MB: `make spark` installs what is missing.
-func TestDatasetInSpark(t *testing.T) {
-	testenv.NeedMachine(t)
+// queryInSpark runs the program that docs/fleet.md shows. It takes a Java and, the first time, 320 MB: `make spark`
+// installs what is missing.
+func queryInSpark(t *testing.T, dir string, tokens int64) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	python, err := llama.Spark(ctx)
@@ -137,8 +155,6 @@ func TestDatasetInSpark(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	tokens, _ := appendRuns(t, dir)
 	program := sparkProgram.FindStringSubmatch(fleetPage(t))
 	if program == nil {
 		t.Fatal("docs/fleet.md has no program of Python")

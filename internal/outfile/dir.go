@@ -83,6 +83,15 @@ func openDir(at *location, path string, made bool) (*Dir, error) {
 
 // OpenSub opens an entry of the directory, as OpenDir does.
 func (d *Dir) OpenSub(name string, mode uint32) (*Dir, error) {
+	err := unix.Mkdirat(d.fd(), name, mode)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, d.pathError("make", name, err)
+	}
+	return d.openExisting(name, err == nil)
+}
+
+// openExisting opens an entry of the directory that is there already. made says that the caller has made it.
+func (d *Dir) openExisting(name string, made bool) (*Dir, error) {
 	w, err := currentWriter()
 	if err != nil {
 		return nil, err
@@ -91,12 +100,7 @@ func (d *Dir) OpenSub(name string, mode uint32) (*Dir, error) {
 	if err != nil {
 		return nil, d.pathError("open", name, err)
 	}
-	err = unix.Mkdirat(parent, name, mode)
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		_ = unix.Close(parent)
-		return nil, d.pathError("make", name, err)
-	}
-	return openDir(&location{writer: w, dir: parent, base: name}, d.Path(name), err == nil)
+	return openDir(&location{writer: w, dir: parent, base: name}, d.Path(name), made)
 }
 
 // Close releases the lock and closes the directory.

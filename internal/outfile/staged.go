@@ -35,10 +35,14 @@ func (d *Dir) Stage(name string, mode uint32) (*StagedDir, error) {
 		if err != nil {
 			return nil, d.pathError("make", name, err)
 		}
-		sub, err := d.OpenSub(temp, mode)
+		sub, err := d.openExisting(temp, true)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // somebody swept it
+		}
 		if err != nil {
 			return nil, errors.Join(err, d.Remove(temp))
 		}
+		sub.path = d.Path(name) // errors name what the user knows
 		s := &StagedDir{Dir: sub, in: d, name: name, temp: temp}
 		err = sub.Lock()
 		switch {
@@ -146,7 +150,10 @@ func (d *Dir) SweepStaged() error {
 
 // sweepOne removes a directory with a temporary name, unless somebody fills it.
 func (d *Dir) sweepOne(name string) error {
-	sub, err := d.OpenSub(name, 0o700)
+	sub, err := d.openExisting(name, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it has appeared, or somebody else has swept it
+	}
 	if err != nil {
 		return err
 	}
@@ -158,12 +165,27 @@ func (d *Dir) sweepOne(name string) error {
 	if err != nil {
 		return err
 	}
+	// It may have appeared meanwhile, and its process may have begun another one with this name.
+	var locked, named unix.Stat_t
+	if err := unix.Fstat(sub.fd(), &locked); err != nil {
+		return d.pathError("look at", name, err)
+	}
+	err = stat(d.fd(), name, &named, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) || err == nil && named.Ino != locked.Ino {
+		return nil
+	}
+	if err != nil {
+		return d.pathError("look at", name, err)
+	}
 	return d.removeTree(name)
 }
 
 // removeTree removes a directory that has nothing but files in it.
 func (d *Dir) removeTree(name string) error {
-	sub, err := d.OpenSub(name, 0o700)
+	sub, err := d.openExisting(name, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // somebody else has swept it
+	}
 	if err != nil {
 		return err
 	}

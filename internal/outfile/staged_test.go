@@ -36,6 +36,9 @@ func TestStage(t *testing.T) {
 		}
 	}
 	s := stage("discarded")
+	if got, want := s.Path("file"), filepath.Join(d.Path("new"), "file"); got != want {
+		t.Errorf("its file is called %s, want %s, as it will be", got, want)
+	}
 	s.Discard()
 	s.Discard()
 	entries(0)

@@ -90,7 +90,7 @@ func Append(ctx context.Context, path string, c *trace.Capture, o Options) (p Pa
 	defer run.Discard()
 	write := func(table string, write func(io.Writer) error) error {
 		file := table + ".parquet"
-		p.Files = append(p.Files, filepath.Join(model.Path(name), file))
+		p.Files = append(p.Files, run.Path(file))
 		return run.Write(file, fileMode, write)
 	}
 	for _, table := range trace.TableNames() {
