@@ -12,7 +12,6 @@ import (
 	"io"
 	"math"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -184,8 +183,16 @@ func (f *Figure) legendWidth() (widest vg.Length) {
 func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) error {
 	p := newPlot("", f.XLabel, f.YLabel)
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(evenTicks), plot.TickerFunc(evenTicks)
+	low, high := 0., f.High
 	if f.Low > 0 {
-		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.TickerFunc(logTicks)
+		low, high = math.Log10(f.Low), math.Log10(f.High)
+		p.Y.Tick.Marker = plot.TickerFunc(func(float64, float64) []plot.Tick {
+			ticks := logTicks(f.Low, f.High)
+			for i := range ticks {
+				ticks[i].Value = math.Log10(ticks[i].Value)
+			}
+			return ticks
+		})
 	}
 	lines := plotter.NewGrid()
 	lines.Vertical.Color, lines.Horizontal.Color = gridInk, gridInk
@@ -195,7 +202,7 @@ func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) err
 	number := 0 // of the next curve that has a colour
 	for i := range in.Curves {
 		c := in.Curves[i]
-		c.Points = f.drawable(c.Points)
+		c.Points = f.placed(c.Points)
 		var err error
 		switch {
 		case c.Bound && len(c.Points) > 0:
@@ -210,7 +217,7 @@ func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) err
 			return err
 		}
 	}
-	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = f.From, f.To, f.Low, f.High
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = f.From, f.To, low, high
 	if !f.Beside {
 		p.Legend = legend
 		p.Legend.XOffs, p.Legend.YOffs = vg.Points(6), -vg.Points(4)
@@ -222,12 +229,21 @@ func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) err
 	return nil
 }
 
-// drawable are the points that can be drawn: on a logarithmic axis only those that are not below its beginning.
-func (f *Figure) drawable(points []Point) []Point {
+// placed are the points as they lie on the y axis. On a logarithmic one these are the logarithms of those that are not
+// below its beginning. gonum's own logarithmic axis leaves a large part of the picture free: it takes the middle of the
+// values for the place of the axis's name.
+func (f *Figure) placed(points []Point) (all []Point) {
 	if f.Low <= 0 {
 		return points
 	}
-	return slices.DeleteFunc(slices.Clone(points), func(at Point) bool { return !(at.Y >= f.Low) })
+	for _, at := range points {
+		if at.Y >= f.Low {
+			all = append(all, Point{
+				X: at.X, Y: math.Log10(at.Y), Low: math.Log10(max(at.Low, f.Low)), High: math.Log10(max(at.High, f.Low)),
+			})
+		}
+	}
+	return all
 }
 
 // newPlot makes an empty plot in this package's fonts.
