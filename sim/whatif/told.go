@@ -12,8 +12,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Answers are estimates for several numbers of tokens per step, with the same memory and strategies. There is at least
-// one.
+// Answers are estimates for several numbers of tokens per step, with the same memory. There is at least one. Their
+// strategies may differ: of a mixture of experts it is not known what prefetchd keeps for several tokens together.
 type Answers []*Answer
 
 // Columns returns the rows as a table, with one row for each number of tokens per step, amount of memory and strategy.
@@ -102,18 +102,27 @@ func (all Answers) gains() *tabular.Table {
 		t.Columns = append(t.Columns, tabular.Right(fmt.Sprintf("%d", a.TokensPerStep))...)
 	}
 	for i, r := range all[0].Rows {
-		for strategy, s := range all[0].Strategies {
+		for _, s := range allStrategies {
 			if s.Name != Plain && s.Name != Auto && !s.Bound {
 				continue
 			}
 			row := []string{fmt.Sprintf("%.0f MiB", float64(r.Memory)/mib), s.Name}
 			for _, a := range all {
-				row = append(row, fmt.Sprintf("%.3g", a.Rows[i].Results[strategy].TokS))
+				row = append(row, a.speedText(i, s.Name))
 			}
 			t.Rows = append(t.Rows, row)
 		}
 	}
 	return t
+}
+
+// speedText is the tokens per second of a strategy in a row; "-" if the answer does not have the strategy.
+func (a *Answer) speedText(row int, strategy string) string {
+	at := slices.IndexFunc(a.Strategies, func(s Strategy) bool { return s.Name == strategy })
+	if at < 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.3g", a.Rows[row].Results[at].TokS)
 }
 
 // document is what an answer is based on, and its table.
@@ -159,7 +168,7 @@ func (all Answers) Figure() *chart.Figure {
 			Title: fmt.Sprintf("expected with a disk of %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9, 1000*a.Compute),
 		}
 		if len(all) > 1 {
-			p.Title += fmt.Sprintf(", tokens per step: %d", a.TokensPerStep)
+			p.Title += fmt.Sprintf("\ntokens per step: %d", a.TokensPerStep)
 		}
 		f.To = max(f.To, float64(a.WorkingSet)*(curvePoints+1)/curvePoints/(1<<30))
 		for i, s := range a.Strategies {
