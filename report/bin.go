@@ -482,8 +482,8 @@ func fitSpans(all []Span) []Span {
 	return shown
 }
 
-// fitReads encodes where is read. Of columns that share a cell it shows the mean of the shares, and the class of the
-// greatest.
+// fitReads encodes where is read. Of columns that share a cell it shows the class of the greatest, and what a step reads
+// in them: the sum of the shares where they are parts of a step, and their mean where they are steps.
 func fitReads(m *ReadMap, b bounds) *readCells {
 	const classes, most = 8, 31
 	each := binSize(m.Columns, max(1, b.readCells/max(1, m.Rows)))
@@ -506,7 +506,8 @@ func fitReads(m *ReadMap, b bounds) *readCells {
 				}
 			}
 			if sum > 0 {
-				level := math.Ceil(most * math.Sqrt(min(sum/float64(to-from), 1)))
+				steps := max(float64(to-from)*m.StepsPerColumn, 1)
+				level := math.Ceil(most * math.Sqrt(min(sum/steps, 1)))
 				cells[row*out.Columns+column] = byte(min(max(class, 0), classes-1)<<5 | int(level))
 			}
 		}

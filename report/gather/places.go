@@ -150,11 +150,16 @@ func (p *places) merged(each int) func(column, row int) (class int, share float6
 // stepsPerColumn is how many steps, or which part of a step, a column has.
 func (p *places) stepsPerColumn() float64 { return float64(p.shared) / float64(p.perStep) }
 
-// drawnEach is how many columns a figure takes together: 1, 2 or 4.
+// drawnEach is how many columns a figure takes together: 1, 2 or 4, or those of whole steps. A step that had only a few
+// columns would be a few stripes, some of which nothing falls into: steps that are all alike would look hatched.
 func (p *places) drawnEach() int {
+	const leastParts = 8
 	each := 1
 	for each < mostMerged && ceilDiv(p.columns, each) > drawnColumns {
 		each *= 2
+	}
+	if p.perStep > 1 && p.perStep/each < leastParts {
+		return p.perStep * ceilDiv(p.steps, drawnColumns)
 	}
 	return each
 }

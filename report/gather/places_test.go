@@ -46,7 +46,7 @@ func readEverything(t *testing.T, tensors, steps int) *Collector {
 // where a column has whole steps, all of the file is read in it. Of taking every n-th read, waves were seen here.
 func TestPlacesAreEven(t *testing.T) {
 	for _, tc := range []struct{ tensors, steps int }{
-		{147, 34}, {291, 33}, {7, 500}, {147, 1000}, {13, 2048}, {13, 2049}, {50, 3001}, {3, 20_000},
+		{147, 34}, {291, 33}, {7, 195}, {7, 500}, {147, 1000}, {13, 2048}, {13, 2049}, {50, 3001}, {3, 20_000},
 	} {
 		c := readEverything(t, tc.tensors, tc.steps)
 		f := c.OffsetsFigure("t")
@@ -173,6 +173,13 @@ func TestSpeed(t *testing.T) {
 	}
 	if c := New(structure, 0, 0, []tables.StepRow{{Begin: 5, End: tables.NotObserved}}); c.speed(1) != nil {
 		t.Error("a capture without times has a speed")
+	}
+	// A few steps that are many times as fast do not take the scale from the others.
+	if end := scaleEnd([]float64{5, 4, 6, 5, 5, 4, 6, 5, 5, 6, 4, 5, 900}); end < 6 || end > 18 {
+		t.Errorf("the scale ends at %g, want about three times the usual", end)
+	}
+	if end := scaleEnd([]float64{5, 4, 9}); end != 9 {
+		t.Errorf("the scale ends at %g, want 9", end)
 	}
 	// Many steps share bars: as many tokens in as much time.
 	long := readEverything(t, 1, 10*mostSpeedBars+3).SpeedFigure("t", 0)

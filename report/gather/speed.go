@@ -6,11 +6,13 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/internal/chart"
+	"tensorcast/internal/stats"
 	"tensorcast/report"
 	"tensorcast/trace/tables"
 )
@@ -106,6 +108,7 @@ func (c *Collector) SpeedFigure(title string, compute time.Duration) *chart.Stac
 		f.Parts = append(f.Parts, chart.StackPart{Name: part.Name, Color: partColors[i], Shares: make([]float64, bars)})
 	}
 	highest := 0.0
+	var usual []float64 // bars of the phase that the figures are of
 	for bar := range bars {
 		var tokens, seconds, main float64
 		for i := bar * each; i < min((bar+1)*each, len(s.Tokens)); i++ {
@@ -131,17 +134,29 @@ func (c *Collector) SpeedFigure(title string, compute time.Duration) *chart.Stac
 		}
 		highest = max(highest, f.Values[bar])
 		if main > 0 {
-			f.High = max(f.High, f.Values[bar])
+			usual = append(usual, f.Values[bar])
 		}
 	}
-	if f.High = cmp.Or(f.High, highest); highest > f.High {
-		f.Caption += " Bars that reach the top are higher: the tokens of a prompt share what they read."
+	if f.High = cmp.Or(scaleEnd(usual), highest); highest > f.High {
+		f.Caption += " Bars that reach the top are higher."
 	}
-	if f.Bound < 2*f.High { // else the bars would be low
+	if f.Bound < 2*f.High {
 		f.High = max(f.High, f.Bound)
+	} else { // the bars would be low
+		f.Caption += fmt.Sprintf(" If nothing waited it would be %.3g tokens per second.", f.Bound)
 	}
 	f.High *= 1.06
 	return f
+}
+
+// scaleEnd is the end of a scale that shows most values: it leaves out few of them that are many times as great, and
+// would leave nothing of it to the others. It is 0 of no values.
+func scaleEnd(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	const many = 3
+	return min(slices.Max(values), many*stats.Quantile(values, 0.9))
 }
 
 // SpeedSheet has a row for each step: how long it took, and what with. Compute is as in SpeedFigure.

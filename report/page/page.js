@@ -252,13 +252,19 @@
   const isMain = new Uint8Array(data.labels.length);
   for (const ph of data.phases) if (ph.phase === data.main) isMain.fill(1, Math.floor(ph.from / data.per_bin), Math.ceil(ph.to / data.per_bin));
   const scaleEnd = (from, to, value) => {
-    let main = 0, all = 0;
+    let all = 0;
+    const main = [];
     for (let i = from; i < to; i++) {
       const v = value(i) || 0;
       all = Math.max(all, v);
-      if (isMain[i]) main = Math.max(main, v);
+      if (isMain[i] && v > 0) main.push(v);
     }
-    return { most: main || all, exceeded: main > 0 && all > main };
+    return { most: main.length ? Math.max(...main) : all, exceeded: main.length > 0 && all > Math.max(...main), usual: usual(main) || all };
+  };
+  // usual is the end of a scale that shows most values: it leaves out few of them that are many times as great.
+  const usual = values => {
+    const sorted = values.slice().sort((a, b) => a - b), n = sorted.length;
+    return n ? Math.min(sorted[n - 1], 3 * sorted[Math.floor(.9 * (n - 1))]) : 0;
   };
   // shadePhases marks the steps of other phases.
   const shadePhases = (p, base) => {
@@ -289,7 +295,7 @@
     const speed = i => s.seconds[i] > 0 ? s.tokens[i] / s.seconds[i] : 0;
     chart(parent, height, "speed-chart", "tokens per second over the steps", p => {
       const { c } = p, [from, to] = inView(s.tokens.length);
-      const { most, exceeded } = scaleEnd(from, to, speed);
+      const { most: greatest, usual: most, exceeded } = scaleEnd(from, to, speed);
       const end = 1.06 * (s.possible < 2 * most ? Math.max(most, s.possible) : most) || 1;
       const y = v => base - Math.min(v / end, 1) * (base - 8);
       within(p, () => {
@@ -326,7 +332,8 @@
       for (const v of ticks(end)) c.fillText(digits(v) + (v === 0 ? " tok/s" : ""), left - 8, Math.min(Math.max(y(v), 8), base - 4));
       c.fillStyle = css("--ink");
       if (s.possible > 0 && s.possible <= end) c.fillText("if nothing waited ", left - 40, y(s.possible));
-      if (exceeded) c.fillText("higher: other phases ", left - 40, 20);
+      if (exceeded || greatest > most) c.fillText(greatest > most ? "some are higher " : "higher: other phases ", left - 40, 20);
+      if (s.possible > end) c.fillText(`if nothing waited: ${digits(s.possible)}`, left - 40, 38);
       axis(p, base);
     }, step => {
       const i = Math.floor(Math.floor(step) / data.per_bin);
@@ -520,25 +527,30 @@
       const { c } = p, w = Math.max(1, Math.round(p.width * ratio)), tall = Math.max(1, Math.round((base - 1) * ratio));
       const image = c.createImageData(w, tall), pixels = new Uint32Array(image.data.buffer);
       const paper = rgb(css("--paper")), paints = r.classes.map(k => rgb(k.color)), none = pack(paper);
-      const columnAt = x => (view.from + x / w * (view.to - view.from)) / r.per_column;
+      // Where a step has only a few pixels, each of them has whole steps: else some would have nothing, and steps that
+      // are all alike would look hatched.
+      const isWhole = r.per_column < 1 && w / (view.to - view.from) < 8;
+      const stepAt = x => view.from + x / w * (view.to - view.from);
+      const columnsAt = x => isWhole ? [Math.round(Math.floor(stepAt(x)) / r.per_column), Math.round(Math.ceil(stepAt(x + 1)) / r.per_column)] : [Math.floor(stepAt(x) / r.per_column), Math.ceil(stepAt(x + 1) / r.per_column)];
       const sums = new Float64Array(8);
       for (let y = 0; y < tall; y++) {
         // The beginning of the files is at the bottom. A pixel has all the cells that it touches.
         const low = Math.min(r.rows - 1, Math.floor((tall - 1 - y) / tall * r.rows)), high = Math.max(low + 1, Math.min(r.rows, Math.ceil((tall - y) / tall * r.rows)));
         for (let x = 0; x < w; x++) {
-          const from = Math.floor(columnAt(x)), to = Math.max(from + 1, Math.ceil(columnAt(x + 1)));
-          let best = -1, all = 0, count = 0;
+          let [from, to] = columnsAt(x);
+          to = Math.min(Math.max(from + 1, to), r.columns);
+          const steps = Math.max(1, (to - from) * r.per_column) * (high - low);
+          let best = -1, all = 0;
           sums.fill(0);
-          for (let row = low; row < high; row++) for (let k = from; k < Math.min(to, r.columns); k++) {
+          for (let row = low; row < high; row++) for (let k = from; k < to; k++) {
             const v = cells[row * r.columns + k];
-            count++;
             if (!v) continue;
             const share = (v & most) / most;
             all += share * share;
             sums[v >> 5] += share * share;
             if (best < 0 || sums[v >> 5] > sums[best]) best = v >> 5;
           }
-          const part = .25 + .75 * Math.sqrt(count ? all / count : 0);
+          const part = .25 + .75 * Math.sqrt(Math.min(all / steps, 1));
           pixels[y * w + x] = best < 0 || !paints[best] ? none : pack(paints[best].map((v, k) => Math.round(paper[k] + part * (v - paper[k]))));
         }
       }
