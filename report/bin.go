@@ -482,8 +482,8 @@ func fitSpans(all []Span) []Span {
 	return shown
 }
 
-// fitReads encodes where is read. Of columns that share a cell it shows the class of the greatest, and what a step reads
-// in them: the sum of the shares where they are parts of a step, and their mean where they are steps.
+// fitReads encodes where is read. Of columns that share a cell it shows the class of the greatest, and what a step
+// reads in them: the sum of the shares where they are parts of a step, and their mean where they are steps.
 func fitReads(m *ReadMap, b bounds) *readCells {
 	const classes, most = 8, 31
 	each := binSize(m.Columns, max(1, b.readCells/max(1, m.Rows)))

@@ -129,6 +129,35 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// Steps that are alike look alike from afar, though each reads in a small part of its time only. From near, one sees
+// when.
+func TestAlike(t *testing.T) {
+	const steps, parts = 400, 8
+	r := &Report{Title: "alike", Steps: make([]Step, steps), Reads: &ReadMap{
+		Size: 100, Classes: []Class{{"k", "#123456"}}, Columns: steps * parts, Rows: 4, StepsPerColumn: 1. / parts,
+		Cell: func(column, _ int) (int, float64) {
+			if column%parts == 3 {
+				return 0, 1
+			}
+			return 0, 0
+		},
+	}}
+	got := inBrowser(t, r, `
+		await drawn();
+		const colours = () => {
+			const seen = new Set();
+			for (let x = 210; x < 1000; x++) seen.add(pixel("offset-map", x, 100));
+			return Array.from(seen).sort().join(" ");
+		};
+		result.far = colours();
+		for (let i = 0; i < 14; i++) await act($("offset-map"), WheelEvent, "wheel", 700, 100, { deltaY: -100 });
+		result.near = colours();
+	`)
+	if got["far"] != "18,52,86,255" || got["near"] != "18,52,86,255 255,255,255,255" {
+		t.Errorf("colours from afar %q, from near %q; want one, and that of nothing beside it", got["far"], got["near"])
+	}
+}
+
 // Light and dark follow the reader's system, until the button is pressed.
 func TestDark(t *testing.T) {
 	const steps = `

@@ -236,11 +236,10 @@ func (f *Figure) placed(points []Point) (all []Point) {
 	if f.Low <= 0 {
 		return points
 	}
+	log := func(v float64) float64 { return math.Log10(max(v, f.Low)) }
 	for _, at := range points {
 		if at.Y >= f.Low {
-			all = append(all, Point{
-				X: at.X, Y: math.Log10(at.Y), Low: math.Log10(max(at.Low, f.Low)), High: math.Log10(max(at.High, f.Low)),
-			})
+			all = append(all, Point{X: at.X, Y: log(at.Y), Low: log(at.Low), High: log(at.High)})
 		}
 	}
 	return all

@@ -164,9 +164,8 @@ func (all Answers) Figure() *chart.Figure {
 	}
 	slowest := math.Inf(1)
 	for _, a := range all {
-		p := chart.Panel{
-			Title: fmt.Sprintf("expected with a disk of %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9, 1000*a.Compute),
-		}
+		p := chart.Panel{Title: fmt.Sprintf("expected with a disk of %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9,
+			1000*a.Compute)}
 		if len(all) > 1 {
 			p.Title += fmt.Sprintf("\ntokens per step: %d", a.TokensPerStep)
 		}
