@@ -135,9 +135,13 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 				"analysis/route.parquet", "analysis/steps.parquet", "analysis/structure.parquet"),
 			faults: 1,
 		},
-		"analyze rereads": {
-			args:    []string{"analyze", "rereads", "-c", capture, "-o", "r", "--format", "svg"},
-			outputs: []string{"r/rereads.csv", "r/rereads.parquet", "r/rereads.svg"}, faults: 1,
+		"analyze layers": {
+			args:    []string{"analyze", "layers", "-c", capture, "-o", "r", "--format", "svg"},
+			outputs: []string{"r/layers.csv", "r/layers.parquet", "r/layers.svg"}, faults: 1,
+		},
+		"analyze speed": {
+			args:    []string{"analyze", "speed", "-c", capture, "-o", "r", "--format", "svg"},
+			outputs: []string{"r/speed.csv", "r/speed.parquet", "r/speed.svg"}, faults: 1,
 		},
 		"analyze experts": {
 			args: []string{"analyze", "experts", "-c", routed, "-o", "r"},
