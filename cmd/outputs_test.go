@@ -144,6 +144,14 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			args:    []string{"analyze", "rereads", "-c", again, "-o", "r", "--format", "svg"},
 			outputs: []string{"r/rereads.csv", "r/rereads.parquet", "r/rereads.svg"}, faults: 1,
 		},
+		"analyze layers": {
+			args:    []string{"analyze", "layers", "-c", capture, "-o", "r", "--format", "svg"},
+			outputs: []string{"r/layers.csv", "r/layers.parquet", "r/layers.svg"}, faults: 1,
+		},
+		"analyze speed": {
+			args:    []string{"analyze", "speed", "-c", capture, "-o", "r", "--format", "svg"},
+			outputs: []string{"r/speed.csv", "r/speed.parquet", "r/speed.svg"}, faults: 1,
+		},
 		"analyze experts": {
 			args: []string{"analyze", "experts", "-c", routed, "-o", "r"},
 			outputs: []string{

@@ -46,7 +46,7 @@ type Column struct {
 	Marked bool   // drawn with a mark, which Text.Mark explains
 }
 
-// Text is what is written around the cells. A line that is too long for the figure is cut.
+// Text is what is written around the cells. Texts that are too long for a line are broken into several.
 type Text struct {
 	Title    string
 	Subtitle string
@@ -54,7 +54,7 @@ type Text struct {
 	Ticks    []Tick // of the scale, ascending; if there are none, shares from "> 0" to 100 %
 	Nothing  string // what 0 means; if it is "", "not read"
 	Mark     string // what a marked column is
-	Caption  string // a line below the cells, in small letters: machine, time, command
+	Caption  string // below the cells, in small letters: machine, time, command
 	// Greatest says that a column that stands for several has the greatest of their values, not the mean.
 	Greatest bool
 }

@@ -58,6 +58,8 @@ type layout struct {
 	matrix *Matrix
 	text   Text
 	panels []panel
+	// Lines of the title, of what is below it, of what a value is, and of the caption.
+	title, subtitle, scale, caption []string
 
 	left, top, bottom int   // edges of the cells, of all panels
 	panelLeft         []int // left edge of each panel
@@ -92,9 +94,11 @@ func layOut(m *Matrix, t Text) *layout {
 	blocks := groupBlocks(m.Rows)
 
 	// From top to bottom: title, subtitle, legend, panel names, cells, ticks.
-	f.scaleTop = margin + f.lineHeight(titleStyle) + f.lineHeight(bodyStyle) + 16
-	f.top = f.scaleTop + f.lineHeight(bodyStyle) + 6 + barHeight + tickLength + f.lineHeight(smallStyle) + 18 +
-		f.lineHeight(headStyle) + markHeight + 6
+	f.title, f.subtitle = f.wrap(t.Title, titleStyle), f.wrap(t.Subtitle, bodyStyle)
+	f.scale, f.caption = f.wrap(t.Scale, bodyStyle), f.wrap(t.Caption, smallStyle)
+	f.scaleTop = margin + len(f.title)*f.lineHeight(titleStyle) + len(f.subtitle)*f.lineHeight(bodyStyle) + 16
+	f.top = f.scaleTop + len(f.scale)*f.lineHeight(bodyStyle) + 6 + barHeight + tickLength +
+		f.lineHeight(smallStyle) + 18 + f.lineHeight(headStyle) + markHeight + 6
 	y, gap := f.top, 1
 	if least >= 8 {
 		gap = 4
@@ -111,9 +115,7 @@ func layOut(m *Matrix, t Text) *layout {
 	}
 	f.bottom = y
 	f.height = f.bottom + tickLength + 4 + f.lineHeight(smallStyle) + margin
-	if t.Caption != "" {
-		f.height += f.lineHeight(smallStyle)
-	}
+	f.height += len(f.caption) * f.lineHeight(smallStyle)
 
 	f.placeLabels(blocks)
 	f.left = margin + f.labelWidth(blocks)
@@ -136,6 +138,12 @@ func layOut(m *Matrix, t Text) *layout {
 	}
 	f.width = max(x+margin, minWidth)
 	return f
+}
+
+// wrap breaks a text into lines that fit the narrowest figure: how wide this one becomes depends on its labels.
+func (f *layout) wrap(s string, st style) []string {
+	const most = 6
+	return chart.Wrap(s, most, func(line string) bool { return f.textWidth(line, st) <= minWidth-2*margin })
 }
 
 // rowHeights are the heights of rows in pixels: all the same, or by weight.

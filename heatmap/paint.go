@@ -20,16 +20,22 @@ func (f *layout) paintOn(canvas vg.Canvas) {
 	if png, ok := canvas.(vgimg.PngCanvas); ok {
 		f.pixels = png.Image()
 	}
-	f.drawText(margin, margin+f.lineHeight(titleStyle)/2, f.text.Title, titleStyle, text.XLeft, ink)
-	f.drawText(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle,
-		text.XLeft,
-		ink)
+	f.drawLines(f.drawLines(margin, f.title, titleStyle), f.subtitle, bodyStyle)
 	f.paintLegend()
 	f.paintLabels()
 	for i := range f.panels {
 		f.paintPanel(i)
 	}
-	f.drawText(margin, f.height-margin/2-f.lineHeight(smallStyle)/2, f.text.Caption, smallStyle, text.XLeft, ink)
+	f.drawLines(f.height-margin/2-len(f.caption)*f.lineHeight(smallStyle), f.caption, smallStyle)
+}
+
+// drawLines writes lines from y downwards, and returns where the next line would begin.
+func (f *layout) drawLines(y int, lines []string, st style) (below int) {
+	for _, line := range lines {
+		f.drawText(margin, y+f.lineHeight(st)/2, line, st, text.XLeft, ink)
+		y += f.lineHeight(st)
+	}
+	return y
 }
 
 func (f *layout) paintPanel(i int) {
@@ -160,9 +166,7 @@ func (f *layout) paintLabels() {
 }
 
 func (f *layout) paintLegend() {
-	y := f.scaleTop
-	f.drawText(margin, y+f.lineHeight(bodyStyle)/2, f.text.Scale, bodyStyle, text.XLeft, ink)
-	y += f.lineHeight(bodyStyle) + 6
+	y := f.drawLines(f.scaleTop, f.scale, bodyStyle) + 6
 	f.fillBox(margin-1, y-1, margin+barWidth+1, y+barHeight+1, frame)
 	for x := range barWidth {
 		f.fillBox(margin+x, y, margin+x+1, y+barHeight, scaleColor(float64(x)/(barWidth-1)))

@@ -1,11 +1,10 @@
 package report
 
-// This file fits a report into the bounds of a page. It bins steps, thins points and cuts tables, and
-// says on the page what it did.
+// This file fits a report into the bounds of a page. It bins steps and cells, and cuts tables, and says on the page
+// what it did.
 
 import (
 	"encoding/base64"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"unicode/utf8"
@@ -16,21 +15,23 @@ type bounds struct {
 	bins       int // of steps, in a series
 	heatCells  int // of one heatmap, for each of mean and greatest: 4/3 bytes each
 	heatRows   int
-	points     int // 8 bytes each
+	readCells  int // of where is read: 4/3 bytes each
+	mapCells   int // of each map: 4/3 bytes each
 	tableCells int // of all tables together
 	tableText  int // bytes of all tables' texts together, as they are written
 }
 
 // usualBounds keep a page below MaxBytes, where texts are as long as they are in models.
 var usualBounds = bounds{
-	bins: 4096, heatCells: 1 << 20, heatRows: 4096, points: 60_000, tableCells: 160_000, tableText: 4 << 20,
+	bins: 4096, heatCells: 1 << 20, heatRows: 4096, readCells: 1 << 19, mapCells: 1 << 18,
+	tableCells: 160_000, tableText: 4 << 20,
 }
 
 // half are bounds of half the size.
 func (b bounds) half() bounds {
 	return bounds{
-		max(1, b.bins/2), max(1, b.heatCells/2), max(1, b.heatRows/2), max(1, b.points/2), b.tableCells / 2,
-		b.tableText / 2,
+		max(1, b.bins/2), max(1, b.heatCells/2), max(1, b.heatRows/2), max(1, b.readCells/2), max(1, b.mapCells/2),
+		b.tableCells / 2, b.tableText / 2,
 	}
 }
 
@@ -38,6 +39,9 @@ const (
 	maxHeatmaps = 4
 	maxSeries   = 16
 	maxTables   = 16
+	maxParts    = 8
+	maxSpans    = 500
+	maxMaps     = 4
 	maxText     = 400 // bytes of a text from a capture
 )
 
@@ -54,8 +58,12 @@ type pageData struct {
 	Labels  []string     `json:"labels"`  // of the first step of each bin
 	Phases  []phaseSpan  `json:"phases"`
 	Series  []seriesData `json:"series"`
+	Main    string       `json:"main"`
+	Speed   *speedData   `json:"speed"`
+	Spans   []Span       `json:"spans"`
 	Heat    []heatCells  `json:"heat"`
-	Offsets *pointData   `json:"offsets"`
+	Reads   *readCells   `json:"reads"`
+	Maps    []mapCells   `json:"maps"`
 	Tables  []rowTable   `json:"tables"`
 }
 
@@ -89,12 +97,45 @@ type heatCells struct {
 	Max    string  `json:"max,omitempty"`
 }
 
-type pointData struct {
-	Size  float64  `json:"size"`
-	Kinds []string `json:"kinds"`
-	// XY has three little-endian uint16 for each point, in base64: the step as a share of all steps, the
-	// offset as a share of Size, and the kind. Shares are in units of 1/65535.
-	XY string `json:"xy"`
+// speedData has the sums of each bin's steps whose time is known.
+type speedData struct {
+	Tokens   []float64  `json:"tokens"`
+	Seconds  []float64  `json:"seconds"` // 0: not known
+	Begins   []float64  `json:"begins"`  // of each bin's first step
+	Parts    []partData `json:"parts"`
+	Possible float64    `json:"possible"`
+	About    string     `json:"about"`
+}
+
+type partData struct {
+	Class
+	Seconds []float64 `json:"seconds"`
+}
+
+// readCells has a byte for each cell, row by row from the beginning of the files. 0 is for nothing. Else the upper
+// three bits are the class, and the lower five are the square root of the share that is read: 31 for all.
+type readCells struct {
+	Size      float64 `json:"size"`
+	Classes   []Class `json:"classes"`
+	Columns   int     `json:"columns"`
+	Rows      int     `json:"rows"`
+	PerColumn float64 `json:"per_column"` // steps
+	About     string  `json:"about"`
+	Cells     string  `json:"cells"` // base64
+}
+
+// mapCells has a byte for each cell, row by row: 0 is for what is not known and 1 for zero. 2 to 255 are the square
+// root of the value as a share of Most.
+type mapCells struct {
+	Name      string   `json:"name"`
+	Unit      string   `json:"unit"`
+	About     string   `json:"about"`
+	Rows      []string `json:"rows"`
+	Column    string   `json:"column"`
+	Columns   int      `json:"columns"`
+	PerColumn int      `json:"per_column"`
+	Most      float64  `json:"most"`
+	Cells     string   `json:"cells"`
 }
 
 type rowTable struct {
@@ -112,19 +153,22 @@ func fitReport(r *Report, b bounds) (*pageData, error) {
 		Facts: shortenFacts(r.Facts), Notes: shortenAll(r.Notes), Binned: []string{}, Steps: n,
 		PerBin: binSize(n, b.bins),
 		Labels: []string{}, Phases: []phaseSpan{}, Series: []seriesData{}, Heat: []heatCells{}, Tables: []rowTable{},
+		Main: shorten(r.Main), Spans: fitSpans(r.Spans), Maps: []mapCells{},
 	}
 	p.fitSteps(r.Steps, b)
 	if err := p.fitSeries(r.Series); err != nil {
 		return nil, err
 	}
-	p.fitHeatmaps(r.Heat, b)
-	if o := r.Offsets; o != nil && n > 0 {
-		every := binSize(o.Count, b.points)
-		p.Offsets = fitPoints(o, n, every)
-		if every > 1 {
-			p.noteBinned("of %d reads one in %d is a point", o.Count, every)
+	if r.Speed != nil {
+		if err := p.fitSpeed(r.Speed); err != nil {
+			return nil, err
 		}
 	}
+	p.fitHeatmaps(r.Heat, b)
+	if r.Reads != nil && n > 0 {
+		p.Reads = fitReads(r.Reads, b)
+	}
+	p.fitMaps(r.Maps, b)
 	return p, p.fitTables(r.Tables, b)
 }
 
@@ -225,9 +269,11 @@ func shorten(s string) string {
 // maxLines bounds sentences, notes and facts.
 const maxLines = 100
 
-func shortenAll(all []string) []string {
+func shortenAll(all []string) []string { return shortenLines(all[:min(len(all), maxLines)]) }
+
+func shortenLines(all []string) []string {
 	shown := []string{}
-	for _, s := range all[:min(len(all), maxLines)] {
+	for _, s := range all {
 		shown = append(shown, shorten(s))
 	}
 	return shown
@@ -342,7 +388,7 @@ func binHeat(h Heatmap, steps int, b bounds) heatCells {
 
 // mergeRows makes the row that stands for several.
 func mergeRows(rows []Row) Row {
-	one := Row{Name: shorten(rows[0].Name), Detail: shorten(rows[0].Detail)}
+	one := Row{Name: shorten(rows[0].Name), Detail: shorten(rows[0].Detail), Block: shorten(rows[0].Block)}
 	if len(rows) > 1 {
 		one.Name, one.Detail = shorten(rows[0].Name+" to "+rows[len(rows)-1].Name), fmt.Sprintf("%d rows", len(rows))
 	}
@@ -383,23 +429,141 @@ func (h *heatCells) encodeCell(v float64) byte {
 	return byte(cellLeast + math.Round(min(max(share, 0), 1)*(cellMost-cellLeast)))
 }
 
-// fitPoints takes every thin-th point.
-func fitPoints(o *Offsets, steps, thin int) *pointData {
-	out := &pointData{Size: o.Size, Kinds: shortenAll(o.Kinds)}
-	share := func(v, whole float64) uint16 {
-		if !isKnown(v) || whole <= 0 {
-			return 0
+// fitSpeed sums steps up in bins.
+func (p *pageData) fitSpeed(s *Speed) error {
+	if len(s.Tokens) != p.Steps || len(s.Seconds) != p.Steps || len(s.Begins) != p.Steps || len(s.Parts) > maxParts {
+		return fmt.Errorf("a speed of %d, %d and %d steps and %d parts, of %d steps", len(s.Tokens), len(s.Seconds),
+			len(s.Begins), len(s.Parts), p.Steps)
+	}
+	bins := (p.Steps + p.PerBin - 1) / p.PerBin
+	out := &speedData{
+		Tokens: make([]float64, bins), Seconds: make([]float64, bins), Begins: make([]float64, bins),
+		Parts: []partData{}, About: shorten(s.About),
+	}
+	if isKnown(s.Possible) {
+		out.Possible = s.Possible
+	}
+	isTimed := func(step int) bool { return isKnown(s.Seconds[step]) && s.Seconds[step] > 0 && isKnown(s.Tokens[step]) }
+	for step := range s.Tokens {
+		if step%p.PerBin == 0 && isKnown(s.Begins[step]) {
+			out.Begins[step/p.PerBin] = s.Begins[step]
 		}
-		return uint16(math.Round(min(max(v/whole, 0), 1) * math.MaxUint16))
+		if isTimed(step) {
+			out.Tokens[step/p.PerBin] += s.Tokens[step]
+			out.Seconds[step/p.PerBin] += s.Seconds[step]
+		}
 	}
-	var xy []byte
-	for i := 0; i < o.Count; i += thin {
-		point := o.At(i)
-		xy = binary.LittleEndian.AppendUint16(xy, share(point.Step, float64(steps)))
-		xy = binary.LittleEndian.AppendUint16(xy, share(point.Offset, o.Size))
-		xy = binary.LittleEndian.AppendUint16(xy, uint16(min(max(point.Kind, 0), math.MaxUint16)))
+	for _, part := range s.Parts {
+		if len(part.Seconds) != p.Steps {
+			return fmt.Errorf("the part %q of a speed has %d of %d steps", part.Name, len(part.Seconds), p.Steps)
+		}
+		one := partData{Class: part.Class.shortened(), Seconds: make([]float64, bins)}
+		for step, v := range part.Seconds {
+			if isTimed(step) && isKnown(v) {
+				one.Seconds[step/p.PerBin] += v
+			}
+		}
+		out.Parts = append(out.Parts, one)
 	}
-	out.XY = base64.StdEncoding.EncodeToString(xy)
+	p.Speed = out
+	return nil
+}
+
+func (c Class) shortened() Class { return Class{shorten(c.Name), shorten(c.Color)} }
+
+// fitSpans takes the first spans.
+func fitSpans(all []Span) []Span {
+	shown := []Span{}
+	for _, s := range all[:min(len(all), maxSpans)] {
+		if isKnown(s.Begin) && isKnown(s.End) {
+			shown = append(shown, Span{s.Class.shortened(), s.Begin, s.End, shorten(s.About)})
+		}
+	}
+	return shown
+}
+
+// fitReads encodes where is read. Of columns that share a cell it shows the class of the greatest, and what a step
+// reads in them: the sum of the shares where they are parts of a step, and their mean where they are steps.
+func fitReads(m *ReadMap, b bounds) *readCells {
+	const classes, most = 8, 31
+	each := binSize(m.Columns, max(1, b.readCells/max(1, m.Rows)))
+	out := &readCells{
+		Size: m.Size, Classes: []Class{}, Columns: (m.Columns + each - 1) / each, Rows: m.Rows,
+		PerColumn: m.StepsPerColumn * float64(each), About: shorten(m.About),
+	}
+	for _, c := range m.Classes[:min(len(m.Classes), classes)] {
+		out.Classes = append(out.Classes, c.shortened())
+	}
+	cells := make([]byte, out.Columns*out.Rows)
+	for row := range m.Rows {
+		for column := range out.Columns {
+			from, to := column*each, min((column+1)*each, m.Columns)
+			class, greatest, sum := 0, 0.0, 0.0
+			for c := from; c < to; c++ {
+				one, share := m.Cell(c, row)
+				if sum += share; share > greatest {
+					class, greatest = one, share
+				}
+			}
+			if sum > 0 {
+				steps := max(float64(to-from)*m.StepsPerColumn, 1)
+				level := math.Ceil(most * math.Sqrt(min(sum/steps, 1)))
+				cells[row*out.Columns+column] = byte(min(max(class, 0), classes-1)<<5 | int(level))
+			}
+		}
+	}
+	out.Cells = base64.StdEncoding.EncodeToString(cells)
+	return out
+}
+
+func (p *pageData) fitMaps(all []Map, b bounds) {
+	for i, m := range all {
+		if i == maxMaps {
+			p.noteBinned("%d of %d maps are shown", maxMaps, len(all))
+			break
+		}
+		one := fitMap(&m, b)
+		if one.PerColumn > 1 {
+			p.noteBinned("the map %q shows %d columns in cells of %d, by their mean", one.Name, m.Columns,
+				one.PerColumn)
+		}
+		p.Maps = append(p.Maps, one)
+	}
+}
+
+// fitMap encodes a map. Columns beyond the bounds share cells.
+func fitMap(m *Map, b bounds) mapCells {
+	rows := m.Rows[:min(len(m.Rows), b.heatRows)]
+	each := binSize(m.Columns, max(1, b.mapCells/max(1, len(rows))))
+	out := mapCells{
+		Name: shorten(m.Name), Unit: shorten(m.Unit), About: shorten(m.About), Rows: shortenLines(rows),
+		Column: shorten(m.Column), Columns: (m.Columns + each - 1) / each, PerColumn: each,
+	}
+	values := make([]float64, 0, len(rows)*out.Columns)
+	for row := range rows {
+		for column := range out.Columns {
+			var one bin
+			for c := column * each; c < min((column+1)*each, m.Columns); c++ {
+				one.add(m.At(row, c))
+			}
+			values = append(values, one.mean())
+			if v := one.mean(); isKnown(v) {
+				out.Most = max(out.Most, v)
+			}
+		}
+	}
+	cells := make([]byte, len(values))
+	for i, v := range values {
+		switch {
+		case !isKnown(v):
+			cells[i] = cellUnknown
+		case v <= 0:
+			cells[i] = cellZero
+		default:
+			cells[i] = byte(cellLeast + math.Round(math.Sqrt(v/out.Most)*(cellMost-cellLeast)))
+		}
+	}
+	out.Cells = base64.StdEncoding.EncodeToString(cells)
 	return out
 }
 

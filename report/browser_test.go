@@ -42,8 +42,35 @@ func TestPage(t *testing.T) {
 		result.hot = $("tip").textContent;
 		await act(m, PointerEvent, "pointermove", x(5), 400);
 		result.unseen = $("tip").textContent;
-		await act($("offset-map"), PointerEvent, "pointermove", x(20), 160);
+		await act($("offset-map"), PointerEvent, "pointermove", x(21), 100);
 		result.offset = $("tip").textContent;
+		await act($("offset-map"), PointerEvent, "pointermove", x(21), 250);
+		result.unread = $("tip").textContent;
+		result.classes = [pixel("offset-map", x(20), 100), pixel("offset-map", x(21), 100), pixel("offset-map", x(21), 250)].join(" ");
+		const speed = $("speed-chart");
+		await act(speed, PointerEvent, "pointermove", x(20), 100);
+		result.rate = $("tip").textContent;
+		await act(speed, PointerEvent, "pointermove", x(1), 100);
+		result.prompt = $("tip").textContent;
+		`+"/* 8 tok/s of 12.72: the lower half computes, the upper half waits, and of the prompt half is not known */"+`
+		const up = v => 242 - v / 12.72 * 234;
+		result.parts = [pixel("speed-chart", x(20), up(2)), pixel("speed-chart", x(20), up(6)), pixel("speed-chart", x(20), up(10)), pixel("speed-chart", x(1), up(2))].join(" ");
+		await act($("span-chart"), PointerEvent, "pointermove", 200 + 3 / 7 * width, 20);
+		result.span = $("tip").textContent;
+		const map = $("map"), place = (row, column) => [200 + (column + .5) / 4 * width, (row + .5) / 2 * 120];
+		await act(map, PointerEvent, "pointermove", ...place(1, 1));
+		result.expert = $("tip").textContent;
+		$("map-order").value = "sorted"; $("map-order").onchange(); await drawn();
+		await act(map, PointerEvent, "pointermove", ...place(1, 0));
+		result.hottest = $("tip").textContent;
+		let saved = [];
+		HTMLAnchorElement.prototype.click = function () { saved.push(this.download + " " + decodeURIComponent(this.href)); };
+		for (const b of document.querySelectorAll(".save")) b.click();
+		result.saved = saved.map(s => s.split(" ")[0]).join();
+		for (const s of saved) {
+			const doc = new DOMParser().parseFromString(s.slice(s.indexOf("<svg")), "image/svg+xml");
+			if (doc.querySelector("parsererror") || doc.querySelectorAll("text").length < 2 || !doc.querySelector("rect ~ rect, image")) result.broken = s;
+		}
 		await act(s, PointerEvent, "pointerleave", 0, 0);
 		result.hidden = String($("tip").hidden);
 		result.colours = [pixel("heat-map", x(20), 100), pixel("heat-map", x(30), 100), pixel("heat-map", x(5), 400), pixel("heat-map", x(30), 400)].join(" ");
@@ -74,11 +101,22 @@ func TestPage(t *testing.T) {
 		"title": planted().Title, "verdict": "Bound by the disk.", "notes": "op+io", "all": "all 40 steps",
 		"speed": "step 12 (token 12), generation\nspeed: 13 tok/s", "unknown": "speed: not known",
 		"hot": "blk.0\nstep 20 (token 20), generation\nfrom disk: about 4 KiB", "unseen": "from disk: not observed",
-		"offset": "offset ", "hidden": "true", "wheel": "steps 4 to 36 of 40", "right": "steps 8 to 40 of 40",
+		"offset": "step 21 (token 21), generation\noffset ", "unread": "not read",
+		"rate":   "step 20 (token 20), generation\nspeed: 8 tok/s (125 ms, at 20 s)\ncomputing: 50 %\nwaiting: 50 %",
+		"prompt": "step 1 (token 1), prompt\nspeed: 1000 tok/s (1 s, at 1 s)\ncomputing: 50 %",
+		"span":   "generation, 3 s to 8 s (5 s)\ntokens: 37",
+		"expert": "layer 1, expert 1\nabout 25", "hottest": "layer 1, expert 3\nabout 75 %",
+		"saved":   "speed-chart.svg,span-chart.svg,series-0.svg,heat-map.svg,offset-map.svg,map.svg",
+		"classes": "0,0,255,255 255,0,0,255 255,255,255,255",
+		"parts":   "0,0,255,255 255,0,0,255 0,0,0,0 0,0,255,255",
+		"hidden":  "true", "wheel": "steps 4 to 36 of 40", "right": "steps 8 to 40 of 40",
 		"dragged": "steps 0 to 32 of 40", "again": "all 40 steps",
 		"rows": "blk.0.a,blk.1.b,blk.2.c,output", "down": "blk.1.b,blk.0.a,output,blk.2.c",
 		"cells": "1 MiB,2 KiB,5 B,–", "up": "output,blk.0.a,blk.1.b,blk.2.c", "filtered": "blk.1.b", "scripts": "4",
 	})
+	if got["broken"] != "" || !strings.Contains(got["offset"], "backward; about 100 %") {
+		t.Errorf("a saved chart is %.300q, the tooltip %q; want SVG, and the class", got["broken"], got["offset"])
+	}
 	colours := strings.Fields(got["colours"])
 	if len(colours) != 4 {
 		t.Fatalf("colours %q", colours)
@@ -88,6 +126,35 @@ func TestPage(t *testing.T) {
 		if colours[i] != want {
 			t.Errorf("pixel %d is %s, want %s", i, colours[i], want)
 		}
+	}
+}
+
+// Steps that are alike look alike from afar, though each reads in a small part of its time only. From near, one sees
+// when.
+func TestAlike(t *testing.T) {
+	const steps, parts = 400, 8
+	r := &Report{Title: "alike", Steps: make([]Step, steps), Reads: &ReadMap{
+		Size: 100, Classes: []Class{{"k", "#123456"}}, Columns: steps * parts, Rows: 4, StepsPerColumn: 1. / parts,
+		Cell: func(column, _ int) (int, float64) {
+			if column%parts == 3 {
+				return 0, 1
+			}
+			return 0, 0
+		},
+	}}
+	got := inBrowser(t, r, `
+		await drawn();
+		const colours = () => {
+			const seen = new Set();
+			for (let x = 210; x < 1000; x++) seen.add(pixel("offset-map", x, 100));
+			return Array.from(seen).sort().join(" ");
+		};
+		result.far = colours();
+		for (let i = 0; i < 14; i++) await act($("offset-map"), WheelEvent, "wheel", 700, 100, { deltaY: -100 });
+		result.near = colours();
+	`)
+	if got["far"] != "18,52,86,255" || got["near"] != "18,52,86,255 255,255,255,255" {
+		t.Errorf("colours from afar %q, from near %q; want one, and that of nothing beside it", got["far"], got["near"])
 	}
 }
 
@@ -125,9 +192,9 @@ func TestExtremes(t *testing.T) {
 		r.Heat = append(r.Heat,
 			Heatmap{Name: "h", Rows: rows, At: func(row, step int) float64 { return float64(row * step) }})
 	}
-	r.Offsets = &Offsets{
-		Size: steps * tensors, Kinds: []string{"k"}, Count: steps * tensors,
-		At: func(i int) Point { return Point{float64(i / tensors), float64(i), 1, 0} },
+	r.Reads = &ReadMap{
+		Size: steps * tensors, Classes: []Class{{"k", "#123456"}}, Columns: 2000, Rows: 256, StepsPerColumn: 17,
+		Cell: func(int, int) (int, float64) { return 0, 1 },
 	}
 	got := inBrowser(t, r, `
 		await drawn();

@@ -1,5 +1,5 @@
 // Package report makes one HTML file of what was found in a capture. The file needs no network, opens in
-// any current browser, and stays below [MaxBytes] for any capture.
+// any current browser, and stays below [MaxBytes] for any capture. Each of its charts can be saved as SVG.
 //
 // The package does not know how its figures were computed: a [Report] is plain numbers, in the order of
 // the tokens. Where there are more numbers than a page can hold, they are binned. A bin shows the mean
@@ -19,14 +19,20 @@ type Report struct {
 	Context []Fact   // where the capture comes from: host, limit, command
 	Verdict []string // sentences; if there are none, the page has no verdict
 	Facts   []Fact   // the most important figures
-	// Steps are in the order of time. Every Series and Heatmap has a value for each. A step is a token
+	// Steps are in the order of time. Speed, every Series and every Heatmap have a value for each. A step is a token
 	// where one sequence is generated.
-	Steps   []Step
-	Series  []Series
-	Heat    []Heatmap
-	Offsets *Offsets // nil: not known
-	Tables  []Table
-	Notes   []string // what the capture lacks, and the flag that records it
+	Steps []Step
+	// Main is the phase that the figures are of. Scales are those of its steps: a prompt, which takes as long as many
+	// tokens, would leave nothing of them to these.
+	Main   string
+	Speed  *Speed // what the page opens with; nil: not known
+	Spans  []Span // what the target did when, in the order of time
+	Series []Series
+	Heat   []Heatmap
+	Reads  *ReadMap // nil: not known
+	Maps   []Map
+	Tables []Table
+	Notes  []string // what the capture lacks, and the flag that records it
 }
 
 // Fact is a figure with its name.
@@ -40,6 +46,37 @@ type Fact struct {
 type Step struct {
 	Label string // of the step, e.g. its token's number
 	Phase string // "warm-up", "prompt", "generation"
+}
+
+// Class is a kind of something that is shown in a colour of its own, such as #0072b2.
+type Class struct {
+	Name  string `json:"name"`
+	Color string `json:"color"`
+}
+
+// Speed is how many tokens each step computed, how long it took, and what it spent that time with.
+type Speed struct {
+	Tokens  []float64 // of each step
+	Seconds []float64 // of each step; NaN where it is not known
+	Begins  []float64 // seconds from the beginning of the capture
+	Parts   []Part    // what is in none of them is shown as not known
+	// Possible is how many tokens a second has if steps of the phase Report.Main wait for nothing; 0: not known.
+	Possible float64
+	About    string
+}
+
+// Part is a part of each step's time.
+type Part struct {
+	Class
+	Seconds []float64 // of each step; NaN where it is not known
+}
+
+// Span is a time in which the target did one thing.
+type Span struct {
+	Class
+	Begin float64 `json:"begin"` // seconds from the beginning of the capture
+	End   float64 `json:"end"`
+	About string  `json:"about"` // what was done, e.g. how many tokens were computed
 }
 
 // Series is a value per step; NaN where it is not known.
@@ -65,22 +102,36 @@ type Row struct {
 	Name   string  `json:"name"`
 	Weight float64 `json:"weight"` // e.g. bytes
 	Detail string  `json:"detail,omitempty"`
+	// Block is the group that the row belongs to, such as a layer; "" if to none. Where rows are too low for labels of
+	// their own, those of a block, which are neighbours, have one together.
+	Block string `json:"block,omitempty"`
 }
 
-// Offsets is where in a file was read, and when: points in the order of time.
-type Offsets struct {
-	Size  float64 // of the file, in bytes
-	Kinds []string
-	Count int
-	// At returns a point. It is called for increasing i.
-	At func(i int) Point
+// ReadMap is where in a model's files is read, and when: cells of equal size, of which the columns are times and the
+// rows are places.
+type ReadMap struct {
+	Size    float64 // of all rows, in bytes
+	Classes []Class // of reads; at most 8
+	Columns int
+	Rows    int
+	// StepsPerColumn is a whole number, or one divided by a whole number. The last column may have fewer steps.
+	StepsPerColumn float64
+	// Cell is the class of most of what was read in a cell, and which share of its bytes that is; 0 if nothing was
+	// read. Rows count from the beginning of the files.
+	Cell  func(column, row int) (class int, share float64)
+	About string
 }
 
-// Point is one of Offsets: the step, with the fraction of it that has passed; the offset in the file and
-// the number of bytes; and the index of its kind.
-type Point struct {
-	Step, Offset, Bytes float64
-	Kind                int
+// Map is a value for each row and column, which are no steps, such as layers and experts.
+type Map struct {
+	Name    string
+	Unit    string
+	About   string
+	Rows    []string
+	Column  string // what a column is, such as "expert"
+	Columns int
+	// At returns the value of a cell: NaN where it is not known, else 0 or more.
+	At func(row, column int) float64
 }
 
 // Table has columns that can be sorted, and rows that can be filtered by a text. Cells are strings or

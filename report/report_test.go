@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,15 +24,33 @@ func planted() *Report {
 		Context: []Fact{{"host", "two cores", ""}},
 		Verdict: []string{"Bound by the disk."},
 		Facts:   []Fact{{"speed", "3.2 tok/s", "the median"}},
-		Offsets: &Offsets{
-			Size: 1000, Kinds: []string{"sequential", "backward"}, Count: steps,
-			At: func(i int) Point { return Point{float64(i), float64(i * 25), 10, i % 2} },
+		Main:    "generation",
+		Reads: &ReadMap{ // a quarter of the file in each quarter of the steps
+			Size: 1000, Classes: []Class{{"sequential", "#0000ff"}, {"backward", "#ff0000"}}, Columns: steps, Rows: 4,
+			StepsPerColumn: 1, About: "what colours mean",
+			Cell: func(column, row int) (int, float64) {
+				if row == column/10 {
+					return column % 2, 1
+				}
+				return 0, 0
+			},
 		},
+		Spans: []Span{
+			{Class{"prompt", "#00ff00"}, 1, 3, "tokens: 30"}, {Class{"generation", "#0000ff"}, 3, 8, "tokens: 37"},
+		},
+		Maps: []Map{{
+			Name: "generated tokens", Unit: "%", About: "who chose what", Rows: []string{"layer 0", "layer 1"},
+			Column: "expert", Columns: 4, At: func(row, column int) float64 { return 25 * float64(row*column) },
+		}},
 		Tables: []Table{{Name: "Tensors", Columns: []Column{{"tensor", ""}, {"bytes", "B"}}, Rows: [][]any{
 			{"blk.0.a", 2048.0}, {"blk.1.b", 1048576.0}, {"blk.2.c", math.NaN()}, {"output", 5.0},
 		}}},
 		Notes: []string{"stalls: --detail op+io records them"},
 	}
+	// A step of the prompt has 10 tokens, and computes for a second. The others take half of theirs to wait.
+	r.Speed = &Speed{Possible: 12, About: "how to read this", Parts: []Part{
+		{Class: Class{"computing", "#0000ff"}}, {Class: Class{"waiting", "#ff0000"}},
+	}}
 	speed := Series{Name: "speed", Unit: "tok/s"}
 	for i := range steps {
 		phase := "generation"
@@ -39,11 +58,21 @@ func planted() *Report {
 			phase = "prompt"
 		}
 		r.Steps = append(r.Steps, Step{fmt.Sprint("token ", i), phase})
+		tokens, seconds, waiting := 1.0, 0.125, 0.0625
+		if i < 3 {
+			tokens, seconds, waiting = 1000, 1, math.NaN()
+		}
+		r.Speed.Tokens, r.Speed.Seconds = append(r.Speed.Tokens, tokens), append(r.Speed.Seconds, seconds)
+		r.Speed.Begins = append(r.Speed.Begins, float64(i))
+		for part, v := range []float64{seconds / 2, waiting} {
+			r.Speed.Parts[part].Seconds = append(r.Speed.Parts[part].Seconds, v)
+		}
 		speed.Values = append(speed.Values, float64(i+1))
 	}
 	speed.Values[7] = math.NaN()
 	r.Series = []Series{speed}
-	r.Heat = []Heatmap{{Name: "from disk", Unit: "B", Rows: []Row{{"blk.0", 10, ""}, {"blk.1", 10, ""}},
+	rows := []Row{{Name: "blk.0", Weight: 10}, {Name: "blk.1", Weight: 10}}
+	r.Heat = []Heatmap{{Name: "from disk", Unit: "B", Rows: rows,
 		At: func(row, step int) float64 {
 			switch {
 			case row == 0 && step == 20:
@@ -113,6 +142,27 @@ func TestWhole(t *testing.T) {
 			t.Errorf("cell %d is %d, want %d", i, cells[i], want)
 		}
 	}
+	reads, err := base64.StdEncoding.DecodeString(p.Reads.Cells)
+	if err != nil || len(reads) != 160 || p.Reads.PerColumn != 1 {
+		t.Fatalf("%d cells of reads, error %v, want 160", len(reads), err)
+	}
+	for i, got := range reads {
+		want := byte(0)
+		if row, column := i/40, i%40; row == column/10 {
+			want = byte(column%2)<<5 | 31
+		}
+		if got != want {
+			t.Errorf("cell %d of reads is %d, want %d", i, got, want)
+		}
+	}
+	if s := p.Speed; len(s.Tokens) != 40 || s.Seconds[2] != 1 || s.Parts[1].Seconds[2] != 0 ||
+		s.Parts[1].Seconds[3] != 0.0625 || s.Possible != 12 {
+		t.Errorf("speed %+v, want what was planted", s)
+	}
+	experts, err := base64.StdEncoding.DecodeString(p.Maps[0].Cells)
+	if want := []byte{1, 1, 1, 1, 1, 148, 209, 255}; err != nil || !bytes.Equal(experts, want) || p.Maps[0].Most != 75 {
+		t.Errorf("map %v up to %g, error %v, want %v up to 75", experts, p.Maps[0].Most, err, want)
+	}
 	if rows := p.Tables[0].Rows; rows[2][1] != nil || rows[1][1] != 1048576.0 || rows[3][0] != "output" {
 		t.Errorf("rows %v, want those planted", rows)
 	}
@@ -133,6 +183,18 @@ func TestBins(t *testing.T) {
 	for i := range rows {
 		rows[i] = Row{Name: fmt.Sprint(i), Weight: 1}
 	}
+	// Every second step reads the half of the file, so that bins of three have a half or a quarter more.
+	r.Speed = &Speed{
+		Tokens: slices.Repeat([]float64{1}, steps), Seconds: slices.Repeat([]float64{0.5, 0.25}, steps/2),
+		Begins: make([]float64, steps), Parts: []Part{{Seconds: slices.Repeat([]float64{0.25}, steps)}},
+	}
+	r.Reads = &ReadMap{
+		Size: 100, Classes: make([]Class, 2), Columns: steps, Rows: 200, StepsPerColumn: 1,
+		Cell: func(column, row int) (int, float64) { return 1, float64(column % 2) },
+	}
+	r.Maps = []Map{{Name: "m", Rows: make([]string, 1000), Columns: 1000, At: func(_, column int) float64 {
+		return float64(column % 2)
+	}}}
 	r.Heat = []Heatmap{{Name: "h", Rows: rows, At: func(row, step int) float64 {
 		if row == 4321 && step == 9876 {
 			return 1000
@@ -149,7 +211,8 @@ func TestBins(t *testing.T) {
 		t.Errorf("the bin of the peak: mean %v, greatest %v, want 71/3 and 70", *s.Mean[5000/3], *s.Max[5000/3])
 	}
 	h := p.Heat[0]
-	if h.PerRow != 2 || len(h.Rows) != 2500 || h.Rows[0] != (Row{"0 to 1", 2, "2 rows"}) || h.Most != 1000 {
+	if h.PerRow != 2 || len(h.Rows) != 2500 || h.Rows[0] != (Row{Name: "0 to 1", Weight: 2, Detail: "2 rows"}) ||
+		h.Most != 1000 {
 		t.Errorf("%d rows of %d, the first %+v, at most %g, want 2500 of 2, at most 1000", len(h.Rows), h.PerRow,
 			h.Rows[0], h.Most)
 	}
@@ -161,8 +224,24 @@ func TestBins(t *testing.T) {
 		cells[4321/2*h.Bins+9876/h.PerBin] != cellMost {
 		t.Errorf("%d greatest cells, want %d", got, want)
 	}
-	if len(p.Binned) != 2 {
-		t.Errorf("the page says %q, want a sentence on steps and one on the heatmap", p.Binned)
+	if s := p.Speed; len(s.Tokens) != 3334 || s.Tokens[0] != 3 || s.Seconds[0] != 1.25 || s.Seconds[1] != 1 ||
+		s.Parts[0].Seconds[0] != 0.75 {
+		t.Errorf("the first bin has %g tokens in %g s, want 3 in 1.25", s.Tokens[0], s.Seconds[0])
+	}
+	// Four columns share a cell, and half of them are empty: all cells are alike.
+	reads, err := base64.StdEncoding.DecodeString(p.Reads.Cells)
+	if err != nil || p.Reads.Columns != steps/4 || p.Reads.PerColumn != 4 {
+		t.Fatalf("%d columns of %g steps, error %v, want %d of 4", p.Reads.Columns, p.Reads.PerColumn, err, steps/4)
+	}
+	if want := byte(1<<5 | 22); bytes.Count(reads, []byte{want}) != len(reads) { // 22 is 31 times the root of a half
+		t.Errorf("the cells begin with %v, want %d in all", reads[:8], want)
+	}
+	m, err := base64.StdEncoding.DecodeString(p.Maps[0].Cells)
+	if err != nil || p.Maps[0].PerColumn != 4 || p.Maps[0].Most != 0.5 || bytes.Count(m, []byte{255}) != len(m) {
+		t.Errorf("the map has cells of %d up to %g, error %v, want 4 and 0.5", p.Maps[0].PerColumn, p.Maps[0].Most, err)
+	}
+	if len(p.Binned) != 3 {
+		t.Errorf("the page says %q, want a sentence on steps, one on the heatmap and one on the map", p.Binned)
 	}
 }
 
@@ -187,15 +266,29 @@ func TestBound(t *testing.T) {
 			}
 			rows := make([]Row, tensors)
 			for i := range rows {
-				rows[i] = Row{text, float64(i), text}
+				rows[i] = Row{text, float64(i), text, text}
 			}
 			for range 6 {
 				r.Heat = append(r.Heat,
 					Heatmap{text, text, text, rows, func(row, step int) float64 { return float64((row * step) % 97) }})
 			}
-			r.Offsets = &Offsets{
-				Size: 1e9, Kinds: []string{text}, Count: steps * tensors,
-				At: func(i int) Point { return Point{float64(i / tensors), float64(i), 1, 0} },
+			r.Reads = &ReadMap{
+				Size: 1e9, Classes: []Class{{text, text}}, Columns: steps, Rows: 4 * tensors, StepsPerColumn: 1,
+				About: text,
+				Cell:  func(column, row int) (int, float64) { return column % 9, 1 },
+			}
+			part := Part{Class{text, text}, make([]float64, steps)}
+			r.Speed = &Speed{
+				Tokens: make([]float64, steps), Seconds: make([]float64, steps), Begins: make([]float64, steps),
+				Parts: []Part{part, part, part, part, part, part, part, part}, About: text,
+			}
+			names := slices.Repeat([]string{text}, 3000)
+			for range 10_000 {
+				r.Spans = append(r.Spans, Span{Class{text, text}, 1, 2, text})
+				r.Maps = append(r.Maps, Map{
+					Name: text, Unit: text, About: text, Rows: names, Column: text, Columns: 1000,
+					At: func(row, column int) float64 { return float64(row) },
+				})
 			}
 			table := Table{Name: text, Columns: []Column{{text[:22], ""}, {"n", "B"}}}
 			for i := range 1_000_000 {
@@ -209,7 +302,7 @@ func TestBound(t *testing.T) {
 				t.Errorf("the page has %d bytes, want at least %d, at most %d", len(b), 1<<20, MaxBytes)
 			}
 			p := read(t, b)
-			if p.Offsets == nil || len(p.Heat) != maxHeatmaps || len(p.Tables) != maxTables ||
+			if p.Reads == nil || len(p.Maps) != maxMaps || len(p.Heat) != maxHeatmaps || len(p.Tables) != maxTables ||
 				len(p.Tables[maxTables-1].Rows) == 0 {
 				t.Errorf("%d heatmaps, %d tables, want %d and %d", len(p.Heat), len(p.Tables), maxHeatmaps, maxTables)
 			}
@@ -221,7 +314,11 @@ func TestBound(t *testing.T) {
 // A report that contradicts itself is refused. An empty report is a page.
 func TestRefused(t *testing.T) {
 	for name, r := range map[string]*Report{
-		"series":   {Steps: make([]Step, 2), Series: []Series{{Name: "s", Values: make([]float64, 3)}}},
+		"series": {Steps: make([]Step, 2), Series: []Series{{Name: "s", Values: make([]float64, 3)}}},
+		"speed":  {Steps: make([]Step, 2), Speed: &Speed{Tokens: make([]float64, 1)}},
+		"part": {Steps: make([]Step, 1), Speed: &Speed{
+			Tokens: make([]float64, 1), Seconds: make([]float64, 1), Begins: make([]float64, 1), Parts: make([]Part, 1),
+		}},
 		"row":      {Tables: []Table{{Name: "t", Columns: make([]Column, 2), Rows: [][]any{{"x"}}}}},
 		"cell":     {Tables: []Table{{Name: "t", Columns: make([]Column, 1), Rows: [][]any{{7}}}}},
 		"writer":   {},

@@ -63,7 +63,12 @@ less than 128 KiB (sequential), less than 1 MiB, or more, ahead or back. It writ
 		make: sheetOf("offsets", (*gather.Collector).Gaps, map[string]figureOf{
 			"gaps": barsOf((*gather.Collector).GapsFigure, "from the end of a read to the next"),
 			"offsets": func(s *study) drawing {
-				return s.captioned(s.sums.OffsetsFigure(s.title("where is read")))
+				f := s.sums.OffsetsFigure(s.title("where is read"))
+				if f == nil {
+					return nil
+				}
+				f.Caption += "\n" + s.caption()
+				return f
 			},
 		}),
 	},
@@ -82,6 +87,17 @@ waiting. It writes components.csv, .parquet and a figure.`,
 		make: sheetOf("components", (*gather.Collector).Components, map[string]figureOf{
 			"components": barsOf((*gather.Collector).ComponentsFigure, "components"),
 		}),
+	},
+	{
+		name: "speed", short: "Draw tokens per second over time, and what held each up",
+		long: `analyze speed has a row for each step: its phase, its tokens, when it began and how long it took, which part of that it
+computed, waited for the disk, and did neither. It writes speed.csv, .parquet and a figure whose bars are as high as steps are
+fast. Computing is what a step takes that waits for nothing; it is known of steps of the usual size. tracer --detail op+io
+records waiting.`,
+		make: func(ctx context.Context, s *study) (*answer, error) {
+			sheet := func(c *gather.Collector) *gather.Sheet { return c.SpeedSheet(s.compute().Expected) }
+			return sheetOf("speed", sheet, map[string]figureOf{"speed": speedFigure})(ctx, s)
+		},
 	},
 	{
 		name: "phases", short: "Sum up warm-up, prompt and generation apart",
@@ -181,11 +197,21 @@ func barsOf(figure func(c *gather.Collector, title string) *chart.Bars, what str
 	return func(s *study) drawing {
 		b := figure(s.sums, s.title(what))
 		b.Caption = s.caption()
-		if len(b.Labels) == 0 || len(b.Labels) > chart.MaxBars {
+		if len(b.Labels) == 0 || len(b.Panels) == 0 || len(b.Labels) > chart.MaxBars {
 			return nil
 		}
 		return b
 	}
+}
+
+// speedFigure draws how fast steps were, unless no step's time is known.
+func speedFigure(s *study) drawing {
+	f := s.sums.SpeedFigure(s.title("tokens per second, and what held them up"), s.compute().Expected)
+	if f == nil {
+		return nil
+	}
+	f.Caption += "\n" + s.caption()
+	return f
 }
 
 // sheetOf makes an analysis that is one table, with figures by name.

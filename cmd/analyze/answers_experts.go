@@ -4,11 +4,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"tensorcast/moe"
-	"tensorcast/report"
 	"tensorcast/report/gather"
 )
 
@@ -61,17 +59,4 @@ func expertsAnswer(_ context.Context, s *study) (*answer, error) {
 	curves := e.TokensFigure(s.title("experts, token by token"), s.caption())
 	a.files = append(a.files, figureFiles("experts_tokens", drawingOf(curves), s.format)...)
 	return a, nil
-}
-
-// expertsHeatmap shows on the page which experts each step's tokens chose. It is nil if the model is dense, its routers
-// were not observed, or there are too many steps.
-func (s *study) expertsHeatmap() (*report.Heatmap, error) {
-	t, err := s.routes()
-	if errors.Is(err, moe.ErrNoRoutes) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return gather.ExpertsHeatmap(t, s.sums.Steps()), nil
 }

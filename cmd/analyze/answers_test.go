@@ -161,6 +161,13 @@ func TestAnswers(t *testing.T) {
 		{"components", "components", "component", "attn_q.weight ffn_up_exps.weight output.weight token_embd.weight"},
 		{"components", "components", "op_ns", "320000000 200000000 40000000 4000"},
 		{"components", "components", "stall_ns", "70000000 0 0 0"},
+		{"speed", "speed", "phase", "prompt generation generation generation"},
+		{"speed", "speed", "tokens", "2 1 1 1"},
+		{"speed", "speed", "step_ns", "250000000 250000000 250000000 250000000"},
+		{"speed", "speed", "computing_ns", "NULL 215000000 215000000 215000000"},
+		// Two threads wait for 70 ms together, and 35 are left of the step.
+		{"speed", "speed", "waiting_ns", "0 0 35000000 0"},
+		{"speed", "speed", "other_ns", "NULL 35000000 0 35000000"},
 		{"phases", "phases", "phase", "prompt generation"},
 		{"phases", "phases", "tokens", "2 3"},
 		{"phases", "phases", "step_ns", "250000000 750000000"},
@@ -240,7 +247,7 @@ func TestAll(t *testing.T) {
 		experts_tokens.csv experts_tokens.parquet experts_tokens.png gaps.png heatmap.csv heatmap.parquet
 		heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
 		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv
-		rereads.parquet rereads.png`)
+		rereads.parquet rereads.png speed.csv speed.parquet speed.png`)
 	if !reflect.DeepEqual(names, want) {
 		t.Errorf("files %v, want %v", names, want)
 	}

@@ -116,8 +116,8 @@ perplexity, embeddings or a benchmark of prompts, all figures are per decode (ll
 that is larger than the target's -ub goes through the model several times; pattern.json has one of these passes. The check of
 a draft's tokens looks like a prompt: --phase prompt takes such decodes, though others generated tokens.
 
-With --all it does what the subcommands rereads, pattern, heatmap, offsets, layers, components, phases, experts, determinism and
-report do.
+With --all it does what the subcommands rereads, pattern, heatmap, offsets, layers, components, speed, phases, experts,
+determinism and report do.
 
 analyze moe says what memory for a mixture's experts buys, and whether that is more than its share.
 analyze determinism says which share of the steps read exactly the same, and where and why the others do not.

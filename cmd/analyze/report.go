@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
+	"tensorcast/moe"
 	"tensorcast/report"
 	"tensorcast/report/gather"
 )
@@ -24,9 +26,10 @@ func reportCommand(root *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "report [flags]",
 		Short: "Make one page of a capture, for the browser",
-		Long: `analyze report writes index.html: one file, which needs no network. It opens with what was found, then has the steps over
-time (speed, what came from disk, waiting), a heatmap of tensors and steps, where in the file was read, and tables of phases,
-components, layers, gaps and tensors. Charts zoom and move, tables sort and filter, and it prints.
+		Long: `analyze report writes index.html: one file, which needs no network. It opens with what was found, and with tokens per second
+over time and what held each of them up. Then it has the phases in time, what came from disk and how long steps waited, a heatmap
+of tensors and steps, where in the file was read, which experts of each layer are hot and which are cold, and tables of phases,
+components, layers, gaps and tensors. Charts zoom and move, and each can be saved as SVG. Tables sort and filter. It prints.
 
 The page stays below 15 MB for any capture: what has more steps, tensors or reads than a page can show is put together, and
 the page says so.
@@ -93,13 +96,19 @@ func (s *study) page() (*report.Report, error) {
 	if basis := s.pattern.Basis(); basis != "" {
 		made.Verdict = append([]string{strings.ToUpper(basis[:1]) + basis[1:] + "."}, made.Verdict...)
 	}
-	experts, err := s.expertsHeatmap()
+	routes, err := s.routes()
+	if errors.Is(err, moe.ErrNoRoutes) {
+		return made, nil // the model is dense, or its routers were not observed
+	}
 	if err != nil {
 		return nil, s.in.reading(err)
 	}
-	if experts != nil {
+	if chosen := gather.ExpertsHeatmap(routes, s.sums.Steps()); chosen != nil {
 		isReads := func(h report.Heatmap) bool { return h.Name == gather.TitleReads }
-		made.Heat = append(slices.DeleteFunc(made.Heat, isReads), *experts)
+		made.Heat = append(slices.DeleteFunc(made.Heat, isReads), *chosen)
 	}
+	experts := gather.NewExperts(routes)
+	made.Maps = experts.Maps()
+	made.Tables = append(made.Tables, experts.LayersTable())
 	return made, nil
 }

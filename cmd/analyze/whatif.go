@@ -27,6 +27,9 @@ import (
 	"tensorcast/trace/tables"
 )
 
+// maxBatches is how many numbers --batch takes: each is a panel of the figure, and reads the capture again.
+const maxBatches = 8
+
 // missFile is the file of LRU's byte miss-ratio curve, without its format.
 const missFile = "miss_ratio"
 
@@ -53,7 +56,7 @@ type whatifOptions struct {
 	touched string
 	ahead   int // KiB
 	compute time.Duration
-	group   int // steps that are computed together
+	batches []int // numbers of tokens that are computed together
 	blocks  string
 	ran     string // what the capture is of
 	format  string
@@ -73,7 +76,7 @@ type amount struct {
 
 func whatifCommand(root *options) *cobra.Command {
 	o := whatifOptions{
-		options: root, group: 1, blocks: blocksFolios, ran: ranPlain, format: chart.Formats[0],
+		options: root, batches: []int{1}, blocks: blocksFolios, ran: ranPlain, format: chart.Formats[0],
 		memory: []string{"0.3", "0.5", "0.7", "0.85", "1"},
 	}
 	cmd := &cobra.Command{
@@ -95,6 +98,10 @@ It writes
   miss_ratio.parquet, .csv      LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
   whatif.png, miss_ratio.png    tokens per second, and that share, against memory (--format for others)
 
+With --batch it says this for several tokens in a pass through the model: of as many slots of a server, or of guesses of a
+draft that were all accepted. They read what they share once, so where the disk is what is slow a pass with several tokens
+takes as long as one with a single token. Each of them is taken to compute as long as alone: that is the most.
+
 Memory is what the model's pages have, beside all else, and prefetchd, if there is one. What a fault costs beside its bytes is
 in these figures if the capture is of a run whose memory was short: its tokens tell how fast bytes come that are read as they
 are touched. To record reads from disk slows these down: --detail op is enough, with --compute. What the target reads beside
@@ -103,7 +110,7 @@ prefetchd --strategy pin comes faster, as the kernel need not free memory for it
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   analyze whatif --ram 8GB,12GB,0.85                           # sizes, or shares of the working set
-  analyze whatif --disk 7GB/s --tokens-per-step 4              # with speculative decoding
+  analyze whatif --disk 7GB/s --batch 1,2,4,8                  # parallel slots, or guesses that were accepted
   analyze whatif --disk 500MB/s --json | jq '.rows[] | [.share, .results[4].tokens_per_second]'`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -126,10 +133,10 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.IntVar(&o.ahead, "readahead", 0,
 		"the disk's read_ahead_kb, `KiB` (default: as it was when tracer looked, else 128)")
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
-	f.IntVar(&o.group, "tokens-per-step", 1,
-		"`n` tokens (or steps, if the capture's have several tokens) are computed together, and read what they "+
-			"share once: speculative\n"+
-			"decoding, or a batch")
+	f.IntSliceVar(&o.batches, "batch", o.batches,
+		"`numbers` of tokens (or steps, if the capture's have several tokens) that are computed together, and read "+
+			"what they share once,\n"+
+			"such as 1,2,4,8: parallel slots, or accepted guesses")
 	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents},
 		"memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts "+
 			"as they lie")
@@ -147,8 +154,16 @@ func (o *whatifOptions) check(cmd *cobra.Command) error {
 		return err
 	}
 	const mostTokens = 1024
-	if o.group < 1 || o.group > mostTokens {
-		return cli.Usagef("--tokens-per-step is %d, want 1 to %d", o.group, mostTokens)
+	for i, n := range o.batches {
+		if n < 1 || n > mostTokens {
+			return cli.Usagef("--batch names %d, want 1 to %d", n, mostTokens)
+		}
+		if slices.Contains(o.batches[:i], n) {
+			return cli.Usagef("--batch names %d twice", n)
+		}
+	}
+	if len(o.batches) == 0 || len(o.batches) > maxBatches {
+		return cli.Usagef("--batch names %d numbers, want 1 to %d", len(o.batches), maxBatches)
 	}
 	if o.ahead < 0 || o.ahead > 1<<20 {
 		return cli.Usagef("--readahead is %d, want 0 to %d KiB", o.ahead, 1<<20)
@@ -210,33 +225,15 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if o.bandwidth == 0 {
 		o.bandwidth = outlook.Bandwidth
 	}
-	r, config, sources, err := o.configure(ctx, st, outlook)
+	answers, locality, err := o.estimateAll(ctx, st, outlook)
 	if err != nil {
 		return err
 	}
-	var locality *replay.Locality
-	if sources.experts != nil {
-		if locality, err = sources.experts.locality(config); err != nil {
-			return err
-		}
-	}
-	var memory []int64
-	for _, a := range o.sizes {
-		if a.share > 0 {
-			a.bytes = int64(math.Round(a.share * float64(r.Sequence.WorkingSet())))
-		}
-		memory = append(memory, a.bytes)
-	}
-	answer, err := config.Estimate(memory, ctx.Err)
-	if err != nil {
-		return in.reading(err)
-	}
-	answer.ComputeFrom, answer.TouchedFrom, answer.Blocks = sources.compute, sources.touched, o.blocks
 	files := slices.Concat(
-		tableFiles("whatif", answer.Columns()),
-		figureFiles("whatif", st.captioned(answer.Figure()), o.format),
-		tableFiles(missFile, answer.CurveColumns()),
-		figureFiles(missFile, st.captioned(answer.MissFigure()), o.format),
+		tableFiles("whatif", answers.Columns()),
+		figureFiles("whatif", st.captioned(answers.Figure()), o.format),
+		tableFiles(missFile, answers.CurveColumns()),
+		figureFiles(missFile, st.captioned(answers.MissFigure()), o.format),
 	)
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
@@ -244,14 +241,63 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	}
 	if o.json {
 		return cli.WriteJSON(stdout, struct {
-			*whatif.Answer
-			Locality *replay.Locality `json:"locality"` // of a mixture of experts, else null
-			Warnings []string         `json:"warnings"`
-			Files    []string         `json:"files"`
-		}{answer, locality, in.warnings, written})
+			*whatif.Answer                  // of the first batch
+			Batches        whatif.Answers   `json:"batches"`
+			Locality       *replay.Locality `json:"locality"` // of a mixture of experts, else null
+			Warnings       []string         `json:"warnings"`
+			Files          []string         `json:"files"`
+		}{answers[0], answers, locality, in.warnings, written})
 	}
-	return slices.Concat(localityLines(locality), answer.Document(), tabular.Document{writtenLines(written)}).
+	return slices.Concat(localityLines(locality), answers.Document(), tabular.Document{writtenLines(written)}).
 		WriteText(stdout)
+}
+
+// estimateAll estimates for each batch. How fast bytes come as they are touched follows from the capture's own steps,
+// and is the same for all batches.
+func (o *whatifOptions) estimateAll(
+	ctx context.Context, st *study, outlook *gather.Outlook,
+) (answers whatif.Answers, locality *replay.Locality, err error) {
+	var touched float64
+	var touchedFrom string
+	if o.batches[0] != 1 {
+		_, one, from, err := o.configure(ctx, st, outlook, 1)
+		if err != nil {
+			return nil, nil, err
+		}
+		touched, touchedFrom = one.Touched, from.touched
+	}
+	for _, group := range o.batches {
+		r, config, sources, err := o.configure(ctx, st, outlook, group)
+		if err != nil {
+			return nil, nil, err
+		}
+		if touched == 0 {
+			touched, touchedFrom = config.Touched, sources.touched
+		}
+		config.Touched, sources.touched = touched, touchedFrom
+		if sources.experts != nil && locality == nil {
+			if locality, err = sources.experts.locality(config); err != nil {
+				return nil, nil, err
+			}
+		}
+		var memory []int64
+		for _, a := range o.sizes {
+			if a.share > 0 {
+				a.bytes = int64(math.Round(a.share * float64(r.Sequence.WorkingSet())))
+			}
+			memory = append(memory, a.bytes)
+		}
+		answer, err := config.Estimate(memory, ctx.Err)
+		if err != nil {
+			if len(o.batches) > 1 {
+				err = fmt.Errorf("--batch %d: %w", group, err)
+			}
+			return nil, nil, st.in.reading(err)
+		}
+		answer.ComputeFrom, answer.TouchedFrom, answer.Blocks = sources.compute, sources.touched, o.blocks
+		answers = append(answers, answer)
+	}
+	return answers, locality, nil
 }
 
 // sources say how the figures of a configuration are known.
@@ -260,10 +306,10 @@ type sources struct {
 	experts          *chosenExperts // nil of a dense model, and where a capture does not have its tokens' choices
 }
 
-// configure makes the configuration of a replay from the flags, and from the capture where flags were not
-// given.
+// configure makes the configuration of a replay from the flags, and from the capture where flags were not given. group
+// is how many of the capture's steps are computed together.
 func (o *whatifOptions) configure(
-	ctx context.Context, st *study, outlook *gather.Outlook,
+	ctx context.Context, st *study, outlook *gather.Outlook, group int,
 ) (r *gather.Replay, c *whatif.Config, from sources, err error) {
 	in := st.in
 	// A step of the replay is one of the capture, or, where nothing was generated, a pass through the model.
@@ -273,7 +319,7 @@ func (o *whatifOptions) configure(
 	r, err = gather.NewReplay(in.capture.Meta, in.capture.Structure, rows, in.capture.Steps(), gather.ReplayOptions{
 		Context: st.pattern.Context, Model: st.pattern.Model,
 		Phase: st.pattern.Phase, Passes: !st.pattern.Generates(),
-		Group: o.group, Batch: int32(batch), Extents: o.blocks == blocksExtents,
+		Group: group, Batch: int32(batch), Extents: o.blocks == blocksExtents,
 	})
 	done()
 	if err != nil {
@@ -281,7 +327,7 @@ func (o *whatifOptions) configure(
 	}
 	c = &whatif.Config{
 		Sequence: r.Sequence, From: r.Fill, Compute: o.compute * time.Duration(batch),
-		Bandwidth: o.bandwidth, Touched: o.touchedRate, TokensPerStep: o.group * batch,
+		Bandwidth: o.bandwidth, Touched: o.touchedRate, TokensPerStep: group * batch,
 		PerPass: !st.pattern.Generates(),
 	}
 	from.compute = "as --compute says"
@@ -305,7 +351,7 @@ func (o *whatifOptions) configure(
 			return p
 		}
 		if outlook.Routed() {
-			if from.experts, err = newChosenExperts(ctx, st, cycle, o.group*batch); err != nil {
+			if from.experts, err = newChosenExperts(ctx, st, cycle, group*batch); err != nil {
 				return nil, nil, from, err
 			}
 			if c.Chosen = o.ran == ranAuto || from.experts != nil; from.experts != nil {
@@ -328,7 +374,7 @@ func (o *whatifOptions) configure(
 			c.Touched, from.touched = rate, source
 		}
 	}
-	c.Compute *= time.Duration(o.group)
+	c.Compute *= time.Duration(group)
 	return r, c, from, nil
 }
 
@@ -353,7 +399,7 @@ func (o *whatifOptions) calibrate(
 	c *whatif.Config, r *gather.Replay, m *tables.Memory, outlook *gather.Outlook, passes int,
 ) (perSecond float64, source string) {
 	waited, known := r.Waited(c.Compute)
-	if m == nil || m.LimitBytes <= 0 || !known || o.group > 1 {
+	if m == nil || m.LimitBytes <= 0 || !known || c.Sequence.Group() > 1 {
 		return outlook.TouchedRate(c.Compute * time.Duration(passes)), "as this capture's tokens had it"
 	}
 	strategy := map[string]string{ranPlain: whatif.Plain, ranPin: whatif.Pin, ranAuto: whatif.Auto}[o.ran]

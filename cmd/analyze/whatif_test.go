@@ -74,15 +74,17 @@ func TestWhatIfRefuses(t *testing.T) {
 		code int
 		says string
 	}{
-		"no disk":  {nil, cli.Failure, "--disk"},
-		"touched":  {[]string{"--disk", "1GB", "--touched", "0"}, cli.BadUsage, "--touched"},
-		"disk":     {[]string{"--disk", "fast"}, cli.BadUsage, `"fast"`},
-		"ram":      {[]string{"--disk", "1GB", "--ram", "1GB,much"}, cli.BadUsage, `"much"`},
-		"no ram":   {[]string{"--disk", "1GB", "--ram", ""}, cli.BadUsage, "--ram"},
-		"group":    {[]string{"--disk", "1GB", "--tokens-per-step", "0"}, cli.BadUsage, "--tokens-per-step"},
-		"compute":  {[]string{"--disk", "1GB", "--compute", "-1s"}, cli.BadUsage, "--compute"},
-		"no times": {[]string{"--disk", "1GB"}, cli.Failure, "--compute"},
-		"few tokens": {[]string{"--disk", "1GB", "--compute", "1ms", "--tokens-per-step", "9"}, cli.Failure,
+		"no disk":     {nil, cli.Failure, "--disk"},
+		"touched":     {[]string{"--disk", "1GB", "--touched", "0"}, cli.BadUsage, "--touched"},
+		"disk":        {[]string{"--disk", "fast"}, cli.BadUsage, `"fast"`},
+		"ram":         {[]string{"--disk", "1GB", "--ram", "1GB,much"}, cli.BadUsage, `"much"`},
+		"no ram":      {[]string{"--disk", "1GB", "--ram", ""}, cli.BadUsage, "--ram"},
+		"group":       {[]string{"--disk", "1GB", "--batch", "1,0"}, cli.BadUsage, "--batch"},
+		"batch twice": {[]string{"--disk", "1GB", "--batch", "2,2"}, cli.BadUsage, "twice"},
+		"batches":     {[]string{"--disk", "1GB", "--batch", "1,2,3,4,5,6,7,8,9"}, cli.BadUsage, "9 numbers"},
+		"compute":     {[]string{"--disk", "1GB", "--compute", "-1s"}, cli.BadUsage, "--compute"},
+		"no times":    {[]string{"--disk", "1GB"}, cli.Failure, "--compute"},
+		"few tokens": {[]string{"--disk", "1GB", "--compute", "1ms", "--batch", "9"}, cli.Failure,
 			"only 1 steps"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -185,7 +187,7 @@ func TestWhatIfOfBatches(t *testing.T) {
 	}{
 		{nil, size / 2, 100, 2},
 		{[]string{"--compute", "5ms"}, size / 2, 200, 2},
-		{[]string{"--tokens-per-step", "2"}, size / 4, 100, 4},
+		{[]string{"--batch", "2"}, size / 4, 100, 4},
 	} {
 		code, stdout, stderr := execute(t,
 			append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "1GB/s", "--ram", "1", "--json"},
@@ -198,6 +200,41 @@ func TestWhatIfOfBatches(t *testing.T) {
 			math.Abs(r.TokS-tc.tokS) > 1e-6 || r.Missed != 0 {
 			t.Errorf("%v: %+v, %+v; want %g bytes and %g tokens per second", tc.args, got, r, tc.read, tc.tokS)
 		}
+	}
+}
+
+// Several batches are answered at once: what they read is shared, and the rate of what is read as it is touched is the
+// same for all of them.
+func TestWhatIfOfSeveralBatches(t *testing.T) {
+	dir := plantBatches(t,
+		&tables.Meta{Memory: &tables.Memory{LimitBytes: 10 << 20, OtherBytes: 4 << 20, Of: "/a memory.max"}})
+	out := t.TempDir()
+	code, stdout, stderr := execute(t, "whatif", "-c", dir, "-o", out, "--disk", "10GB/s", "--compute", "5ms", "--ram",
+		"6MiB", "--batch", "2,1", "--json")
+	var got struct {
+		whatif.Answer
+		Batches []whatif.Answer
+	}
+	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || len(got.Batches) != 2 ||
+		got.TokensPerStep != 4 || got.Batches[1].TokensPerStep != 2 {
+		t.Fatalf("exit %d, %v, %+v, want answers for 4 and 2 tokens: %s", code, err, got, stderr)
+	}
+	for i, tokens := range []float64{4, 2} {
+		// A step misses all of 8 MiB, which come in 10 ms.
+		a := got.Batches[i]
+		want := tokens / (tokens*0.005 + batchSize/a.Touched)
+		if r := a.Rows[0].Results[0]; math.Abs(r.TokS-want) > 1e-6 || math.Abs(a.Touched-batchSize/0.010) > 1 {
+			t.Errorf("%g tokens: %g tok/s at %g B/s, want %g", tokens, r.TokS, a.Touched, want)
+		}
+	}
+	tokens := csvColumn(t, filepath.Join(out, "whatif.csv"), "tokens_per_step")
+	if tokens[0] != "4" || tokens[len(tokens)-1] != "2" {
+		t.Errorf("tokens per step are %s, want 4 and 2", tokens)
+	}
+	code, stdout, stderr = execute(t, "whatif", "-c", dir, "-o", out, "--disk", "10GB/s", "--batch", "1,2")
+	if code != cli.OK || strings.Count(stdout, "the bound") != 1 ||
+		!strings.Contains(stdout, "tokens per second, by tokens per step") {
+		t.Errorf("exit %d, %s: %s", code, stderr, stdout)
 	}
 }
 

@@ -29,8 +29,8 @@ type BarPanel struct {
 	Parts  []BarPart
 }
 
-// BarPart is one part of all bars of a panel, in a colour of its own. Without a name it is not in
-// the legend.
+// BarPart is one part of all bars of a panel, in a colour of its own. Without a name, and where all its values are 0,
+// it is not in the legend.
 type BarPart struct {
 	Name   string
 	Values []float64 // the length of the part for each label; 0 or more
@@ -38,10 +38,11 @@ type BarPart struct {
 
 // Sizes of a figure of bars.
 const (
-	barWidth   = 2.9 * vg.Inch
-	barLine    = 0.17 * vg.Inch
-	barMargin  = 1.2 * vg.Inch // height of title, legend and axis
-	labelWidth = 2.4 * vg.Inch
+	barWidth  = 2.9 * vg.Inch
+	barLine   = 0.17 * vg.Inch
+	barMargin = 0.9 * vg.Inch     // height of legend and axis
+	mostLabel = 4.4 * vg.Inch     // width of labels
+	labelGap  = 20 * vg.Length(1) // between labels and bars
 )
 
 // MaxBars is how many labels a figure can have. Viewers fail to open pictures that are much higher
@@ -68,8 +69,10 @@ func (b *Bars) Write(w io.Writer, format string) error {
 			return ErrTooLarge
 		}
 	}
-	wide := labelWidth + barWidth*vg.Length(len(b.Panels))
-	high := max(barMargin+barLine*vg.Length(n+b.legendLines()), 2.2*vg.Inch) + captionHeight(b.Caption)
+	labels := b.labelWidth()
+	wide := labels + barWidth*vg.Length(len(b.Panels))
+	title, caption := wrapTitle(b.Title, wide), wrapCaption(b.Caption, wide)
+	high := max(barMargin+barLine*vg.Length(n+b.legendLines()), 1.9*vg.Inch) + title.height() + caption.height()
 	canvas, err := NewCanvas(format, wide, high)
 	if err != nil {
 		return err
@@ -79,24 +82,31 @@ func (b *Bars) Write(w io.Writer, format string) error {
 	for i := range b.Panels {
 		width := barWidth
 		if i == 0 {
-			width += labelWidth
+			width += labels
 		}
 		part := draw.Crop(all, left, left+width-wide, 0, 0)
-		part = draw.Crop(part, vg.Points(8), -vg.Points(14), vg.Points(6)+captionHeight(b.Caption), -vg.Points(36))
+		above, below := title.height()+vg.Points(8), vg.Points(6)+caption.height()
+		part = draw.Crop(part, vg.Points(8), -vg.Points(14), below, -above)
 		if err := b.drawPanel(i, part); err != nil {
 			return fmt.Errorf("draw figure: %w", err)
 		}
 		left += width
 	}
-	style := newPlot("", "", "").Title.TextStyle
-	style.Font.Size, style.XAlign, style.YAlign = vg.Points(13), draw.XLeft, draw.YBottom
-	title := shorten(b.Title, func(s string) bool { return style.Width(s) <= wide-vg.Points(20) })
-	all.FillText(style, vg.Point{X: wide/2 - style.Width(title)/2, Y: high - vg.Points(24)}, title)
-	drawCaption(all, b.Caption)
+	title.drawOn(draw.Crop(all, 0, 0, high-title.height()-vg.Points(6), 0))
+	caption.drawOn(all)
 	if _, err := canvas.WriteTo(w); err != nil {
 		return fmt.Errorf("write figure: %w", err)
 	}
 	return nil
+}
+
+// labelWidth is the room for the labels: as much as the longest one needs, within bounds.
+func (b *Bars) labelWidth() (widest vg.Length) {
+	style := newPlot("", "", "").Y.Tick.Label
+	for _, label := range b.Labels {
+		widest = max(widest, style.Width(label))
+	}
+	return min(widest, mostLabel) + labelGap
 }
 
 // legendLines is how many lines below the bars the legends need: as many as the largest number of
@@ -105,7 +115,7 @@ func (b *Bars) legendLines() (most int) {
 	for _, p := range b.Panels {
 		named := 0
 		for _, part := range p.Parts {
-			if part.Name != "" {
+			if part.isNamed() {
 				named++
 			}
 		}
@@ -113,6 +123,9 @@ func (b *Bars) legendLines() (most int) {
 	}
 	return most
 }
+
+// isNamed says whether the part is in the legend.
+func (p *BarPart) isNamed() bool { return p.Name != "" && slices.Max(p.Values) > 0 }
 
 // longestBar is the length of a panel's longest bar, or NaN if a bar's length is NaN.
 func (p *BarPanel) longestBar() (most float64) {
@@ -150,17 +163,17 @@ func (b *Bars) drawPanel(panel int, at draw.Canvas) error {
 		if err != nil {
 			return err
 		}
-		bars.Horizontal, bars.Color, bars.LineStyle.Width = true, curveColors[i%len(curveColors)], 0
+		bars.Horizontal, bars.Color, bars.LineStyle.Width = true, Color(i), 0
 		if below != nil {
 			bars.StackOn(below)
 		}
 		below = bars
 		p.Add(bars)
-		if part.Name != "" {
+		if part.isNamed() {
 			legend.Add(part.Name, bars)
 		}
 	}
-	fits := func(s string) bool { return p.Y.Tick.Label.Width(s) <= labelWidth-vg.Points(20) }
+	fits := func(s string) bool { return p.Y.Tick.Label.Width(s) <= mostLabel }
 	var ticks []plot.Tick
 	for i, label := range b.Labels {
 		if panel > 0 {

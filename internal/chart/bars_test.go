@@ -75,10 +75,21 @@ func TestPictures(t *testing.T) {
 	for i := range moved.Panels[0].Curves[0].Points {
 		moved.Panels[0].Curves[0].Points[i].Y /= 2
 	}
+	paler := cells()
+	whole := paler.Cell
+	paler.Cell = func(column, row int) (int, float64) {
+		class, share := whole(column, row)
+		return class, share / 2
+	}
+	computing := bars()
+	computing.Parts[0].Shares[3], computing.Parts[1].Shares[3] = 1, 0
+	linear := powers()
+	linear.Low = 0
 	joined := stairs()
 	joined.Panels[0].Curves[0].Steps = false
 	for name, of := range map[string]struct{ figure, other drawn }{
 		"stairs": {stairs(), joined}, "bars": {stacked(), other}, "dots": {dots(), moved},
+		"map": {cells(), paler}, "stack": {bars(), computing}, "logarithmic": {powers(), linear},
 	} {
 		t.Run(name, func(t *testing.T) {
 			draw := func(d drawn, format string) []byte {

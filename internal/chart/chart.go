@@ -1,5 +1,6 @@
 // Package chart draws figures. A [Figure] has one or more panels of curves or dots. Curves that
-// bound the others are dashed. [Bars] is a figure of horizontal bars.
+// bound the others are dashed. [Bars] is a figure of horizontal bars, and [Map] one of coloured cells. Titles and
+// captions are broken into lines, so that they are not cut.
 package chart
 
 // This file draws figures of curves.
@@ -36,14 +37,14 @@ func FormatOf(file string) string {
 type Figure struct {
 	Panels  []Panel
 	Columns int // number of panels side by side; 0: all
-	// From and To are the ends of the x axis. The y axis goes from 0 to High.
-	From, To, High float64
-	XLabel, YLabel string
+	// From and To are the ends of the x axis. The y axis goes from 0 to High. If Low is more than 0, the y axis is
+	// logarithmic and begins there; points below are not drawn.
+	From, To, Low, High float64
+	XLabel, YLabel      string
 	// Beside puts the legend to the right of the curves, where there is room for any number of
 	// them. Otherwise it is at the top left.
 	Beside bool
-	// Caption is a line in small letters below the figure, such as the machine and the command. It
-	// is cut at the figure's width.
+	// Caption is written in small letters below the figure, such as the machine and the command.
 	Caption string
 }
 
@@ -54,9 +55,10 @@ type Panel struct {
 }
 
 // Curve is a line. A curve without points is not drawn, but takes a colour. So the curves of the
-// same thing have the same colour in all panels.
+// same thing have the same colour in all panels. Of a curve with many points only some have marks, at other places than
+// the marks of the other curves: where curves run over each other, all of them can still be seen.
 type Curve struct {
-	Name   string
+	Name   string  // in the legend; "": it is not there
 	Points []Point // in the order of X
 	Bound  bool    // it bounds the others: drawn dashed, without marks, in no colour
 	Dots   bool    // for many points: they are small, and no line joins them
@@ -88,13 +90,22 @@ var (
 	gridInk = color.RGBA{0xe4, 0xe4, 0xe4, 0xff}
 )
 
+// Color is the colour of the curve or class with a number, which is the same in all figures.
+func Color(number int) color.RGBA { return curveColors[number%len(curveColors)] }
+
+// ColorText is Color as HTML and SVG write it, such as #0072b2.
+func ColorText(number int) string {
+	c := Color(number)
+	return fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B)
+}
+
 // Size of a panel.
 const width, height = 6.2 * vg.Inch, 4.6 * vg.Inch
 
 // Write draws the figure. It fails with [ErrEmpty] or [ErrTooLarge] before anything is written, or
 // as w does.
 func (f *Figure) Write(w io.Writer, format string) error {
-	if len(f.Panels) == 0 || !(f.From < f.To) || !(f.High > 0) {
+	if len(f.Panels) == 0 || !(f.From < f.To) || !(f.High > max(f.Low, 0)) {
 		return ErrEmpty
 	}
 	if math.IsInf(f.From, 0) || math.IsInf(f.To-f.From, 0) || math.IsInf(f.High, 0) {
@@ -107,7 +118,9 @@ func (f *Figure) Write(w io.Writer, format string) error {
 	rows := (len(f.Panels) + columns - 1) / columns
 	legendWidth := f.legendWidth()
 	each := width + legendWidth
-	wide, high := each*vg.Length(columns), height*vg.Length(rows)+captionHeight(f.Caption)
+	wide := each * vg.Length(columns)
+	caption := wrapCaption(f.Caption, wide)
+	high := height*vg.Length(rows) + caption.height()
 	canvas, err := NewCanvas(format, wide, high)
 	if err != nil {
 		return err
@@ -121,29 +134,11 @@ func (f *Figure) Write(w io.Writer, format string) error {
 			return fmt.Errorf("draw figure: %w", err)
 		}
 	}
-	drawCaption(all, f.Caption)
+	caption.drawOn(all)
 	if _, err := canvas.WriteTo(w); err != nil {
 		return fmt.Errorf("write figure: %w", err)
 	}
 	return nil
-}
-
-func captionHeight(text string) vg.Length {
-	if text == "" {
-		return 0
-	}
-	return vg.Points(16)
-}
-
-// drawCaption draws a line at the bottom of a figure.
-func drawCaption(c draw.Canvas, line string) {
-	if line == "" {
-		return
-	}
-	style := newPlot("", "", "").X.Label.TextStyle
-	style.Font.Size, style.XAlign, style.YAlign = vg.Points(8), draw.XLeft, draw.YBottom
-	line = shorten(line, func(s string) bool { return style.Width(s) <= c.Rectangle.Size().X-vg.Points(20) })
-	c.FillText(style, vg.Point{X: vg.Points(10), Y: vg.Points(6)}, line)
 }
 
 // DPI is the resolution of pictures of pixels.
@@ -186,8 +181,19 @@ func (f *Figure) legendWidth() (widest vg.Length) {
 
 // drawPanel draws a panel with its legend.
 func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) error {
-	p := newPlot(in.Title, f.XLabel, f.YLabel)
+	p := newPlot("", f.XLabel, f.YLabel)
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(evenTicks), plot.TickerFunc(evenTicks)
+	low, high := 0., f.High
+	if f.Low > 0 {
+		low, high = math.Log10(f.Low), math.Log10(f.High)
+		p.Y.Tick.Marker = plot.TickerFunc(func(float64, float64) []plot.Tick {
+			ticks := logTicks(f.Low, f.High)
+			for i := range ticks {
+				ticks[i].Value = math.Log10(ticks[i].Value)
+			}
+			return ticks
+		})
+	}
 	lines := plotter.NewGrid()
 	lines.Vertical.Color, lines.Horizontal.Color = gridInk, gridInk
 	p.Add(lines)
@@ -195,16 +201,15 @@ func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) err
 	legend := newLegend()
 	number := 0 // of the next curve that has a colour
 	for i := range in.Curves {
-		c := &in.Curves[i]
+		c := in.Curves[i]
+		c.Points = f.placed(c.Points)
 		var err error
 		switch {
 		case c.Bound && len(c.Points) > 0:
-			err = addBound(p, &legend, c)
+			err = addBound(p, &legend, &c)
 		case !c.Bound:
 			if len(c.Points) > 0 {
-				paint := curveColors[number%len(curveColors)]
-				mark := curveMarks[(number+number/len(curveColors))%len(curveMarks)]
-				err = addCurve(p, &legend, c, paint, mark)
+				err = addCurve(p, &legend, &c, number)
 			}
 			number++
 		}
@@ -212,16 +217,32 @@ func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) err
 			return err
 		}
 	}
-	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = f.From, f.To, 0, f.High
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = f.From, f.To, low, high
 	if !f.Beside {
 		p.Legend = legend
 		p.Legend.XOffs, p.Legend.YOffs = vg.Points(6), -vg.Points(4)
-		p.Draw(at)
+		drawTitled(p, in.Title, at)
 		return nil
 	}
-	p.Draw(draw.Crop(at, 0, -legendWidth, 0, 0))
+	drawTitled(p, in.Title, draw.Crop(at, 0, -legendWidth, 0, 0))
 	legend.Draw(draw.Crop(at, at.Rectangle.Size().X-legendWidth+vg.Points(8), 0, 0, -vg.Points(24)))
 	return nil
+}
+
+// placed are the points as they lie on the y axis. On a logarithmic one these are the logarithms of those that are not
+// below its beginning. gonum's own logarithmic axis leaves a large part of the picture free: it takes the middle of the
+// values for the place of the axis's name.
+func (f *Figure) placed(points []Point) (all []Point) {
+	if f.Low <= 0 {
+		return points
+	}
+	log := func(v float64) float64 { return math.Log10(max(v, f.Low)) }
+	for _, at := range points {
+		if at.Y >= f.Low {
+			all = append(all, Point{X: at.X, Y: log(at.Y), Low: log(at.Low), High: log(at.High)})
+		}
+	}
+	return all
 }
 
 // newPlot makes an empty plot in this package's fonts.
@@ -263,25 +284,51 @@ type spreads struct {
 	plotter.YErrors
 }
 
-func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, paint color.Color, mark draw.GlyphDrawer) error {
+// someMarks are about so many points of a curve that has many. They begin at another point for each number of a curve.
+func someMarks(points plotter.XYs, number int) (some plotter.XYs) {
+	const most, about = 12, 5
+	if len(points) <= most {
+		return points
+	}
+	every := len(points) / about
+	for i := number * 2 % every; i < len(points); i += every {
+		some = append(some, points[i])
+	}
+	return some
+}
+
+// addKey adds what has a name to a legend.
+func addKey(legend *plot.Legend, name string, keys ...plot.Thumbnailer) {
+	if name != "" {
+		legend.Add(name, keys...)
+	}
+}
+
+// addCurve adds the curve with a number, which has a colour, a mark and, after the last colour, dashes.
+func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, number int) error {
+	paint := Color(number)
+	mark := curveMarks[(number+number/len(curveColors))%len(curveMarks)]
 	line, points, err := plotter.NewLinePoints(toXYs(c.Points))
 	if err != nil {
 		return err
 	}
 	line.Color, line.Width = paint, vg.Points(1.5)
+	if number >= len(curveColors) {
+		line.Dashes = []vg.Length{vg.Points(7), vg.Points(2), vg.Points(1.5), vg.Points(2)}
+	}
 	points.Color, points.Shape, points.Radius = paint, mark, vg.Points(3.5)
 	if c.Dots {
 		points.Shape, points.Radius = draw.BoxGlyph{}, vg.Points(0.8)
 		p.Add(points)
 		key := *points
 		key.Radius = vg.Points(3.5)
-		legend.Add(c.Name, &key)
+		addKey(legend, c.Name, &key)
 		return nil
 	}
 	p.Add(line)
 	if c.Steps {
 		line.StepStyle = plotter.PostStep
-		legend.Add(c.Name, line)
+		addKey(legend, c.Name, line)
 		return nil
 	}
 	var ranged spreads
@@ -299,8 +346,9 @@ func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, paint color.Color, ma
 		bars.Color, bars.Width, bars.CapWidth = paint, vg.Points(1), vg.Points(6)
 		p.Add(bars)
 	}
+	points.XYs = someMarks(points.XYs, number)
 	p.Add(points)
-	legend.Add(c.Name, line, points)
+	addKey(legend, c.Name, line, points)
 	return nil
 }
 
@@ -311,6 +359,30 @@ func tickLabel(at float64) string {
 		return strconv.FormatFloat(at, 'f', 0, 64)
 	}
 	return strconv.FormatFloat(at, 'g', 3, 64)
+}
+
+// logTicks makes ticks of a logarithmic axis: at 1, 2 and 5 times each power of ten, or, if there are many of these, at
+// the powers of ten. An axis that has less than two of these has even ticks.
+func logTicks(low, high float64) (ticks []plot.Tick) {
+	const many = 9
+	first, last := math.Floor(math.Log10(low)), math.Ceil(math.Log10(high))
+	for _, digits := range [][]float64{{1, 2, 5}, {1}} {
+		ticks = ticks[:0]
+		for power := first; power <= last; power++ {
+			for _, digit := range digits {
+				if at := digit * math.Pow(10, power); at >= low*(1-1e-9) && at <= high*(1+1e-9) {
+					ticks = append(ticks, plot.Tick{Value: at, Label: tickLabel(at)})
+				}
+			}
+		}
+		if len(ticks) <= many {
+			break
+		}
+	}
+	if len(ticks) < 2 {
+		return evenTicks(low, high)
+	}
+	return ticks
 }
 
 // evenTicks makes about eight ticks at multiples of 1, 2 or 5 times a power of ten.

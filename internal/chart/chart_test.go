@@ -115,6 +115,7 @@ func TestRefuses(t *testing.T) {
 		"no range":   {func(f *Figure) { f.To = f.From }, "png", ErrEmpty},
 		"no numbers": {func(f *Figure) { f.From, f.To = math.NaN(), math.NaN() }, "png", ErrEmpty},
 		"no height":  {func(f *Figure) { f.High = 0 }, "png", ErrEmpty},
+		"no room":    {func(f *Figure) { f.Low = f.High }, "png", ErrEmpty},
 		"too wide":   {func(f *Figure) { f.To = math.Inf(1) }, "png", ErrTooLarge},
 		"too high":   {func(f *Figure) { f.High = math.Inf(1) }, "png", ErrTooLarge},
 		"no format":  {func(*Figure) {}, "gif", nil},

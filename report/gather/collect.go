@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"tensorcast/event"
-	"tensorcast/report"
 	"tensorcast/trace/tables"
 )
 
@@ -20,9 +19,6 @@ const (
 	// maxCells bounds each matrix of tensors and steps to 64 MiB. Beyond it, neighbouring steps share a
 	// column.
 	maxCells = 16 << 20
-	// maxPoints is how many reads are kept as points. When there are twice as many, every other one is
-	// dropped.
-	maxPoints = 1 << 16
 )
 
 // gap is a class of distances: from the end of a read to the beginning of the next in the same file.
@@ -43,6 +39,9 @@ var gapNames = []string{
 	"sequential: less than 128 KiB ahead", "ahead by less than 1 MiB", "ahead by more", "back by less than 128 KiB",
 	"back by less than 1 MiB", "back by more",
 }
+
+// gapColors are the numbers of colours of the classes: what goes back is red and yellow, as it costs most.
+var gapColors = [gapBackLarge + 1]int{0, 5, 2, 4, 1, 3}
 
 func gapOf(from, to int64) gap {
 	d, backward := to-from, gap(0)
@@ -83,17 +82,15 @@ type Collector struct {
 	// Sums per tensor and column: nanoseconds and bytes.
 	opNanos, fromDisk, reread, waiting, readBytes matrix
 	perTensor                                     []total // by row of the structure table
+	perCounted                                    []total // the same of the counted steps alone, which figures are of
 	firstReads                                    []int32 // rows of the structure table, by their first access
 	hasStall, hasTime, hasDisk                    bool    // that was observed
+	loadDisk                                      int64   // bytes that came from disk before the first step
 
-	// Where in the file reads are. Points are of one file, which has one scale.
-	points       []report.Point
-	pointEvery   int // one read in so many is a point
-	plottedReads int // reads of plottedFile
-	plottedFile  string
-	fileEnd      float64 // where the last read of plottedFile ends
-	gaps         [gapBackLarge + 1]total
-	lastEnd      map[string]int64 // where the last read of each file ended
+	places      *places
+	gaps        [gapBackLarge + 1]total
+	countedGaps [gapBackLarge + 1]total // the same of the counted steps alone
+	lastEnd     map[string]int64        // where the last read of each file ended
 
 	touchedExperts [3]map[int32]*bitset // by phase and tensor: the experts that were read
 
@@ -110,6 +107,7 @@ type stepSums struct {
 	stall, disk, reread, bytes int64
 	accesses                   int64
 	hasStall                   bool
+	isCounted                  bool  // its sums are those that figures are of; see shownSteps
 	opNanos                    int64 // sum over the ops; see Compute
 	lacksTimes                 bool  // the time of an op was not observed
 }
@@ -144,8 +142,8 @@ func (m *matrix) add(tensor int32, column int, v float64) {
 func New(structure []tables.StructureRow, context, model int32, steps []tables.StepRow) *Collector {
 	c := &Collector{
 		structure: structure, context: context, model: model, stepIndex: map[int32]int{},
-		perTensor: make([]total, len(structure)), pointEvery: 1, lastEnd: map[string]int64{},
-		ops: make([][]op, len(structure)), current: opRun{step: -1},
+		perTensor: make([]total, len(structure)), perCounted: make([]total, len(structure)),
+		lastEnd: map[string]int64{}, ops: make([][]op, len(structure)), current: opRun{step: -1},
 	}
 	for _, s := range steps {
 		if s.Context != context {
@@ -157,6 +155,7 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 		c.phase = max(c.phase, s.Phase)
 	}
 	c.ChoosePhase(c.phase)
+	c.places = newPlaces(structure, model, len(c.steps))
 	tensors := 0
 	for i := range structure {
 		if structure[i].Model == model {
@@ -188,6 +187,12 @@ func (c *Collector) ChoosePhase(phase tables.Phase) {
 			c.usualBatch = s.Tokens
 		}
 	}
+	for i := range c.steps {
+		c.steps[i].isCounted = false
+	}
+	for _, s := range c.shownSteps() {
+		s.isCounted = true
+	}
 }
 
 // Generates reports whether the figures are of generated tokens. Else they are per decode.
@@ -208,76 +213,67 @@ func (c *Collector) Access(a *tables.Access) error {
 	if sums.accesses == 0 {
 		c.firstReads = append(c.firstReads, a.Tensor)
 	}
-	sums.accesses++
-	sums.bytes += a.Bytes
+	one := total{accesses: 1, bytes: a.Bytes}
 	s.bytes += a.Bytes
 	s.accesses++
 	column := step / c.stepsPerColumn
 	c.readBytes.add(a.Tensor, column, float64(a.Bytes))
 	if a.Duration >= 0 {
 		c.hasTime = true
-		sums.nanos += a.Duration
+		one.nanos = a.Duration
 		c.opNanos.add(a.Tensor, column, float64(a.Duration))
 	}
 	if a.Stall >= 0 {
 		c.hasStall, s.hasStall = true, true
-		sums.stall += a.Stall
+		one.stall = a.Stall
 		s.stall += a.Stall
 		c.waiting.add(a.Tensor, column, float64(a.Stall))
 	}
+	sums.add(&one)
+	if s.isCounted {
+		c.perCounted[a.Tensor].add(&one)
+	}
 	c.addExperts(a, s.row.Phase)
 	c.addToOp(a, step)
-	c.addPoint(a, s, step, tensor)
+	c.addPlace(a, s, step, tensor)
 	return nil
 }
 
-// addPoint adds where an access read. Of a mixture of experts, the slice of each chosen expert is a read.
-func (c *Collector) addPoint(a *tables.Access, s *stepSums, step int, tensor *tables.StructureRow) {
-	passed := 0.0
+// addPlace adds where an access read. Of a mixture of experts, the slice of each chosen expert is a read, one after the
+// other.
+func (c *Collector) addPlace(a *tables.Access, s *stepSums, step int, tensor *tables.StructureRow) {
+	from, to := 0.0, 0.0 // in parts of the step
 	if s.row.End > s.row.Begin {
-		passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
+		passed := func(at int64) float64 { return float64(at-s.row.Begin) / float64(s.row.End-s.row.Begin) }
+		from, to = passed(a.Timestamp), passed(a.Timestamp+max(a.Duration, 0))
 	}
 	if n := int64(len(a.Experts)); n > 0 && tensor.ExpertStride > 0 && tensor.Experts > 0 {
-		each := min(a.Bytes/n, tensor.ExpertStride)
-		for _, e := range a.Experts {
+		each, took := min(a.Bytes/n, tensor.ExpertStride), (to-from)/float64(n)
+		for i, e := range a.Experts {
 			if e >= 0 && e < tensor.Experts && int64(e) <= (math.MaxInt64-each-tensor.Offset)/tensor.ExpertStride {
-				c.addRead(tensor.File, tensor.Offset+int64(e)*tensor.ExpertStride, each, float64(step)+passed)
+				begin := from + float64(i)*took
+				c.addRead(tensor.File, tensor.Offset+int64(e)*tensor.ExpertStride, each, step, begin, begin+took)
 			}
 		}
 		return
 	}
-	c.addRead(tensor.File, a.Offset, a.Bytes, float64(step)+passed)
+	c.addRead(tensor.File, a.Offset, a.Bytes, step, from, to)
 }
 
-// addRead counts the gap before a read of so many bytes, and keeps the read as a point if it is one of
-// those that are kept. The time is the step's index, and how much of the step has passed.
-func (c *Collector) addRead(file string, offset, bytes int64, when float64) {
+// addRead counts the gap before a read of so many bytes, and adds the read to the places. from and to are when it began
+// and ended, in parts of the step.
+func (c *Collector) addRead(file string, offset, bytes int64, step int, from, to float64) {
 	end, before := c.lastEnd[file]
-	kind := gapOf(end, offset)
+	class := gapOf(end, offset)
 	c.lastEnd[file] = offset + bytes
 	if before {
-		c.gaps[kind].accesses++
-		c.gaps[kind].bytes += bytes
-	}
-	if c.plottedFile == "" {
-		c.plottedFile = file
-	}
-	if file != c.plottedFile { // one file has one scale
-		return
-	}
-	c.fileEnd = max(c.fileEnd, float64(offset+bytes))
-	if c.plottedReads%c.pointEvery == 0 {
-		c.points = append(c.points, report.Point{
-			Step: when, Offset: float64(offset), Bytes: float64(bytes), Kind: int(kind),
-		})
-		if len(c.points) == 2*maxPoints {
-			for i := range maxPoints {
-				c.points[i] = c.points[2*i]
-			}
-			c.points, c.pointEvery = c.points[:maxPoints], 2*c.pointEvery
+		one := total{accesses: 1, bytes: bytes}
+		c.gaps[class].add(&one)
+		if c.steps[step].isCounted {
+			c.countedGaps[class].add(&one)
 		}
 	}
-	c.plottedReads++
+	c.places.add(file, offset, bytes, step, from, to, class)
 }
 
 // Order has the tensors that were read, as rows of the structure table, in the order of their first
@@ -302,6 +298,9 @@ func (c *Collector) PageIn(r *tables.PageInRow) {
 		return
 	}
 	step, ok := c.stepIndex[r.Step]
+	if r.Step < 0 && len(c.steps) > 0 && r.Timestamp < c.steps[0].row.Begin && c.loadDisk < math.MaxInt64-r.Bytes {
+		c.loadDisk += r.Bytes
+	}
 	if !ok && r.Step < 0 { // another process read it, ahead of the target perhaps
 		step, ok = c.stepAt(r.Timestamp)
 	}
@@ -314,17 +313,20 @@ func (c *Collector) PageIn(r *tables.PageInRow) {
 	if r.Tensor < 0 || int(r.Tensor) >= len(c.structure) {
 		return
 	}
-	t := &c.perTensor[r.Tensor]
-	t.disk += r.Bytes
+	one := total{disk: r.Bytes}
 	if ok {
 		c.fromDisk.add(r.Tensor, step/c.stepsPerColumn, float64(r.Bytes))
 	}
 	if r.Rereads > 0 {
-		t.reread += r.Bytes
-		t.causes[min(int(r.Cause), causeCount-1)] += r.Bytes
+		one.reread = r.Bytes
+		one.causes[min(int(r.Cause), causeCount-1)] = r.Bytes
 		if ok {
 			c.reread.add(r.Tensor, step/c.stepsPerColumn, float64(r.Bytes))
 		}
+	}
+	c.perTensor[r.Tensor].add(&one)
+	if ok && c.steps[step].isCounted {
+		c.perCounted[r.Tensor].add(&one)
 	}
 }
 

@@ -363,8 +363,8 @@ func (e *Experts) TokensFigure(title, caption string) *chart.Figure {
 	if len(tokens) < 2 {
 		return nil
 	}
-	touched := chart.Curve{Name: "touched so far", Dots: true}
-	kept := chart.Curve{Name: "also of the token before", Dots: true}
+	touched := chart.Curve{Name: "of all: touched so far", Dots: true}
+	kept := chart.Curve{Name: "of the token's: those of the one before", Dots: true}
 	each := max(1, len(tokens)/maxCurvePoints)
 	for i := 0; i < len(tokens); i += each {
 		sum, n := 0, 0
@@ -379,10 +379,65 @@ func (e *Experts) TokensFigure(title, caption string) *chart.Figure {
 		}
 	}
 	return &chart.Figure{
-		To: float64(len(tokens)), High: 105, XLabel: "token (the prompt's first)", YLabel: "%", Caption: caption,
-		Beside: true,
+		To: float64(len(tokens)), High: 105, XLabel: "token (the prompt's first)", YLabel: "share of experts (%)",
+		Caption: caption, Beside: true,
 		Panels: []chart.Panel{{Title: title, Curves: []chart.Curve{touched, kept}}},
 	}
+}
+
+// Maps are maps of use for a page: which share of tokens chose each expert of each layer, those that are generated
+// first.
+func (e *Experts) Maps() (all []report.Map) {
+	t, first := e.trace, e.trace.FirstDecode()
+	for _, p := range []struct {
+		name   string
+		tokens int
+		count  func(u *moe.Use) int
+	}{
+		{"generated tokens", len(t.Tokens) - first, func(u *moe.Use) int { return u.Generated }},
+		{"tokens of the prompt", first, func(u *moe.Use) int { return u.Prompt }},
+	} {
+		if p.tokens == 0 {
+			continue
+		}
+		m := report.Map{
+			Name: p.name, Unit: "%", Column: "expert", Columns: t.Experts,
+			About: fmt.Sprintf("Which share of the %d %s chose each expert of each layer. If all were chosen as often, it "+
+				"would be %.3g %%.", p.tokens, p.name, 100*ratio(t.K, t.Experts)),
+			At: func(row, column int) float64 {
+				return 100 * float64(p.count(&e.uses[row*t.Experts+column])) / float64(p.tokens)
+			},
+		}
+		for _, l := range t.Layers {
+			m.Rows = append(m.Rows, fmt.Sprintf("layer %d", l.Number))
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+// LayersTable is a table for a page: how even the use of each layer's experts is, and which are hot and cold.
+func (e *Experts) LayersTable() report.Table {
+	t := report.Table{
+		Name: "Experts by layer",
+		About: "Evenness is 1 if all experts are chosen as often. A hot quarter is the quarter of a layer's experts that " +
+			"is chosen most.",
+		Columns: []report.Column{
+			{Name: "layer"}, {Name: "experts used"}, {Name: "of"}, {Name: "evenness"},
+			{Name: "hottest"}, {Name: "its share of choices", Unit: "%"},
+			{Name: "coldest"}, {Name: "its share of choices", Unit: "%"},
+			{Name: "share of the hot quarter", Unit: "%"}, {Name: "also of the token before", Unit: "%"},
+		},
+	}
+	for i := range e.layers {
+		u := &e.layers[i]
+		percent := func(part int) float64 { return 100 * ratio(part, u.Chosen) }
+		t.Rows = append(t.Rows, []any{
+			float64(e.layerNumber(i)), float64(u.Used), float64(e.trace.Experts), u.Entropy,
+			float64(u.Hottest), percent(u.Most), float64(u.Coldest), percent(u.Least), percent(u.Hot), percent(u.Kept),
+		})
+	}
+	return t
 }
 
 // ExpertsHeatmap shows on a page, step by step, which share of the step's tokens chose each expert. It is nil if there
@@ -397,7 +452,10 @@ func ExpertsHeatmap(t *moe.Trace, steps []tables.StepRow) *report.Heatmap {
 	}
 	for _, l := range t.Layers {
 		for expert := range t.Experts {
-			h.Rows = append(h.Rows, report.Row{Name: fmt.Sprintf("layer %d, expert %d", l.Number, expert), Weight: 1})
+			h.Rows = append(h.Rows, report.Row{
+				Name: fmt.Sprintf("layer %d, expert %d", l.Number, expert), Weight: 1,
+				Block: fmt.Sprint("layer ", l.Number),
+			})
 		}
 	}
 	index := make(map[int32]int, len(steps))

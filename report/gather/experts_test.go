@@ -101,3 +101,31 @@ func TestChoiceFigure(t *testing.T) {
 		}
 	}
 }
+
+// The page's map has the share of tokens that chose each expert, and its table the hot and the cold ones of each layer.
+func TestExpertMaps(t *testing.T) {
+	const layers, experts, tokens = 3, 16, 11
+	e := NewExperts(manyExperts(t, layers, experts, tokens))
+	maps := e.Maps()
+	if len(maps) != 2 || maps[0].Name != "generated tokens" || len(maps[0].Rows) != layers ||
+		maps[0].Columns != experts {
+		t.Fatalf("maps %+v, want one of generated tokens and one of the prompt", maps)
+	}
+	for layer := range layers {
+		hot := (7*layer + 3) % experts
+		sum := 0.0
+		for expert := range experts {
+			sum += maps[0].At(layer, expert)
+		}
+		if got := maps[0].At(layer, hot); got != 100 || math.Abs(sum-200) > 1e-9 {
+			t.Errorf("layer %d: the hottest has %g %% of %g, want 100 of 200", layer, got, sum)
+		}
+	}
+	table := e.LayersTable()
+	for i, row := range table.Rows {
+		if len(row) != len(table.Columns) || row[0] != float64(i) || row[4] != float64((7*i+3)%experts) ||
+			row[5] != 50. {
+			t.Errorf("row %d is %v, want expert %d with half of the choices", i, row, (7*i+3)%experts)
+		}
+	}
+}

@@ -3,6 +3,8 @@ package gather
 // This file draws the sums.
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 
 	"tensorcast/event"
@@ -18,8 +20,47 @@ const (
 	nanosToSeconds = 1e-9
 )
 
+// shownSteps are the steps that figures of sums are of: those that count, or, if only one step was generated, that one.
+func (c *Collector) shownSteps() []*stepSums {
+	if all := c.countedSteps(); len(all) > 0 {
+		return all
+	}
+	var all []*stepSums
+	for i := range c.steps {
+		if c.steps[i].row.Phase == c.phase {
+			all = append(all, &c.steps[i])
+		}
+	}
+	return all
+}
+
+// units is how many tokens the steps of figures generate, or how many steps that are, if they generate none; at least
+// 1.
+func (c *Collector) units() (n int) {
+	for _, s := range c.shownSteps() {
+		if c.Generates() {
+			n += int(max(s.row.Tokens, 1))
+		} else {
+			n++
+		}
+	}
+	return max(n, 1)
+}
+
+// perUnitTitle is a title with what the sums are divided by.
+func (c *Collector) perUnitTitle(title string) string {
+	what := "generated tokens"
+	if !c.Generates() {
+		what = "decodes"
+	}
+	if n := c.units(); n > 1 {
+		return fmt.Sprintf("%s, per %s (mean of %d %s)", title, c.per(), n, what)
+	}
+	return fmt.Sprintf("%s, per %s", title, c.per())
+}
+
 // barPanel is a panel with one bar for each total, whose values are multiplied by scale.
-func barPanel(label string, scale float64, sums []*total, value func(t *total) int64) chart.BarPanel {
+func barPanel[T any](label string, scale float64, sums []T, value func(sum T) int64) chart.BarPanel {
 	part := chart.BarPart{}
 	for _, t := range sums {
 		part.Values = append(part.Values, float64(value(t))*scale)
@@ -27,142 +68,141 @@ func barPanel(label string, scale float64, sums []*total, value func(t *total) i
 	return chart.BarPanel{XLabel: label, Parts: []chart.BarPart{part}}
 }
 
-// totalPanels are the panels of some sums: what was read, how long that took, and what came from disk, as
-// far as that was observed.
-func (c *Collector) totalPanels(sums []*total) []chart.BarPanel {
-	all := []chart.BarPanel{
-		barPanel("reads", 1, sums, func(t *total) int64 { return t.accesses }),
-		barPanel("read (MiB)", 1./mib, sums, func(t *total) int64 { return t.bytes }),
+// stackPanels makes one panel of several, with a part for each, which has its name. It is that of what came from disk.
+func stackPanels(label string, names []string, panels ...chart.BarPanel) chart.BarPanel {
+	stack := chart.BarPanel{XLabel: label}
+	for i, p := range panels {
+		part := p.Parts[0]
+		part.Name = names[i]
+		stack.Parts = append(stack.Parts, part)
 	}
-	if c.hasTime {
-		all = append(all, barPanel("time of ops (s)", nanosToSeconds, sums, func(t *total) int64 { return t.nanos }))
-	}
-	if c.hasDisk {
-		disk := barPanel("from disk (MiB)", 1./mib, sums, func(t *total) int64 { return t.disk - t.reread })
-		again := barPanel("", 1./mib, sums, func(t *total) int64 { return t.reread })
-		disk.Parts[0].Name, again.Parts[0].Name = "first time", "again"
-		disk.Parts = append(disk.Parts, again.Parts...)
-		all = append(all, disk)
-	}
-	if c.hasStall {
-		all = append(all,
-			barPanel("waiting for disk (ms)", nanosToMillis, sums, func(t *total) int64 { return t.stall }))
+	return stack
+}
+
+// partsOfDisk are the names of the parts of what came from disk.
+var partsOfDisk = []string{"first time", "again"}
+
+// filled are the panels that have a bar which is longer than nothing.
+func filled(panels ...chart.BarPanel) (all []chart.BarPanel) {
+	for _, p := range panels {
+		isFilled := func(part chart.BarPart) bool { return len(part.Values) > 0 && slices.Max(part.Values) > 0 }
+		if slices.ContainsFunc(p.Parts, isFilled) {
+			all = append(all, p)
+		}
 	}
 	return all
 }
 
-// RereadsFigure has bars of the tensors at the head of Rereads: bytes read again from disk, by cause, and
-// waiting. It has no bars if nothing was read again.
+// totalPanels are the panels of some sums, per token or decode: what was read, how long that took, and what came from
+// disk, as far as that was observed and is not nothing.
+func (c *Collector) totalPanels(sums []*total) []chart.BarPanel {
+	each, per := 1/float64(c.units()), " per "+c.per()
+	return filled(
+		barPanel("reads"+per, each, sums, func(t *total) int64 { return t.accesses }),
+		barPanel("read (MiB"+per+")", each/mib, sums, func(t *total) int64 { return t.bytes }),
+		barPanel("time of ops (ms"+per+")", each*nanosToMillis, sums, func(t *total) int64 { return t.nanos }),
+		stackPanels("from disk (MiB"+per+")", partsOfDisk,
+			barPanel("", each/mib, sums, func(t *total) int64 { return t.disk - t.reread }),
+			barPanel("", each/mib, sums, func(t *total) int64 { return t.reread })),
+		barPanel("waiting for disk (ms"+per+")", each*nanosToMillis, sums, func(t *total) int64 { return t.stall }),
+	)
+}
+
+// RereadsFigure has bars of the tensors of which most is read again from disk: bytes, by cause, and waiting. It has
+// none if nothing was read again.
 func (c *Collector) RereadsFigure(title string) *chart.Bars {
-	order := slices.DeleteFunc(c.orderByRereads(), func(t int32) bool { return c.perTensor[t].reread == 0 })
+	var order []int32
+	for _, t := range c.firstReads {
+		if c.perCounted[t].reread > 0 {
+			order = append(order, t)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int32) int {
+		return cmp.Compare(c.perCounted[b].reread, c.perCounted[a].reread)
+	})
 	order = order[:min(len(order), maxTensorBars)]
 	var sums []*total
-	b := &chart.Bars{Title: title}
-	if len(order) == 0 {
-		return b
-	}
+	b := &chart.Bars{Title: c.perUnitTitle(title)}
 	for _, t := range order {
 		b.Labels = append(b.Labels, c.structure[t].Name)
-		sums = append(sums, &c.perTensor[t])
+		sums = append(sums, &c.perCounted[t])
 	}
-	if c.hasDisk {
-		again := chart.BarPanel{XLabel: "read again from disk (MiB)"}
-		for cause, name := range event.CauseNames() {
-			part := barPanel("", 1./mib, sums, func(t *total) int64 { return t.causes[cause] }).Parts[0]
-			if slices.Max(append(part.Values, 0)) > 0 {
-				part.Name = name
-				again.Parts = append(again.Parts, part)
-			}
-		}
-		if len(again.Parts) > 0 {
-			b.Panels = append(b.Panels, again)
+	each, per := 1/float64(c.units()), " per "+c.per()
+	again := chart.BarPanel{XLabel: "read again from disk (MiB" + per + ")"}
+	for cause, name := range event.CauseNames() {
+		part := barPanel("", each/mib, sums, func(t *total) int64 { return t.causes[cause] }).Parts[0]
+		if slices.Max(append(part.Values, 0)) > 0 {
+			part.Name = name
+			again.Parts = append(again.Parts, part)
 		}
 	}
-	if c.hasStall {
-		b.Panels = append(b.Panels,
-			barPanel("waiting for disk (ms)", nanosToMillis, sums, func(t *total) int64 { return t.stall }))
-	}
-	b.Panels = append(b.Panels, barPanel("read (MiB)", 1./mib, sums, func(t *total) int64 { return t.bytes }))
+	b.Panels = filled(again,
+		barPanel("waiting for disk (ms"+per+")", each*nanosToMillis, sums, func(t *total) int64 { return t.stall }),
+		barPanel("read (MiB"+per+")", each/mib, sums, func(t *total) int64 { return t.bytes }))
 	return b
 }
 
 // LayersFigure has bars for each layer. If there are more than chart.MaxBars, it cannot be drawn.
 func (c *Collector) LayersFigure(title string) *chart.Bars {
-	names, sums := c.sumByLayer()
+	names, sums := c.sumByLayer(c.perCounted)
 	for i, n := range names {
-		if n != "none" {
+		if n == "none" {
+			names[i] = "outside of layers"
+		} else {
 			names[i] = "layer " + n
 		}
 	}
-	return &chart.Bars{Title: title, Labels: names, Panels: c.totalPanels(sums)}
+	return &chart.Bars{Title: c.perUnitTitle(title), Labels: names, Panels: c.totalPanels(sums)}
 }
 
 // ComponentsFigure has bars for each component: reads, bytes, time, waiting.
 func (c *Collector) ComponentsFigure(title string) *chart.Bars {
-	names, sums := c.sumByComponent()
-	return &chart.Bars{Title: title, Labels: names, Panels: c.totalPanels(sums)}
+	names, sums := c.sumByComponent(c.perCounted)
+	return &chart.Bars{Title: c.perUnitTitle(title), Labels: names, Panels: c.totalPanels(sums)}
 }
 
-// PhasesFigure has bars for each phase.
+// PhasesFigure has bars for each phase: its time, and the time and bytes of each of its tokens. So a prompt, which
+// reads the model once for many tokens, can be compared with the tokens that are generated.
 func (c *Collector) PhasesFigure(title string) *chart.Bars {
 	b := &chart.Bars{Title: title}
 	phases := c.sumPhases()
-	panel := func(label string, scale float64, value func(p *phaseSum) int64) chart.BarPanel {
-		part := chart.BarPart{}
+	panel := func(label string, scale float64, value func(p phaseSum) int64) chart.BarPanel {
+		one := barPanel(label, scale, phases, value)
 		for i := range phases {
-			part.Values = append(part.Values, float64(value(&phases[i]))*scale)
+			one.Parts[0].Values[i] /= float64(max(phases[i].tokens, 1))
 		}
-		return chart.BarPanel{XLabel: label, Parts: []chart.BarPart{part}}
+		return one
 	}
 	for _, p := range phases {
-		b.Labels = append(b.Labels, p.name)
+		label := p.name
+		if !p.outside {
+			label = fmt.Sprintf("%s (tokens: %d)", p.name, p.tokens)
+		}
+		b.Labels = append(b.Labels, label)
 	}
-	b.Panels = append(b.Panels, panel("time (s)", nanosToSeconds, func(p *phaseSum) int64 { return p.nanos }),
-		panel("read (MiB)", 1./mib, func(p *phaseSum) int64 { return p.read }))
-	if c.hasDisk {
-		disk := panel("from disk (MiB)", 1./mib, func(p *phaseSum) int64 { return p.disk - p.reread })
-		again := panel("", 1./mib, func(p *phaseSum) int64 { return p.reread })
-		disk.Parts[0].Name, again.Parts[0].Name = "first time", "again"
-		disk.Parts = append(disk.Parts, again.Parts...)
-		b.Panels = append(b.Panels, disk)
-	}
-	if c.hasStall {
-		b.Panels = append(b.Panels,
-			panel("waiting for disk (ms)", nanosToMillis, func(p *phaseSum) int64 { return p.stall }))
-	}
+	b.Panels = filled(
+		barPanel("time of all tokens (s)", nanosToSeconds, phases, func(p phaseSum) int64 { return p.nanos }),
+		panel("time (ms per token)", nanosToMillis, func(p phaseSum) int64 { return p.nanos }),
+		panel("read (MiB per token)", 1./mib, func(p phaseSum) int64 { return p.read }),
+		stackPanels("from disk (MiB per token)", partsOfDisk,
+			panel("", 1./mib, func(p phaseSum) int64 { return p.disk - p.reread }),
+			panel("", 1./mib, func(p phaseSum) int64 { return p.reread })),
+		panel("waiting for disk (ms per token)", nanosToMillis, func(p phaseSum) int64 { return p.stall }),
+	)
 	return b
 }
 
 // GapsFigure has bars for each class of gaps.
 func (c *Collector) GapsFigure(title string) *chart.Bars {
 	var sums []*total
-	for i := range c.gaps {
-		sums = append(sums, &c.gaps[i])
+	for i := range c.countedGaps {
+		sums = append(sums, &c.countedGaps[i])
 	}
-	return &chart.Bars{Title: title, Labels: gapNames, Panels: []chart.BarPanel{
-		barPanel("reads", 1, sums, func(t *total) int64 { return t.accesses }),
-		barPanel("read (MiB)", 1./mib, sums, func(t *total) int64 { return t.bytes }),
-	}}
-}
-
-// OffsetsFigure has a dot for each read, at its step and its offset in the file. If there are more than
-// some ten thousand reads, only every n-th is shown.
-func (c *Collector) OffsetsFigure(title string) *chart.Figure {
-	const dots = 30_000 // more blacken it
-	f := &chart.Figure{
-		XLabel: "step", YLabel: "offset in the file (MiB)", To: float64(len(c.steps)), High: 1.02 * c.fileEnd / mib,
-		Beside: true, Panels: []chart.Panel{{Title: title}},
-	}
-	curves := make([]chart.Curve, len(gapNames))
-	for i, name := range gapNames {
-		curves[i] = chart.Curve{Name: name, Dots: true}
-	}
-	for i := 0; i < len(c.points); i += max(1, len(c.points)/dots) {
-		p := &c.points[i]
-		curves[p.Kind].Points = append(curves[p.Kind].Points, chart.Point{X: p.Step, Y: p.Offset / mib})
-	}
-	f.Panels[0].Curves = curves
-	return f
+	each, per := 1/float64(c.units()), " per "+c.per()
+	return &chart.Bars{Title: c.perUnitTitle(title), Labels: gapNames, Panels: filled(
+		barPanel("reads"+per, each, sums, func(t *total) int64 { return t.accesses }),
+		barPanel("read (MiB"+per+")", each/mib, sums, func(t *total) int64 { return t.bytes }),
+	)}
 }
 
 // DefaultGrid is the name of the grid that shows best how steps differ: bytes from disk where memory is

@@ -41,7 +41,7 @@ func (c *Collector) GridOrder(g *Grid, fileOrder bool) []int {
 // The caller adds title and caption.
 func (c *Collector) GridFigure(g *Grid, fileOrder, greatest bool) (f *heatmap.Figure, most float64, err error) {
 	order := c.GridOrder(g, fileOrder)
-	m, scale, err := gridMatrix(g, order, c.Steps())
+	m, scale, err := gridMatrix(g, order, c.Steps(), c.phase)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -61,11 +61,21 @@ func (c *Collector) GridFigure(g *Grid, fileOrder, greatest bool) (f *heatmap.Fi
 	}}, scale.most, nil
 }
 
-// gridScale is the scale of a grid's values. It ends at the greatest. It is that of the square root.
+// gridScale is the scale of a grid's values. It ends at the greatest of the phase that the figure is about: a prompt of
+// a thousand tokens would leave nothing of the scale to those that are generated. It is that of the square root.
 // Where values range over several orders of magnitude, it is logarithmic and begins at the least.
 type gridScale struct {
 	least, most float64 // of the values above 0
 	log         bool
+	isExceeded  bool // by values of other phases
+}
+
+// add widens the scale for a value above 0.
+func (s *gridScale) add(v float64) {
+	s.most = max(s.most, v)
+	if s.least == 0 || v < s.least {
+		s.least = v
+	}
 }
 
 func (s *gridScale) name() string {
@@ -99,8 +109,11 @@ func (s *gridScale) ticks(unit string) (ticks []heatmap.Tick) {
 		case "ns":
 			label = humanize.SIWithDigits(v/1e9, 1, "s")
 		}
-		if share == 0 && !s.log {
+		switch {
+		case share == 0 && !s.log:
 			label = "> 0"
+		case share == 1 && s.isExceeded:
+			label += " and more"
 		}
 		ticks = append(ticks, heatmap.Tick{Share: share, Label: label})
 	}
@@ -114,8 +127,11 @@ func (s *gridScale) ticks(unit string) (ticks []heatmap.Tick) {
 	return ticks
 }
 
-// gridMatrix has a grid's values as shares of its scale, phase by phase. Its rows have no labels yet.
-func gridMatrix(g *Grid, order []int, steps []tables.StepRow) (m *heatmap.Matrix, scale gridScale, err error) {
+// gridMatrix has a grid's values as shares of its scale, phase by phase. Its rows have no labels yet. The scale is that
+// of the steps of one phase, if these have any value.
+func gridMatrix(
+	g *Grid, order []int, steps []tables.StepRow, phase tables.Phase,
+) (m *heatmap.Matrix, scale gridScale, err error) {
 	if len(order) == 0 || len(steps) == 0 {
 		return nil, scale, chart.ErrEmpty
 	}
@@ -124,19 +140,24 @@ func gridMatrix(g *Grid, order []int, steps []tables.StepRow) (m *heatmap.Matrix
 	}
 	m = &heatmap.Matrix{Rows: make([]heatmap.Row, len(order)), Values: make([]float32, 0, len(order)*len(steps))}
 	byPhase := stepsByPhase(steps)
+	var all gridScale
 	for _, row := range order {
 		for _, step := range byPhase {
 			v := g.At(row, step)
 			m.Values = append(m.Values, float32(v))
 			if v > 0 {
-				scale.most = max(scale.most, v)
-				if scale.least == 0 {
-					scale.least = v
+				all.add(v)
+				if steps[step].Phase == phase {
+					scale.add(v)
 				}
-				scale.least = min(scale.least, v)
 			}
 		}
 	}
+	if scale.most == 0 {
+		scale = all
+	}
+	scale.isExceeded = all.most > scale.most
+	scale.least = all.least
 	const wide = 1e4
 	scale.log = g.Name == GridPace && scale.most > wide*scale.least
 	for i, v := range m.Values {

@@ -24,7 +24,10 @@ func (s *stepSums) seconds() float64 {
 
 // Report makes the page of what was collected. Title is its first line. Compute is as in Outlook.
 func (c *Collector) Report(title string, meta *tables.Meta, compute Compute) *report.Report {
-	r := &report.Report{Title: title, Series: c.series(), Heat: c.heatmaps()}
+	r := &report.Report{
+		Title: title, Main: c.phase.String(), Speed: c.speed(compute.Expected), Spans: c.spans(), Series: c.series(),
+		Heat: c.heatmaps(), Reads: c.readMap(),
+	}
 	for _, sheet := range []*Sheet{c.Phases(), c.Components(), c.Layers(), c.Gaps(), c.Tensors()} {
 		r.Tables = append(r.Tables, sheet.table())
 	}
@@ -35,12 +38,6 @@ func (c *Collector) Report(title string, meta *tables.Meta, compute Compute) *re
 			label = "token " + strconv.Itoa(int(s.Token))
 		}
 		r.Steps = append(r.Steps, report.Step{Label: label, Phase: s.Phase.String()})
-	}
-	if len(c.points) > 0 {
-		r.Offsets = &report.Offsets{
-			Size: c.fileEnd, Kinds: gapNames, Count: len(c.points),
-			At: func(i int) report.Point { return c.points[i] },
-		}
 	}
 	r.Facts, r.Verdict = c.facts(meta, compute)
 	r.Notes = c.MissingData(meta)
@@ -143,28 +140,25 @@ func (c *Collector) facts(meta *tables.Meta, compute Compute) (facts []report.Fa
 	return facts, c.Outlook(meta, compute).Sentences()
 }
 
+// series are what each step read and how long it waited, without what is nothing in all steps.
 func (c *Collector) series() (all []report.Series) {
 	add := func(name, unit string, value func(s *stepSums) float64) {
 		one := report.Series{Name: name, Unit: unit}
 		for i := range c.steps {
 			one.Values = append(one.Values, value(&c.steps[i]))
 		}
-		all = append(all, one)
+		if slices.ContainsFunc(one.Values, func(v float64) bool { return v > 0 }) {
+			all = append(all, one)
+		}
 	}
-	add("speed", "tok/s", func(s *stepSums) float64 { return float64(max(s.row.Tokens, 1)) / s.seconds() })
-	if c.hasDisk {
-		add("read from disk", "B", func(s *stepSums) float64 { return float64(s.disk) })
-		add("of it again", "B", func(s *stepSums) float64 { return float64(s.reread) })
-	}
-	if c.hasStall {
-		add("waiting for disk", "ns", func(s *stepSums) float64 {
-			if !s.hasStall {
-				return math.NaN()
-			}
-			return float64(s.stall)
-		})
-	}
-	add("time", "ns", func(s *stepSums) float64 { return s.seconds() * 1e9 })
+	add("read from disk", "B", func(s *stepSums) float64 { return float64(s.disk) })
+	add("of it again", "B", func(s *stepSums) float64 { return float64(s.reread) })
+	add("waiting for disk", "ns", func(s *stepSums) float64 {
+		if !s.hasStall {
+			return math.NaN()
+		}
+		return float64(s.stall)
+	})
 	return all
 }
 
@@ -208,6 +202,7 @@ func (c *Collector) Grids() (all []Grid) {
 		s := &c.structure[t]
 		rows[i] = report.Row{
 			Name: s.Name, Weight: float64(s.Size), Detail: s.Type + ", " + tabular.Size(float64(s.Size)),
+			Block: tensorRow(s).Block,
 		}
 	}
 	// Of a tensor without any value, rest is shown.
@@ -259,10 +254,10 @@ func (c *Collector) Grids() (all []Grid) {
 	return all
 }
 
-// heatmaps are the grids that a page shows.
+// heatmaps are the grids that a page shows, without those in which there is nothing.
 func (c *Collector) heatmaps() (all []report.Heatmap) {
 	for _, g := range c.Grids() {
-		if g.Name == GridRereads || g.Name == GridPace {
+		if g.Name == GridRereads || g.Name == GridPace || g.Empty {
 			continue
 		}
 		all = append(all, report.Heatmap{Name: g.Title, Unit: g.Unit, About: g.About + " Rows are as high as " +

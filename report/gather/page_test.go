@@ -95,10 +95,6 @@ func TestPlanted(t *testing.T) {
 	for _, s := range r.Series {
 		var want [steps]float64
 		switch s.Name {
-		case "speed":
-			want = [steps]float64{70, 10, 10, 10, 10, 10}
-		case "time":
-			want = [steps]float64{100e6, 100e6, 100e6, 100e6, 100e6, 100e6}
 		case "read from disk":
 			want[0], want[3], want[4] = 1<<20, 1<<19, 1<<16
 		case "of it again":
@@ -183,9 +179,11 @@ func TestPlanted(t *testing.T) {
 	if got := table(t, r, "Tensors").Rows; len(got) != 3 || got[0][0] != "blk.1.a" || got[1][1] != 0.0 {
 		t.Errorf("tensors %v, want 3, blk.1.a first", got)
 	}
-	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) ||
-		o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackLarge)}) {
-		t.Errorf("offsets %+v, the point 4 %+v; want %d points of %g bytes", o, o.At(4), 3*steps, 10.5*(1<<20))
+	if len(r.Series) != 3 || r.Main != "generation" {
+		t.Errorf("%d series, the main phase is %q; want three, and generation", len(r.Series), r.Main)
+	}
+	if m := r.Reads; m == nil || m.Size != 20.5*(1<<20) || m.StepsPerColumn*float64(m.Columns) != steps {
+		t.Errorf("reads %+v, want those of %d steps in 20.5 MiB", m, steps)
 	}
 	if len(r.Notes) != 2 || !strings.HasPrefix(r.Notes[0], "a limit") ||
 		!strings.Contains(r.Notes[1], "--no-probe") || len(r.Verdict) != 2 ||
@@ -226,27 +224,43 @@ func TestGapOf(t *testing.T) {
 // Of a mixture, the slices of the chosen experts are the reads, in the order in which the capture has
 // them.
 func TestExpertsAreReads(t *testing.T) {
-	const stride = 1 << 20
+	const stride = placeRows / 8 << 10 // a row of cells is a KiB
 	structure := []tables.StructureRow{
-		{Name: "exps", Offset: 4096, Size: 8 * stride, Experts: 8, ExpertStride: stride, File: "m.gguf"},
+		{Name: "exps", Size: 8 * stride, Experts: 8, ExpertStride: stride, File: "m.gguf"},
 	}
 	c := New(structure, 0, 0, []tables.StepRow{{Step: 0, Phase: tables.PhaseGeneration, Begin: 0, End: 100}})
 	if err := c.Access(&tables.Access{
-		Bytes: 3 * stride, Offset: 4096, Timestamp: 50, Experts: []int32{2, 3, 0},
+		Bytes: 3 * stride, Timestamp: 50, Duration: 30, Experts: []int32{2, 3, 0},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	want := []report.Point{
-		{Step: 0.5, Offset: 4096 + 2*stride, Bytes: stride, Kind: int(gapLarge)},
-		{Step: 0.5, Offset: 4096 + 3*stride, Bytes: stride, Kind: int(gapSequential)},
-		{Step: 0.5, Offset: 4096, Bytes: stride, Kind: int(gapBackLarge)},
+	// Each expert is read for a tenth of the step. A place that was read is so as a whole.
+	read := map[int]float64{}
+	for column := range c.places.columns {
+		for row := range placeRows {
+			class, share := c.places.merged(1)(column, row)
+			if share == 0 {
+				continue
+			}
+			expert := row * 8 / placeRows
+			read[expert] += share
+			begin := map[int]float64{2: 0.5, 3: 0.6, 0: 0.7}[expert] * float64(c.places.columns)
+			if at := float64(column); begin == 0 || at < begin-1 || at > begin+0.1*float64(c.places.columns) {
+				t.Fatalf("expert %d is read in column %d of %d", expert, column, c.places.columns)
+			}
+			if want := map[int]gap{2: gapSequential, 3: gapSequential, 0: gapBackSmall}[expert]; gap(class) != want {
+				t.Fatalf("expert %d is %s, want %s", expert, gapNames[class], gapNames[want])
+			}
+		}
 	}
-	if !reflect.DeepEqual(c.points, want) {
-		t.Errorf("%+v, want %+v", c.points, want)
+	for expert, rows := range read {
+		if math.Abs(rows-placeRows/8) > 1e-3 {
+			t.Errorf("of expert %d %g rows are read, want %d", expert, rows, placeRows/8)
+		}
 	}
 	// There is no gap before the first read.
-	if c.gaps[gapSequential].accesses != 1 || c.gaps[gapBackLarge].accesses != 1 || c.gaps[gapLarge].accesses != 0 {
-		t.Errorf("gaps %+v, want a sequential one and one back", c.gaps)
+	if len(read) != 3 || c.gaps[gapSequential].accesses != 1 || c.gaps[gapBackSmall].accesses != 1 {
+		t.Errorf("%d experts, gaps %+v; want 3, a sequential gap and one back", len(read), c.gaps)
 	}
 }
 
@@ -270,8 +284,8 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("verdict %q, want that memory suffices", v)
 	}
 	r := planted(t, 6, false).Report("", &tables.Meta{}, Compute{})
-	if len(r.Verdict) != 0 || len(r.Notes) != 2 || len(r.Heat) != 2 || r.Heat[0].Name != "time" || len(r.Series) != 2 {
-		t.Errorf("verdict %q, notes %q, %d heatmaps, %d series, want none, 2, 2 and 2", r.Verdict, r.Notes,
+	if len(r.Verdict) != 0 || len(r.Notes) != 2 || len(r.Heat) != 2 || r.Heat[0].Name != "time" || len(r.Series) != 0 {
+		t.Errorf("verdict %q, notes %q, %d heatmaps, %d series, want none, 2, 2 and none", r.Verdict, r.Notes,
 			len(r.Heat), len(r.Series))
 	}
 	if v := planted(t, 2, true).Report("", &tables.Meta{}, Compute{}).Verdict; len(v) != 1 ||
@@ -280,24 +294,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// A long capture takes bounded memory: points are thinned evenly, and steps share columns.
+// A long capture takes bounded memory: steps share columns.
 func TestBounded(t *testing.T) {
-	const reads = 5*maxPoints + 3
-	c := New(structure, 0, 0, []tables.StepRow{{Step: 0, Phase: tables.PhaseGeneration, Begin: 0, End: reads}})
-	for i := range int64(reads) {
-		if err := c.Access(&tables.Access{Timestamp: i, Bytes: 1, Offset: i}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	o := c.Report("", &tables.Meta{}, Compute{}).Offsets
-	if o.Count < maxPoints || o.Count > 2*maxPoints {
-		t.Errorf("%d points of %d reads, want %d to %d", o.Count, reads, maxPoints, 2*maxPoints)
-	}
-	for i := 1; i < o.Count; i++ {
-		if o.At(i).Offset-o.At(i-1).Offset != float64(c.pointEvery) {
-			t.Fatalf("points %+v, %+v: want one in %d", o.At(i-1), o.At(i), c.pointEvery)
-		}
-	}
 	var many []tables.StructureRow
 	for i := range 100 {
 		many = append(many, tables.StructureRow{Name: fmt.Sprint(i)})
@@ -306,13 +304,13 @@ func TestBounded(t *testing.T) {
 	for i := range steps {
 		steps[i].Step = int32(i)
 	}
-	c = New(many, 0, 0, steps)
+	c := New(many, 0, 0, steps)
 	if err := c.Access(&tables.Access{Step: 3, Tensor: 7, Bytes: 10}); err != nil || c.stepsPerColumn != 2 {
 		t.Fatalf("%v, %d steps in a bin", err, c.stepsPerColumn)
 	}
 	h := c.Report("", &tables.Meta{}, Compute{}).Heat
-	if len(h) != 3 || h[0].Name != "reads" || h[0].At(0, 2) != 5 || h[0].At(0, 3) != 5 || h[0].At(0, 4) != 0 {
-		t.Errorf("reads of steps 2 to 4: %g, %g, %g, want 5, 5, 0", h[0].At(0, 2), h[0].At(0, 3), h[0].At(0, 4))
+	if len(h) != 1 || h[0].Name != "reads" || h[0].At(0, 2) != 5 || h[0].At(0, 3) != 5 || h[0].At(0, 4) != 0 {
+		t.Errorf("%d heatmaps, reads of steps 2 to 4: %g, %g, %g, want 1 with 5, 5, 0", len(h), h[0].At(0, 2), h[0].At(0, 3), h[0].At(0, 4))
 	}
 }
 

@@ -15,24 +15,31 @@ import (
 // maxCurvePoints bounds a curve over tokens. Beyond it, a point stands for several tokens.
 const maxCurvePoints = 2000
 
-// PatternFigure has a dot for each read of each phase's sequence, and reads is how many these are. It is nil if there
-// is nothing to draw.
+// PatternFigure has a dot for each read of each phase's sequence, and reads is how many these are. Phases that read the
+// same in the same order would lie upon each other, so each has a panel. It is nil if there is nothing to draw.
 func PatternFigure(p *pattern.Pattern, title, caption string) (f *chart.Figure, reads map[tables.Phase]int) {
 	f = &chart.Figure{
-		To: 1, XLabel: "time of a step", YLabel: "offset in the file (MiB)", Beside: true, Caption: caption,
+		To: 1, XLabel: "time, as a share of the step's", YLabel: "offset in the file (MiB)", Caption: caption,
 	}
 	reads = map[tables.Phase]int{}
-	curves := make([]chart.Curve, len(tables.PhaseNames()))
-	for i, name := range tables.PhaseNames() {
-		curves[i] = chart.Curve{Name: name, Dots: true}
-	}
+	points := make([][]chart.Point, len(tables.PhaseNames()))
 	for _, r := range p.Rows() {
 		reads[r.Phase]++
 		y := float64(r.Tensor.Offset) / mib
-		curves[r.Phase].Points = append(curves[r.Phase].Points, chart.Point{X: r.RelativeTime, Y: y})
+		points[r.Phase] = append(points[r.Phase], chart.Point{X: r.RelativeTime, Y: y})
 		f.High = max(f.High, 1.02*y)
 	}
-	f.Panels = []chart.Panel{{Title: title, Curves: curves}}
+	for phase, name := range tables.PhaseNames() {
+		if len(points[phase]) == 0 {
+			continue
+		}
+		// The curves of other phases are empty, so that each phase has its own colour.
+		curves := make([]chart.Curve, phase+1)
+		curves[phase] = chart.Curve{Points: points[phase], Dots: true}
+		f.Panels = append(f.Panels, chart.Panel{
+			Title: fmt.Sprintf("%s: %s (%d reads)", title, name, len(points[phase])), Curves: curves,
+		})
+	}
 	if f.High == 0 {
 		return nil, reads
 	}

@@ -220,8 +220,10 @@ func (c *Collector) tensorSheet(name string, order []int32) *Sheet {
 	return s
 }
 
-// sumBy sums tensors up by a key, and sorts the sums by it.
-func sumBy[K cmp.Ordered](c *Collector, keyOf func(r *tables.StructureRow) K) (keys []K, sums []*total) {
+// sumBy sums tensors up by a key, and sorts the sums by it. of are the sums of each tensor: perTensor or perCounted.
+func sumBy[K cmp.Ordered](
+	c *Collector, of []total, keyOf func(r *tables.StructureRow) K,
+) (keys []K, sums []*total) {
 	all := map[K]*total{}
 	for _, t := range c.firstReads {
 		k := keyOf(&c.structure[t])
@@ -229,7 +231,7 @@ func sumBy[K cmp.Ordered](c *Collector, keyOf func(r *tables.StructureRow) K) (k
 			all[k] = &total{}
 			keys = append(keys, k)
 		}
-		all[k].add(&c.perTensor[t])
+		all[k].add(&of[t])
 	}
 	slices.Sort(keys)
 	for _, k := range keys {
@@ -238,8 +240,8 @@ func sumBy[K cmp.Ordered](c *Collector, keyOf func(r *tables.StructureRow) K) (k
 	return keys, sums
 }
 
-func (c *Collector) sumByLayer() (names []string, sums []*total) {
-	layers, sums := sumBy(c, func(r *tables.StructureRow) int32 { return r.Layer })
+func (c *Collector) sumByLayer(of []total) (names []string, sums []*total) {
+	layers, sums := sumBy(c, of, func(r *tables.StructureRow) int32 { return r.Layer })
 	for _, l := range layers {
 		if l < 0 {
 			names = append(names, "none")
@@ -253,20 +255,20 @@ func (c *Collector) sumByLayer() (names []string, sums []*total) {
 // Layers has a row for each layer, and one for what is in none.
 func (c *Collector) Layers() *Sheet {
 	s := &Sheet{Name: "Layers", About: allSteps}
-	names, sums := c.sumByLayer()
+	names, sums := c.sumByLayer(c.perTensor)
 	s.addTexts("layer", "layer", names)
 	c.addTotals(s, sums)
 	return s
 }
 
-func (c *Collector) sumByComponent() ([]string, []*total) {
-	return sumBy(c, func(r *tables.StructureRow) string { return r.Component })
+func (c *Collector) sumByComponent(of []total) ([]string, []*total) {
+	return sumBy(c, of, func(r *tables.StructureRow) string { return r.Component })
 }
 
 // Components has a row for each component, such as attn_q.weight of all layers.
 func (c *Collector) Components() *Sheet {
 	s := &Sheet{Name: "Components", About: allSteps}
-	names, sums := c.sumByComponent()
+	names, sums := c.sumByComponent(c.perTensor)
 	s.addTexts("component", "component", names)
 	c.addTotals(s, sums)
 	return s

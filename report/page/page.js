@@ -57,8 +57,21 @@
     const x = (isDark() ? 1 - share : share) * (cividis.length - 1), i = Math.min(Math.floor(x), cividis.length - 2), f = x - i;
     return cividis[i].map((c, k) => Math.round(c + f * (cividis[i + 1][k] - c)));
   };
-  // The colours of kinds of points, by Okabe and Ito: the colour-blind can tell them apart.
-  const kinds = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+  // rgb are the parts of a colour, which may be a variable of the style.
+  const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = text => { probe.fillStyle = text; probe.fillRect(0, 0, 1, 1); return Array.from(probe.getImageData(0, 0, 1, 1).data.slice(0, 3)); };
+  const pack = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;
+  // legend is a line of names with their colours.
+  const legend = classes => {
+    const bar = make("div", undefined, { className: "legend" });
+    for (const c of classes) {
+      const one = make("span"), swatch = make("span", undefined, { className: "swatch" });
+      swatch.style.background = c.color;
+      one.append(swatch, c.name);
+      bar.append(one);
+    }
+    return bar;
+  };
 
   // ---- the steps in view, which are the same in all charts: look sets them
   let view = { from: 0, to: Math.max(1, data.steps) };
@@ -100,15 +113,76 @@
     tip.style.top = Math.max(4, y + 18 + r.height > innerHeight ? y - r.height - 10 : y + 18) + "px";
   };
 
-  // ---- a chart: a canvas that zooms and moves, with a margin for its scale. draw draws it, and about says what the
-  // tooltip shows at a step and a height.
+  // ---- SVG: a context that writes down what is drawn. It knows what this page's charts use of a canvas.
+  const escape = text => String(text).replace(/[&<>"]/g, ch => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[ch]);
+  const recorder = (width, height) => {
+    const parts = [], groups = [], measure = document.createElement("canvas").getContext("2d");
+    let path = [], open = 0, clips = 0;
+    const box = (x, y, w, h, paint) => parts.push(`<rect x="${x}" y="${y}" width="${w}" height="${h}" ${paint}/>`);
+    const line = () => `stroke="${c.strokeStyle}"` + (c.dash ? ` stroke-dasharray="${c.dash}"` : "");
+    const c = {
+      font: "", fillStyle: "#000", strokeStyle: "#000", textAlign: "left", textBaseline: "middle", dash: "",
+      measureText: text => { measure.font = c.font; return measure.measureText(text); },
+      save: () => { groups.push(open); }, restore: () => { for (const was = groups.pop(); open > was; open--) parts.push("</g>"); },
+      beginPath: () => { path = []; }, moveTo: (x, y) => { path.push(`M${x} ${y}`); }, lineTo: (x, y) => { path.push(`L${x} ${y}`); },
+      rect: (x, y, w, h) => { path.push(`M${x} ${y}h${w}v${h}h${-w}z`); },
+      clip: () => { open++; clips++; parts.push(`<clipPath id="c${clips}"><path d="${path.join("")}"/></clipPath><g clip-path="url(#c${clips})">`); },
+      stroke: () => { parts.push(`<path d="${path.join("")}" fill="none" ${line()}/>`); },
+      strokeRect: (x, y, w, h) => box(x, y, w, h, `fill="none" ${line()}`),
+      fillRect: (x, y, w, h) => box(x, y, w, h, `fill="${c.fillStyle}"`),
+      setLineDash: dash => { c.dash = dash.join(" "); },
+      fillText: (text, x, y) => { parts.push(`<text x="${x}" y="${y}" dy=".35em" fill="${c.fillStyle}" text-anchor="${{ left: "start", center: "middle", right: "end" }[c.textAlign]}">${escape(text)}</text>`); },
+      createImageData: (w, h) => measure.createImageData(w, h),
+      putImageData: (image, x, y) => {
+        const at = document.createElement("canvas");
+        at.width = image.width; at.height = image.height;
+        at.getContext("2d").putImageData(image, 0, 0);
+        parts.push(`<image x="${x}" y="${y}" width="${image.width}" height="${image.height}" href="${at.toDataURL()}"/>`);
+      },
+      // The name space is in two parts, as nothing in this page may look like an address on a network.
+      text: () => `<svg xmlns="${"http:" + "//www.w3.org/2000/svg"}" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="system-ui, sans-serif" font-size="12"><rect width="100%" height="100%" fill="${css("--paper")}"/>${parts.join("")}</svg>`,
+    };
+    return c;
+  };
+
+  // ---- a figure: a canvas with a margin for its scale, that can be saved as SVG. draw draws it.
   const left = 200, right = 10;
-  const chart = (parent, height, label, draw, about) => {
-    const canvas = make("canvas", undefined, { tabIndex: 0 });
-    canvas.style.height = height + "px";
+  const figure = (parent, height, id, label, draw) => {
+    const around = make("div", undefined, { className: "figure" }), save = make("button", "SVG", { type: "button", className: "save", title: "save this chart as SVG" });
+    const canvas = make("canvas", undefined, { tabIndex: 0, id });
+    const size = { height }; // may be changed before the next drawing
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", label);
-    parent.append(canvas);
+    around.append(canvas, save);
+    parent.append(around);
+    const paint = (c, width, ratio) => {
+      c.font = "12px system-ui, sans-serif";
+      c.textBaseline = "middle";
+      draw({ c, width: Math.max(1, width - left - right), height: size.height, x: step => left + (step - view.from) / (view.to - view.from) * (width - left - right) }, ratio);
+    };
+    save.onclick = () => {
+      const width = canvas.clientWidth || 1000, c = recorder(width, size.height);
+      paint(c, width, 1);
+      make("a", undefined, { download: id + ".svg", href: "data:image/svg+xml;charset=utf-8," + encodeURIComponent(c.text()) }).click();
+    };
+    charts.push(() => {
+      const ratio = devicePixelRatio || 1, width = canvas.clientWidth;
+      if (!width) return;
+      canvas.style.height = size.height + "px";
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(size.height * ratio);
+      const c = canvas.getContext("2d");
+      c.scale(ratio, ratio);
+      paint(c, width, ratio);
+    });
+    canvas.style.height = height + "px";
+    canvas.addEventListener("pointerleave", () => tell(""));
+    return { canvas, size };
+  };
+
+  // ---- a chart: a figure of steps, which zooms and moves. about says what the tooltip shows at a step and a height.
+  const chart = (parent, height, id, label, draw, about) => {
+    const { canvas } = figure(parent, height, id, label, draw);
     const stepAt = x => view.from + (x - left) / Math.max(1, canvas.clientWidth - left - right) * (view.to - view.from);
     canvas.addEventListener("wheel", e => {
       if (e.deltaY === 0) return;
@@ -127,25 +201,11 @@
       const step = stepAt(e.offsetX);
       tell(step >= view.from && step < view.to && data.steps ? about(step, e.offsetY) : "", e.clientX, e.clientY);
     });
-    canvas.addEventListener("pointerleave", () => tell(""));
     canvas.addEventListener("dblclick", () => look(0, data.steps));
     canvas.addEventListener("keydown", e => {
       const act = e.ctrlKey || e.metaKey || e.altKey ? undefined : keys[e.key];
       if (act) { e.preventDefault(); act(); }
     });
-    charts.push(() => {
-      const ratio = devicePixelRatio || 1, width = canvas.clientWidth;
-      if (!width) return;
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      const c = canvas.getContext("2d");
-      c.scale(ratio, ratio);
-      c.font = "12px system-ui, sans-serif";
-      c.textBaseline = "middle";
-      const plot = { c, width: width - left - right, height, x: step => left + (step - view.from) / (view.to - view.from) * (width - left - right) };
-      draw(plot, ratio);
-    });
-    return canvas;
   };
   // clip shortens a text to a width.
   const clip = (text, c, width) => {
@@ -171,6 +231,14 @@
     c.textAlign = "right";
     c.fillText("step", left - 8, y + 11);
   };
+  // ticks are some round numbers from 0 to an end.
+  const ticks = end => {
+    const size = Math.pow(10, Math.floor(Math.log10(end / 3))), all = [];
+    let every = size;
+    for (const m of [1, 2, 5, 10]) { every = m * size; if (end / every <= 6) break; }
+    for (let i = 0; i * every <= end; i++) all.push(+(i * every).toPrecision(12));
+    return all;
+  };
   const phaseAt = step => { for (const s of data.phases) if (step >= s.from && step < s.to) return s.phase; return ""; };
   // about says which step, or which bin of steps, is at a place, and in which phase.
   const about = step => {
@@ -179,48 +247,187 @@
     return which + (label && data.per_bin === 1 ? ` (${label})` : "") + (phaseAt(i) ? ", " + phaseAt(i) : "");
   };
 
-  // ---- series: bars of each bin's mean, before a shade that is as high as its greatest value
-  for (const s of data.series) {
-    const height = 96;
-    const all = (s.max || s.mean).filter(v => v !== null);
-    const canvas = chart($("series"), height, `${s.name} of each step`, p => {
-      const { c } = p, per = data.per_bin, base = height - 18;
-      const from = Math.max(0, Math.floor(view.from / per)), to = Math.min(s.mean.length, Math.ceil(view.to / per));
-      let most = 0;
-      for (let i = from; i < to; i++) most = Math.max(most, (s.max || s.mean)[i] || 0);
-      const y = v => base - (most > 0 ? v / most : 0) * (base - 8);
-      c.save();
-      c.beginPath(); c.rect(left, 0, p.width, height); c.clip();
-      for (const ph of data.phases) {
-        if (ph.phase === "generation" || ph.to <= view.from || ph.from >= view.to) continue;
-        c.fillStyle = css("--panel");
-        c.fillRect(p.x(ph.from), 0, Math.max(1, p.x(ph.to) - p.x(ph.from)), base);
-      }
-      const columns = (values, fill) => {
-        c.fillStyle = fill;
-        for (let i = from; i < to; i++) {
-          if (values[i] === null) continue;
-          const x = p.x(i * per), w = Math.max(1, p.x((i + 1) * per) - x - (view.to - view.from < p.width * per / 3 ? 1 : 0));
-          c.fillRect(x, y(values[i]), w, Math.max(1, base - y(values[i])));
+  // scaleEnd is the greatest value of the bins in view that belong to the phase that the page is about. A prompt, which
+  // takes as long as many tokens, would leave nothing of the scale to these. It is that of all, if there are no such bins.
+  const isMain = new Uint8Array(data.labels.length);
+  for (const ph of data.phases) if (ph.phase === data.main) isMain.fill(1, Math.floor(ph.from / data.per_bin), Math.ceil(ph.to / data.per_bin));
+  const scaleEnd = (from, to, value) => {
+    let all = 0;
+    const main = [];
+    for (let i = from; i < to; i++) {
+      const v = value(i) || 0;
+      all = Math.max(all, v);
+      if (isMain[i] && v > 0) main.push(v);
+    }
+    return { most: main.length ? Math.max(...main) : all, exceeded: main.length > 0 && all > Math.max(...main), usual: usual(main) || all };
+  };
+  // usual is the end of a scale that shows most values: it leaves out few of them that are many times as great.
+  const usual = values => {
+    const sorted = values.slice().sort((a, b) => a - b), n = sorted.length;
+    return n ? Math.min(sorted[n - 1], 3 * sorted[Math.floor(.9 * (n - 1))]) : 0;
+  };
+  // shadePhases marks the steps of other phases.
+  const shadePhases = (p, base) => {
+    for (const ph of data.phases) {
+      if (ph.phase === data.main || ph.to <= view.from || ph.from >= view.to) continue;
+      p.c.fillStyle = css("--panel");
+      p.c.fillRect(p.x(ph.from), 0, Math.max(1, p.x(ph.to) - p.x(ph.from)), base);
+    }
+  };
+  // within draws what lies between the edges of a chart.
+  const within = (p, draw) => {
+    p.c.save();
+    p.c.beginPath(); p.c.rect(left, 0, p.width, p.height); p.c.clip();
+    draw();
+    p.c.restore();
+  };
+  const baseLine = (p, base) => {
+    p.c.strokeStyle = css("--line");
+    p.c.beginPath(); p.c.moveTo(left, base + .5); p.c.lineTo(left + p.width, base + .5); p.c.stroke();
+  };
+  const inView = count => [Math.max(0, Math.floor(view.from / data.per_bin)), Math.min(count, Math.ceil(view.to / data.per_bin))];
+
+  // ---- speed: bars as high as steps are fast, in the colours of what they spent their time with
+  if (data.speed && data.steps) {
+    const s = data.speed, height = 260, base = height - 18, parent = $("speed");
+    parent.append(make("h2", "Tokens per second, and what held them up"), make("p", s.about, { className: "about" }));
+    parent.append(legend([...s.parts.filter(part => part.seconds.some(v => v > 0)), { name: "not told apart", color: "var(--unknown)" }]));
+    const speed = i => s.seconds[i] > 0 ? s.tokens[i] / s.seconds[i] : 0;
+    chart(parent, height, "speed-chart", "tokens per second over the steps", p => {
+      const { c } = p, [from, to] = inView(s.tokens.length);
+      const { most: greatest, usual: most, exceeded } = scaleEnd(from, to, speed);
+      const end = 1.06 * (s.possible < 2 * most ? Math.max(most, s.possible) : most) || 1;
+      const y = v => base - Math.min(v / end, 1) * (base - 8);
+      within(p, () => {
+        shadePhases(p, base);
+        // Bins that share a pixel are summed up.
+        const each = Math.max(1, Math.ceil((to - from) / p.width));
+        for (let i = from - from % each; i < to; i += each) {
+          const last = Math.min(i + each, s.tokens.length);
+          const sum = values => { let all = 0; for (let k = i; k < last; k++) all += values[k]; return all; };
+          const seconds = sum(s.seconds);
+          if (!(seconds > 0)) continue;
+          const v = sum(s.tokens) / seconds, x = p.x(i * data.per_bin), wide = p.x(Math.min(data.steps, last * data.per_bin)) - x;
+          const w = Math.max(1, wide - (wide > 4 ? 1 : 0));
+          let done = 0;
+          const box = (share, paint) => {
+            const top = y((done + share) * v), bottom = y(done * v);
+            c.fillStyle = paint;
+            if (bottom > top) c.fillRect(x, top, w, bottom - top);
+            done += share;
+          };
+          for (const part of s.parts) box(Math.min(sum(part.seconds) / seconds, 1 - done), part.color);
+          if (done < .999) box(1 - done, css("--unknown"));
         }
-      };
-      if (s.max) columns(s.max, css("--shade"));
-      columns(s.mean, css("--accent"));
-      c.restore();
-      c.strokeStyle = css("--line");
-      c.beginPath(); c.moveTo(left, base + .5); c.lineTo(left + p.width, base + .5); c.stroke();
+        if (s.possible > 0 && s.possible <= end) {
+          c.strokeStyle = css("--ink");
+          c.setLineDash([6, 4]);
+          c.beginPath(); c.moveTo(left, y(s.possible)); c.lineTo(left + p.width, y(s.possible)); c.stroke();
+          c.setLineDash([]);
+        }
+      });
+      baseLine(p, base);
+      c.textAlign = "right";
+      c.fillStyle = css("--faint");
+      for (const v of ticks(end)) c.fillText(digits(v) + (v === 0 ? " tok/s" : ""), left - 8, Math.min(Math.max(y(v), 8), base - 4));
+      c.fillStyle = css("--ink");
+      if (s.possible > 0 && s.possible <= end) c.fillText("if nothing waited ", left - 40, y(s.possible));
+      if (exceeded || greatest > most) c.fillText(greatest > most ? "some are higher " : "higher: other phases ", left - 40, 20);
+      if (s.possible > end) c.fillText(`if nothing waited: ${digits(s.possible)}`, left - 40, 38);
+      axis(p, base);
+    }, step => {
+      const i = Math.floor(Math.floor(step) / data.per_bin);
+      if (!(s.seconds[i] > 0)) return `${about(step)}\nspeed: not known`;
+      const lines = [about(step), `speed: ${digits(speed(i))} tok/s (${show(1e9 * s.seconds[i], "ns")}, at ${show(1e9 * s.begins[i], "ns")})`];
+      for (const part of s.parts) if (part.seconds[i] > 0) lines.push(`${part.name}: ${Math.round(100 * part.seconds[i] / s.seconds[i])} %`);
+      return lines.join("\n");
+    });
+  }
+
+  // ---- spans: what the target did when
+  if (data.spans.length) {
+    const all = data.spans, height = 54, base = height - 18, parent = $("spans");
+    const begin = all[0].begin, end = Math.max(all[all.length - 1].end, begin + 1e-9);
+    const seen = new Map(all.map(s => [s.name, s]));
+    parent.append(make("h3", "What happened when"), legend(seen.values()));
+    const x = (p, t) => left + (t - begin) / (end - begin) * p.width;
+    const { canvas } = figure(parent, height, "span-chart", "what happened when", p => {
+      const { c } = p;
+      for (const s of all) {
+        const from = x(p, s.begin), w = Math.max(1, x(p, s.end) - from);
+        c.fillStyle = s.color;
+        c.fillRect(from, 4, w, base - 8);
+        c.textAlign = "left";
+        c.fillStyle = "#fff";
+        if (c.measureText(s.name).width < w - 12) c.fillText(s.name, from + 6, base / 2);
+      }
+      c.fillStyle = css("--faint");
+      c.textAlign = "center";
+      for (const t of ticks(end - begin)) c.fillText(digits(+(begin + t).toPrecision(6)), x(p, begin + t), base + 10);
+      c.textAlign = "right";
+      c.fillText("seconds", left - 16, base + 10);
+    });
+    canvas.addEventListener("pointermove", e => {
+      const t = begin + (e.offsetX - left) / Math.max(1, canvas.clientWidth - left - right) * (end - begin);
+      const s = all.find(s => t >= s.begin && t <= s.end);
+      tell(s ? `${s.name}, ${show(1e9 * s.begin, "ns")} to ${show(1e9 * s.end, "ns")} (${show(1e9 * (s.end - s.begin), "ns")})\n${s.about}` : "", e.clientX, e.clientY);
+    });
+  }
+
+  // ---- series: bars of each bin's mean, before a shade that is as high as its greatest value
+  if (data.series.length) $("series").append(make("h2", "Over time"));
+  data.series.forEach((s, index) => {
+    const height = 96, base = height - 18, top = s.max || s.mean;
+    const all = top.filter(v => v !== null);
+    chart($("series"), height, "series-" + index, `${s.name} of each step`, p => {
+      const { c } = p, per = data.per_bin, [from, to] = inView(s.mean.length);
+      const { most, exceeded } = scaleEnd(from, to, i => top[i]);
+      const y = v => base - (most > 0 ? Math.min(v / most, 1) : 0) * (base - 8);
+      within(p, () => {
+        shadePhases(p, base);
+        const columns = (values, fill) => {
+          c.fillStyle = fill;
+          for (let i = from; i < to; i++) {
+            if (values[i] === null) continue;
+            const x = p.x(i * per), w = Math.max(1, p.x((i + 1) * per) - x - (view.to - view.from < p.width * per / 3 ? 1 : 0));
+            c.fillRect(x, y(values[i]), w, Math.max(1, base - y(values[i])));
+          }
+        };
+        if (s.max) columns(s.max, css("--shade"));
+        columns(s.mean, css("--accent"));
+      });
+      baseLine(p, base);
       c.textAlign = "right";
       c.fillStyle = css("--ink");
       c.fillText(clip(s.name, c, left - 12), left - 8, base / 2);
       c.fillStyle = css("--faint");
-      c.fillText(all.length ? show(most, s.unit) : "not known", left - 8, 10);
+      c.fillText(all.length ? show(most, s.unit) + (exceeded ? ", other phases higher" : "") : "not known", left - 8, 10);
       axis(p, base);
     }, step => {
       const bin = Math.floor(Math.floor(step) / data.per_bin);
       return `${about(step)}\n${s.name}: ${show(s.mean[bin], s.unit)}` + (s.max ? `, at most ${show(s.max[bin], s.unit)}` : "");
     });
-    canvas.id = "series-" + data.series.indexOf(s);
-  }
+  });
+
+  // label writes the names of rows. Where rows are too low for that, those of a block, such as a layer, have its name.
+  const label = (p, base, rows, edges) => {
+    const { c } = p, line = 13, low = rows.length * line > base;
+    let free = -line, i = 0;
+    while (i < rows.length) {
+      let last = i;
+      if (low && rows[i].block) while (last + 1 < rows.length && rows[last + 1].block === rows[i].block) last++;
+      const y = Math.min(Math.max((edges[i] + edges[last + 1]) / 2 * base, 7), base - 7);
+      if (y - free >= line) {
+        free = y;
+        c.fillText(clip(low && rows[i].block || rows[i].name, c, left - 12), left - 8, y);
+        if (last > i) {
+          c.strokeStyle = css("--line");
+          c.beginPath(); c.moveTo(left - 3.5, edges[i] * base + 1); c.lineTo(left - 3.5, edges[last + 1] * base - 1); c.stroke();
+        }
+      }
+      i = last + 1;
+    }
+  };
 
   // ---- heatmaps: bytes of cells, as report/bin.go explains them at heatCells
   const unpack = text => Uint8Array.from(atob(text), ch => ch.charCodeAt(0));
@@ -251,17 +458,14 @@
       return edges;
     });
     const base = height - 18;
-    const canvas = chart(parent, height, "a heatmap of rows and steps", (p, ratio) => {
+    chart(parent, height, "heat-map", "a heatmap of rows and steps", (p, ratio) => {
       const { c } = p, h = data.heat[now], edges = weights[now];
       const own = cells[now], values = how.value === "max" && own.max ? own.max : own.mean;
       const w = Math.max(1, Math.round(p.width * ratio)), tall = Math.max(1, Math.round(base * ratio));
       const image = c.createImageData(w, tall), pixels = new Uint32Array(image.data.buffer);
-      const probe = document.createElement("canvas").getContext("2d");
-      const rgb = name => { probe.fillStyle = css(name); probe.fillRect(0, 0, 1, 1); return probe.getImageData(0, 0, 1, 1).data; };
-      const pack = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;
       const lut = new Uint32Array(256);
       for (let v = 2; v < 256; v++) lut[v] = pack(color((v - 2) / 253));
-      lut[0] = pack(rgb("--unknown")); lut[1] = pack(rgb("--paper"));
+      lut[0] = pack(rgb(css("--unknown"))); lut[1] = pack(rgb(css("--paper")));
       const columns = new Int32Array(w + 1);
       for (let x = 0; x <= w; x++) columns[x] = Math.min(h.bins - 1, Math.max(0, Math.floor((view.from + x / w * (view.to - view.from)) / h.per_bin)));
       let row = 0;
@@ -283,13 +487,7 @@
       c.putImageData(image, Math.round(left * ratio), 0);
       c.textAlign = "right";
       c.fillStyle = css("--ink");
-      let free = -1;
-      h.rows.forEach((r, i) => {
-        const y = (edges[i] + edges[i + 1]) / 2 * base;
-        if (y - free < 13) return;
-        free = y;
-        c.fillText(clip(r.name, c, left - 12), left - 8, Math.min(Math.max(y, 7), base - 7));
-      });
+      label(p, base, h.rows, edges);
       axis(p, base);
       const s = scale.getContext("2d");
       for (let x = 0; x < 160; x++) { s.fillStyle = `rgb(${color(x / 159)})`; s.fillRect(x, 0, 1, 12); }
@@ -303,7 +501,6 @@
       const value = v === 0 ? "not observed" : v === 1 ? "0" : "about " + show(h.least * Math.pow(h.most / h.least, (v - 2) / 253), h.unit);
       return `${r.name}${r.detail ? " (" + r.detail + ")" : ""}\n${about(step)}\n${h.name}: ${value}`;
     });
-    canvas.id = "heat-map";
     const choose = () => {
       now = +which.value;
       const h = data.heat[now];
@@ -318,42 +515,124 @@
     choose();
   }
 
-  // ---- offsets
-  if (data.offsets) {
-    const o = data.offsets, raw = unpack(o.xy), xy = new Uint16Array(raw.buffer, 0, raw.length >> 1), n = xy.length / 3;
-    const parent = $("offsets");
-    parent.append(make("h3", "Where in the file"));
-    const bar = make("div", undefined, { className: "legend" });
-    o.kinds.forEach((k, i) => {
-      const one = make("span"), swatch = make("span", undefined, { className: "swatch" });
-      swatch.style.background = kinds[i % kinds.length];
-      one.append(swatch, k);
-      bar.append(one);
-    });
-    parent.append(bar);
-    const height = 320, base = height - 18;
-    const y = at => 4 + at / 65535 * (base - 8);
-    const stepOf = i => xy[3 * i] / 65535 * data.steps;
-    const canvas = chart(parent, height, "offsets in the file over the steps", p => {
-      const { c } = p;
-      c.strokeStyle = css("--line");
-      c.strokeRect(left + .5, .5, p.width - 1, base);
-      const size = n * (view.to - view.from) / Math.max(1, data.steps) > 5000 ? 1.5 : 3;
-      for (let i = 0; i < n; i++) {
-        const step = stepOf(i);
-        if (step < view.from || step > view.to) continue;
-        c.fillStyle = kinds[xy[3 * i + 2] % kinds.length];
-        c.fillRect(p.x(step), y(xy[3 * i + 1]), size, size);
+  // ---- reads: where in the files is read, and when
+  if (data.reads && data.steps) {
+    const r = data.reads, cells = unpack(r.cells), parent = $("reads");
+    parent.append(make("h3", "Where in the file"), make("p", r.about, { className: "about" }));
+    const found = new Set();
+    for (const v of cells) if (v) found.add(v >> 5);
+    parent.append(legend(r.classes.filter((_, i) => found.has(i))));
+    const height = 320, base = height - 18, most = 31;
+    chart(parent, height, "offset-map", "where in the file is read over the steps", (p, ratio) => {
+      const { c } = p, w = Math.max(1, Math.round(p.width * ratio)), tall = Math.max(1, Math.round((base - 1) * ratio));
+      const image = c.createImageData(w, tall), pixels = new Uint32Array(image.data.buffer);
+      const paper = rgb(css("--paper")), paints = r.classes.map(k => rgb(k.color)), none = pack(paper);
+      // Where a step has only a few pixels, each of them has whole steps: else some would have nothing, and steps that
+      // are all alike would look hatched.
+      const isWhole = r.per_column < 1 && w / (view.to - view.from) < 8;
+      const stepAt = x => view.from + x / w * (view.to - view.from);
+      const columnsAt = x => isWhole ? [Math.round(Math.floor(stepAt(x)) / r.per_column), Math.round(Math.ceil(stepAt(x + 1)) / r.per_column)] : [Math.floor(stepAt(x) / r.per_column), Math.ceil(stepAt(x + 1) / r.per_column)];
+      const sums = new Float64Array(8);
+      for (let y = 0; y < tall; y++) {
+        // The beginning of the files is at the bottom. A pixel has all the cells that it touches.
+        const low = Math.min(r.rows - 1, Math.floor((tall - 1 - y) / tall * r.rows)), high = Math.max(low + 1, Math.min(r.rows, Math.ceil((tall - y) / tall * r.rows)));
+        for (let x = 0; x < w; x++) {
+          let [from, to] = columnsAt(x);
+          to = Math.min(Math.max(from + 1, to), r.columns);
+          const steps = Math.max(1, (to - from) * r.per_column) * (high - low);
+          let best = -1, all = 0;
+          sums.fill(0);
+          for (let row = low; row < high; row++) for (let k = from; k < to; k++) {
+            const v = cells[row * r.columns + k];
+            if (!v) continue;
+            const share = (v & most) / most;
+            all += share * share;
+            sums[v >> 5] += share * share;
+            if (best < 0 || sums[v >> 5] > sums[best]) best = v >> 5;
+          }
+          const part = .25 + .75 * Math.sqrt(Math.min(all / steps, 1));
+          pixels[y * w + x] = best < 0 || !paints[best] ? none : pack(paints[best].map((v, k) => Math.round(paper[k] + part * (v - paper[k]))));
+        }
       }
+      c.putImageData(image, Math.round(left * ratio), 0);
+      c.strokeStyle = css("--line");
+      c.strokeRect(left + .5, .5, p.width - 1, base - 1);
       c.fillStyle = css("--faint");
       c.textAlign = "right";
-      for (let i = 0; i <= 4; i++) c.fillText(show(o.size * i / 4, "B"), left - 8, Math.min(Math.max(y(65535 * i / 4), 8), base - 6));
+      for (let i = 0; i <= 4; i++) c.fillText(show(r.size * i / 4, "B"), left - 8, Math.min(Math.max(base * (1 - i / 4), 8), base - 6));
       axis(p, base);
-    }, (step, py) => {
-      const at = Math.max(0, Math.min(1, (py - 4) / (base - 8))) * o.size;
-      return `${about(step)}\noffset ${show(at, "B")}`;
+    }, (step, y) => {
+      const place = Math.max(0, Math.min(1, 1 - y / base)), row = Math.min(r.rows - 1, Math.floor(place * r.rows));
+      const v = cells[row * r.columns + Math.min(r.columns - 1, Math.floor(step / r.per_column))];
+      const what = v ? `${r.classes[v >> 5].name}; about ${digits(100 * ((v & most) / most) ** 2)} % of the bytes here` : "not read";
+      return `${about(step)}\noffset ${show(place * r.size, "B")}\n${what}`;
     });
-    canvas.id = "offset-map";
+  }
+
+  // ---- maps: rows and columns that are no steps, such as layers and experts
+  if (data.maps.length) {
+    const parent = $("maps"), maps = data.maps.map(m => ({ ...m, cells: unpack(m.cells) }));
+    parent.append(make("h2", "Experts: hot and cold, by layer"));
+    const bar = make("div", undefined, { className: "legend" });
+    const which = make("select", undefined, { id: "map-of", title: "whose choices" });
+    maps.forEach((m, i) => which.append(make("option", m.name, { value: i })));
+    const how = make("select", undefined, { id: "map-order", title: "in which order" });
+    how.append(make("option", "in their order", { value: "" }), make("option", "most chosen first", { value: "sorted" }));
+    const scale = make("canvas", undefined, { width: 160, height: 12 }), most = make("span"), text = make("p", undefined, { className: "about" });
+    bar.append(which, how, make("span", "more than 0"), scale, most, make("span", "(square root; nothing is the paper's colour)"));
+    parent.append(bar, text);
+    const now = () => maps[+which.value];
+    // order is which column is shown at each place of a row.
+    const order = (m, row) => {
+      const at = Array.from({ length: m.columns }, (_, i) => i);
+      return how.value ? at.sort((a, b) => m.cells[row * m.columns + b] - m.cells[row * m.columns + a] || a - b) : at;
+    };
+    const { canvas, size } = figure(parent, 300, "map", "a map of layers and experts", (p, ratio) => {
+      const m = now(), { c } = p, base = p.height - 18;
+      const w = Math.max(1, Math.round(p.width * ratio)), tall = Math.max(1, Math.round(base * ratio));
+      const image = c.createImageData(w, tall), pixels = new Uint32Array(image.data.buffer), lut = new Uint32Array(256);
+      for (let v = 2; v < 256; v++) lut[v] = pack(color((v - 2) / 253));
+      lut[0] = pack(rgb(css("--unknown"))); lut[1] = pack(rgb(css("--paper")));
+      for (let row = 0; row < m.rows.length; row++) {
+        const at = order(m, row), from = Math.round(row / m.rows.length * tall), to = Math.round((row + 1) / m.rows.length * tall);
+        for (let x = 0; x < w; x++) {
+          let v = 0;
+          for (let k = Math.floor(x / w * m.columns); k < Math.max(Math.ceil((x + 1) / w * m.columns), Math.floor(x / w * m.columns) + 1) && k < m.columns; k++) v = Math.max(v, m.cells[row * m.columns + at[k]]);
+          for (let y = from; y < to; y++) pixels[y * w + x] = lut[v];
+        }
+      }
+      c.putImageData(image, Math.round(left * ratio), 0);
+      c.strokeStyle = css("--line");
+      c.strokeRect(left + .5, .5, p.width - 1, base - 1);
+      c.textAlign = "right";
+      c.fillStyle = css("--ink");
+      label(p, base, m.rows.map(name => ({ name })), Array.from({ length: m.rows.length + 1 }, (_, i) => i / m.rows.length));
+      c.fillStyle = css("--faint");
+      c.textAlign = "center";
+      for (const k of ticks(m.columns * m.per_column)) if (k < m.columns * m.per_column && Number.isInteger(k)) c.fillText(String(k), left + (k + .5) / (m.columns * m.per_column) * p.width, base + 10);
+      c.textAlign = "right";
+      c.fillText(how.value ? m.column + "s, most chosen first" : m.column, left - 16, base + 10);
+      const s = scale.getContext("2d");
+      for (let x = 0; x < 160; x++) { s.fillStyle = `rgb(${color(x / 159)})`; s.fillRect(x, 0, 1, 12); }
+    });
+    canvas.addEventListener("pointermove", e => {
+      const m = now(), row = Math.floor(e.offsetY / (size.height - 18) * m.rows.length);
+      const place = Math.floor((e.offsetX - left) / Math.max(1, canvas.clientWidth - left - right) * m.columns);
+      if (row < 0 || row >= m.rows.length || place < 0 || place >= m.columns) { tell(""); return; }
+      const k = order(m, row)[place], v = m.cells[row * m.columns + k], first = k * m.per_column;
+      const value = v === 0 ? "not known" : v === 1 ? "0" : "about " + show(m.most * ((v - 2) / 253) ** 2, m.unit);
+      tell(`${m.rows[row]}, ${m.column}${m.per_column > 1 ? `s ${first} to ${first + m.per_column - 1}` : " " + first}\n${value}`, e.clientX, e.clientY);
+    });
+    const choose = () => {
+      const m = now();
+      text.textContent = m.about;
+      most.textContent = show(m.most, m.unit);
+      size.height = Math.min(Math.max(m.rows.length * 16, 120), 720) + 18;
+      redraw();
+    };
+    which.onchange = choose;
+    how.onchange = redraw;
+    choose();
   }
 
   // ---- tables: columns sort, a text filters rows, and rows are made when they are scrolled to

@@ -36,22 +36,35 @@ type read struct {
 // bytes.
 func blocksOf(steps [][]read, granule int64, group int) (uses [][]blockKey, size map[blockKey]int64) {
 	size = map[blockKey]int64{}
+	seen := map[blockKey]map[int64]bool{} // the bytes of a block that were read since its last use in this step
 	for i, step := range steps {
 		if i%group == 0 {
 			uses = append(uses, nil)
+			clear(seen)
 		}
 		now := &uses[len(uses)-1]
-		add := func(p blockKey, bytes int64) {
+		add := func(p blockKey, bytes, from, to int64) {
 			size[p] = bytes
-			if n := len(*now); n > 0 && (*now)[n-1] == p || group > 1 && slices.Contains(*now, p) {
-				return
+			again := seen[p] == nil || granule == 0
+			for at := from; at < to; at++ {
+				again = again || seen[p][at]
 			}
-			*now = append(*now, p)
+			n := len(*now)
+			isOne := n > 0 && (*now)[n-1] == p || group > 1 && slices.Contains(*now, p) || !again
+			if !isOne || seen[p] == nil {
+				seen[p] = map[int64]bool{}
+			}
+			for at := from; at < to; at++ {
+				seen[p][at] = true
+			}
+			if !isOne {
+				*now = append(*now, p)
+			}
 		}
 		for _, r := range step {
 			if granule == 0 {
 				if r.bytes > 0 {
-					add(blockKey{r.file, r.offset, r.bytes}, r.bytes)
+					add(blockKey{r.file, r.offset, r.bytes}, r.bytes, 0, 0)
 				}
 				continue
 			}
@@ -62,7 +75,8 @@ func blocksOf(steps [][]read, granule int64, group int) (uses [][]blockKey, size
 					if end > b*granule {
 						bytes = min(granule, end-b*granule)
 					}
-					add(blockKey{file: r.file, first: b}, bytes)
+					from, to := max(r.offset, b*granule), min(r.offset+r.bytes, (b+1)*granule)
+					add(blockKey{file: r.file, first: b}, bytes, from, to)
 				}
 			}
 		}
@@ -254,4 +268,44 @@ func BenchmarkLRU(b *testing.B) {
 		s.LRU(1)
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(s.uses)), "ns/use")
+}
+
+// Two tensors that share a folio do not make it two folios: a step that reads everything reads what there is, and LRU's
+// curve stays at that until all of it fits. What a step does read twice counts twice.
+func TestSharedBlocks(t *testing.T) {
+	const granule = 2 << 20
+	const tensor = 5 << 19 // one and a quarter folios
+	s := New(granule, []int64{8 * tensor}, 1)
+	for range 4 {
+		s.Step()
+		for _, i := range []int64{3, 0, 6, 1, 4, 7, 2, 5} { // neighbours are not read one after the other
+			if err := s.Read(0, i*tensor, tensor); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	whole := float64(8 * tensor)
+	if got := s.PerStep(1); got != whole {
+		t.Errorf("a step reads %g bytes, want %g", got, whole)
+	}
+	curve := s.LRU(1)
+	for _, share := range []float64{0, 0.2, 0.5, 0.8, 0.99} {
+		if got := curve.Missed(int64(share * whole)); got != whole {
+			t.Errorf("with %g of it in memory %g bytes are missed, want all of %g", share, got, whole)
+		}
+	}
+	if got := curve.Missed(8 * tensor); got != 0 {
+		t.Errorf("with all of it in memory %g bytes are missed, want none", got)
+	}
+	s.Step()
+	for range 2 {
+		for _, i := range []int64{0, 4} {
+			if err := s.Read(0, i*tensor, tensor); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got, want := s.PerStep(4), 2*4.*granule; got != want {
+		t.Errorf("a step that reads two tensors twice reads %g bytes, want %g", got, want)
+	}
 }

@@ -21,11 +21,12 @@ type Sequence struct {
 	group   int
 
 	index      map[blockKey]int32
-	sizes      []int64 // of each block
-	uses       []int32 // the blocks that are read, in order
-	steps      []int   // where each step begins in uses
-	stepsAdded int     // calls of Step
-	lastStep   []int32 // by block, 1 + the last step that used it
+	sizes      []int64  // of each block
+	uses       []int32  // the blocks that are read, in order
+	steps      []int    // where each step begins in uses
+	stepsAdded int      // calls of Step
+	lastStep   []int32  // by block, 1 + the last step that used it
+	seen       []uint64 // by block, the parts of it that were read since its last use; see partsOf
 }
 
 type blockKey struct {
@@ -54,7 +55,9 @@ func (s *Sequence) Step() {
 }
 
 // Read adds a read of so many bytes at an offset of a file. Consecutive reads of the same block
-// count once. It fails if the sequence becomes too long, or if no step has begun.
+// count once. So do reads of different parts of a block in one step: two tensors that share a folio are two reads of
+// half of it each, and to count the folio for both would say that a step reads more than there is. It fails if the
+// sequence becomes too long, or if no step has begun.
 func (s *Sequence) Read(file int32, offset, bytes int64) error {
 	switch {
 	case len(s.steps) == 0:
@@ -64,35 +67,53 @@ func (s *Sequence) Read(file int32, offset, bytes int64) error {
 	case bytes == 0:
 		return nil
 	case s.granule == 0:
-		return s.addUse(blockKey{file, offset, bytes}, bytes)
+		return s.addUse(blockKey{file, offset, bytes}, bytes, allParts)
 	}
 	for block := offset / s.granule; block*s.granule < offset+bytes; block++ {
 		size := s.granule
 		if int(file) < len(s.files) && s.files[file] > block*s.granule {
 			size = min(size, s.files[file]-block*s.granule)
 		}
-		if err := s.addUse(blockKey{file: file, first: block}, size); err != nil {
+		from := max(offset-block*s.granule, 0)
+		to := min(offset+bytes-block*s.granule, s.granule)
+		if err := s.addUse(blockKey{file: file, first: block}, size, s.partsOf(from, to)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Sequence) addUse(at blockKey, size int64) error {
+// allParts are all parts of a block.
+const allParts = math.MaxUint64
+
+// partsOf are those of a block's 64 parts, as bits, that lie within from and to, which are bytes from its beginning.
+func (s *Sequence) partsOf(from, to int64) uint64 {
+	each := (s.granule + 63) / 64
+	first, end := (from+each-1)/each, to/each
+	if first >= end {
+		return 0
+	}
+	return (allParts >> (64 - (end - first))) << first
+}
+
+// addUse adds a use of a block whose parts are read.
+func (s *Sequence) addUse(at blockKey, size int64, parts uint64) error {
 	block, ok := s.index[at]
 	if !ok {
 		block = int32(len(s.sizes))
 		s.index[at] = block
-		s.sizes, s.lastStep = append(s.sizes, size), append(s.lastStep, 0)
+		s.sizes, s.lastStep, s.seen = append(s.sizes, size), append(s.lastStep, 0), append(s.seen, 0)
 	}
 	step := int32(len(s.steps))
-	if s.group > 1 && s.lastStep[block] == step {
-		return nil
+	if s.lastStep[block] == step {
+		isAgain := s.seen[block]&parts != 0 || s.granule == 0
+		isLast := s.uses[len(s.uses)-1] == block
+		if s.group > 1 || isLast || !isAgain {
+			s.seen[block] |= parts
+			return nil
+		}
 	}
-	s.lastStep[block] = step
-	if n := len(s.uses); n > s.steps[step-1] && s.uses[n-1] == block {
-		return nil
-	}
+	s.lastStep[block], s.seen[block] = step, parts
 	if len(s.uses) == maxUses {
 		return fmt.Errorf("more than %d reads", maxUses)
 	}
@@ -102,6 +123,9 @@ func (s *Sequence) addUse(at blockKey, size int64) error {
 
 // Steps returns how many steps there are. A group counts once, even if it is not full.
 func (s *Sequence) Steps() int { return len(s.steps) }
+
+// Group returns how many of the steps that were added compute at once.
+func (s *Sequence) Group() int { return s.group }
 
 // Blocks returns how many different blocks are read.
 func (s *Sequence) Blocks() int { return len(s.sizes) }

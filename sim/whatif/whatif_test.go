@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -83,24 +84,25 @@ func TestTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Blocks, a.ComputeFrom = "folios", "as it was said"
+	all := Answers{a}
 	var text, picture bytes.Buffer
-	if err := a.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), "50 %") ||
+	if err := all.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), "50 %") ||
 		!strings.Contains(text.String(), "as it was said") || strings.Count(text.String(), "the bound") != 1 {
 		t.Errorf("error %v, text %q; want it with 50 %%, what was said, and the bound once", err, text.String())
 	}
 	if _, err := json.Marshal(a); err != nil {
 		t.Error(err)
 	}
-	columns := a.Columns()
-	if got := columns[2].Values.([]string); len(got) != len(a.Strategies) || got[4] != "pin + stream" {
+	columns := all.Columns()
+	if got := columns[3].Values.([]string); len(got) != len(a.Strategies) || got[4] != "pin + stream" {
 		t.Errorf("strategies %q; want len(got) = %v, got[4] = \"pin + stream\"", got, len(a.Strategies))
 	}
-	curve := a.CurveColumns()
-	if sizes, ratio := curve[0].Values.([]int64), curve[1].Values.([]float64); len(sizes) != 2 || sizes[1] != 100e6 ||
+	curve := all.CurveColumns()
+	if sizes, ratio := curve[1].Values.([]int64), curve[2].Values.([]float64); len(sizes) != 2 || sizes[1] != 100e6 ||
 		ratio[0] != 1 || ratio[1] != 0 {
 		t.Errorf("curve %v, %v", sizes, ratio)
 	}
-	if err := a.Figure().Write(&picture, "svg"); err != nil || !strings.Contains(picture.String(), "Belady") {
+	if err := all.Figure().Write(&picture, "svg"); err != nil || !strings.Contains(picture.String(), "Belady") {
 		t.Errorf("%v; want text with \"Belady\"", err)
 	}
 }
@@ -173,5 +175,44 @@ func TestPrefetchd(t *testing.T) {
 		if got := chosen.Rows[0].Results[i]; s.Name == Auto && (got.Missed != 70e6 || !near(got.TokS, 1/0.071)) {
 			t.Errorf("chosen: %+v", got)
 		}
+	}
+}
+
+// Several numbers of tokens per step have a panel each. Miss-ratio curves that are the same are one, with all its
+// names.
+func TestToldOfSeveral(t *testing.T) {
+	var all Answers
+	for _, tokens := range []int{1, 2, 4} {
+		c := Config{
+			Sequence: cycle(t, 9), From: 1, Compute: time.Duration(tokens) * time.Millisecond, Bandwidth: 1e9,
+			TokensPerStep: tokens,
+		}
+		if tokens == 1 { // what prefetchd does for several tokens together is not known here
+			c.Helped = func(int64) (float64, time.Duration) { return 0, 20 * time.Millisecond }
+		}
+		a, err := c.Estimate([]int64{50e6}, never)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, a)
+	}
+	// The whole model is read, and half of it is streamed while a step computes.
+	gains := [][]string{{"48 MiB", "plain", "9.9", "19.6", "38.5"}, {"48 MiB", "prefetchd", "50", "-", "-"},
+		{"48 MiB", "Belady", "20", "40", "80"}}
+	if got := all.gains().Rows; !reflect.DeepEqual(got, gains) {
+		t.Errorf("tokens per second by tokens per step are %q, want %q", got, gains)
+	}
+	if f := all.Figure(); len(f.Panels) != 3 || f.Low <= 0 ||
+		!strings.HasSuffix(f.Panels[2].Title, "tokens per step: 4") {
+		t.Errorf("figure %+v, want three panels on a logarithmic axis", f)
+	}
+	if f := all.MissFigure(); len(f.Panels[0].Curves) != 1 ||
+		f.Panels[0].Curves[0].Name != "LRU, tokens per step: 1, 2, 4" {
+		t.Errorf("curves %+v, want one with three names", f.Panels[0].Curves)
+	}
+	var text bytes.Buffer
+	if err := all.Document().WriteText(&text); err != nil || strings.Count(text.String(), "the bound") != 1 ||
+		!strings.Contains(text.String(), "tokens per second, by tokens per step") {
+		t.Errorf("error %v, text %s", err, text.String())
 	}
 }
