@@ -47,6 +47,7 @@ type Status struct {
 	Tokens    int       `json:"tokens"`                // generated with help so far
 	Decodes   int       `json:"decodes"`               // with help so far, of one token, several or a prompt
 	Bound     float64   `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and disk; 0: not known
+	Disk      float64   `json:"disk_bytes_per_sec"`    // that the disk was seen to deliver at best; 0: not known
 	Warmed    int64     `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
 	// Hot is what was read of experts before this target chose any; nil if nothing was known of them.
 	Hot *mixture.Hot `json:"hot_experts,omitempty"`
@@ -55,6 +56,7 @@ type Status struct {
 // status says what is being done in a phase.
 func (s *session) status(in phase) Status {
 	status := Status{Warmed: s.work.warmed, Tokens: s.work.tokens, Decodes: s.work.decodes}
+	status.Disk = s.meter.best
 	status.Needs, status.Room, status.Level = s.memory.needs(), s.memory.whole, s.memory.level
 	if p, is := in.(*standBackPhase); is {
 		status.Activity, status.Why = Idle, p.stood.Error()
