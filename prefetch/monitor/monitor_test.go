@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // listen starts a server for a target.
 func listen(t *testing.T, dir string, target int) *Server {
 	t.Helper()
-	s, err := Listen(dir, target, func(int64) {}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	s, err := Listen(dir, target, Controls{}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +258,7 @@ func TestWrong(t *testing.T) {
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := Listen(open, 1, nil, slog.Default()); err == nil {
+	if s, err := Listen(open, 1, Controls{}, slog.Default()); err == nil {
 		s.Close()
 		t.Error("Listen makes a socket where anybody could")
 	}
@@ -288,7 +288,7 @@ func TestWrong(t *testing.T) {
 func TestSetBudget(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	set := make(chan int64, 1)
-	s, err := Listen(dir, 5, func(bytes int64) { set <- bytes }, slog.Default())
+	s, err := Listen(dir, 5, Controls{Budget: func(bytes int64) { set <- bytes }}, slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,6 +32,14 @@ type Report struct {
 	Faults   int64          `json:"target_major_faults"` // since the target was started; -1: it has ended
 	OwnBytes int64          `json:"own_bytes"`           // prefetchd's anonymous memory
 	Waits    MemoryPressure `json:"host_memory_pressure"`
+	// TargetRead and OwnRead are how many bytes the target and prefetchd have had read from disk since they were
+	// started (read_bytes of /proc/PID/io): by the target's faults, and for help. -1: that is not known.
+	TargetRead int64 `json:"target_read_bytes"`
+	OwnRead    int64 `json:"own_read_bytes"`
+	// Paused says that somebody wants the target to be left alone for now.
+	Paused bool `json:"paused"`
+	// Detail is what a picture needs. It is nil unless it was asked for, and is not older than some seconds.
+	Detail *prefetch.Detail `json:"detail,omitempty"`
 }
 
 // Search says what a prefetchd looks for that has no target itself.
@@ -56,9 +64,10 @@ type MemoryPressure struct {
 	Full float64 `json:"full_avg10"` // all processes waited
 }
 
-// lookUp fills in what is only known when somebody asks: Command, Faults, Own and Waits.
+// lookUp fills in what is only known when somebody asks: what /proc says of the target and of this process.
 func (r *Report) lookUp() {
 	r.Faults, r.Waits = -1, MemoryPressure{-1, -1}
+	r.TargetRead, r.OwnRead = readBytes(r.Target), readBytes(r.PID)
 	if p, err := procfs.NewProc(r.Target); err == nil {
 		if stat, err := p.Stat(); err == nil {
 			r.Command, r.Faults = stat.Comm, int64(stat.MajFlt)

@@ -62,7 +62,7 @@ type Options struct {
 	// Imatrix, if not nil, counts choices of experts. It is used for a model whose last run is not known.
 	Imatrix hot.Counts
 	// Prefetch is what the Controller is made with. Run sets these fields itself and ignores what is in them:
-	// Memory, Share, Dry, Log, Experts.Predict, Experts.Known, Experts.Keep, and all of Target and Host.
+	// Memory, Share, Paused, Dry, Log, Experts.Predict, Experts.Known, Experts.Keep, and all of Target and Host.
 	Prefetch prefetch.Options
 
 	// Who is told.
@@ -78,7 +78,7 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// server is the help for one target. All but budget is for one goroutine, which stays on one thread.
+// server is the help for one target. All but budget and paused is for one goroutine, which stays on one thread.
 type server struct {
 	opts    Options
 	command command // zero for a process that was running already
@@ -91,6 +91,7 @@ type server struct {
 	pages      *pages.Kernel
 	controller *prefetch.Controller
 	budget     atomic.Int64 // bytes, as it was set last
+	paused     atomic.Bool  // somebody wants the target to be left alone
 
 	neighbours *neighbours // nil: they cannot be asked
 
@@ -133,7 +134,7 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 		defer func() { sum.Readahead = s.faults.target.End() }()
 	}
 	s.budget.Store(o.Prefetch.Budget)
-	s.status.open(o, s.budget.Store)
+	s.status.open(o, monitor.Controls{Budget: s.budget.Store, Pause: s.paused.Store})
 	defer func() { err = errors.Join(err, s.status.close()) }()
 	if s.memory, err = room.NewProcessMemory(o.PID, o.memoryOptions()); err != nil {
 		return sum, err
@@ -241,6 +242,7 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 	o := &s.opts
 	p := o.Prefetch
 	p.Memory, p.Share, p.Log = s.memory, s.budget.Load, o.Log
+	p.Paused = func() bool { return s.paused.Load() && s.command.pending == nil } // a command has to be let run first
 	if s.neighbours != nil {
 		p.Neighbours = s.neighbours.need
 	}
