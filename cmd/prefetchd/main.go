@@ -254,7 +254,7 @@ started for another reason, 2 for wrong usage.`,
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more details")
 	addReadaheadFlags(cmd, &o)
 	addPlanFlags(f, &o)
-	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newFabricCommand(), newGuardianCommand())
+	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newTopCommand(), newFabricCommand(), newGuardianCommand())
 	objects := ebpf.Objects()
 	maps.Copy(objects, readahead.Objects())
 	cli.AddBPFVersions(cmd, objects)
