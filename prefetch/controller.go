@@ -98,6 +98,7 @@ func (c *Controller) enter(to *change) error {
 		c.s.opts.Log.Error("this change of phase is in no table: please report it", "from", from, "to", to.to.name())
 	}
 	c.phase, c.since = to.to, c.s.now()
+	c.s.history.observe(c.since, to.to.name() != StandingOff)
 	err := c.phase.enter()
 	why := to.why
 	if p, is := to.to.(*standBackPhase); is {

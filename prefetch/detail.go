@@ -21,7 +21,7 @@ type Detail struct {
 	// Experts is nil unless the target is helped, and its model is a mixture.
 	Experts *mixture.Heat `json:"experts,omitempty"`
 	// Speeds are tokens per second of the last minutes, one number for each HistoryBin, the latest last. It is 0
-	// where the target generated nothing, or was not observed.
+	// where the target generated nothing, and NotSeen where it was not observed.
 	Speeds []float32 `json:"speeds"`
 	// Happenings are the last things that were done, in order.
 	Happenings []Happening `json:"happenings"`

@@ -59,6 +59,23 @@ func TestHistory(t *testing.T) {
 	}) {
 		t.Errorf("%v, want 1/3000 everywhere", speeds)
 	}
+	h.observe(at(5001), false)
+	h.observe(at(5002), false)
+	h.add(at(5003), took(1, 1))
+	speeds = h.speeds(at(5011))
+	if got, want := speeds[len(speeds)-5:], []float32{1, NotSeen, NotSeen, NotSeen, NotSeen}; !slices.Equal(got, want) {
+		t.Errorf("while nothing is observed %v, want %v", got, want)
+	}
+	h.observe(at(5011), true)
+	speeds = h.speeds(at(5015))
+	if got, want := speeds[len(speeds)-7:], []float32{1, NotSeen, NotSeen, NotSeen, 0, 0, 0}; !slices.Equal(got, want) {
+		t.Errorf("when it is observed again %v, want %v", got, want)
+	}
+	h.observe(at(5015), false)
+	h.observe(at(9000), true)
+	if speeds = h.speeds(at(9003)); speeds[0] != NotSeen || speeds[historyBins-1] != 0 {
+		t.Errorf("after a long time without being observed %v, want %v first and 0 last", speeds, NotSeen)
+	}
 	if speeds = h.speeds(at(1e6)); slices.Max(speeds) != 0 {
 		t.Errorf("after a long rest %v, want 0 everywhere", speeds)
 	}

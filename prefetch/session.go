@@ -183,6 +183,9 @@ func (s *session) endDecode(e event.DecodeEnd) (ended step, err error) {
 	if next := s.contexts.CountDecode(d.Context); next != nil {
 		return step{}, s.follow(next, "the context that was followed decodes no more", step{})
 	}
+	if s.f == nil { // it is learned from, and had no help
+		s.noteSpeed(stepOf(d, e.Time), s.now())
+	}
 	return ended, s.learnFrom(d, e.Time)
 }
 

@@ -170,7 +170,7 @@ func (m *Model) pane(w *watched, width, rows int) []string {
 	}
 	groups := [][]string{
 		append(named("model", aboutModels(r, width)), doing...),
-		aboutSpeed(r), aboutMemory(r, width), aboutDisk(w, width), aboutFile(r, width),
+		aboutSpeed(r, width), aboutMemory(r, width), aboutDisk(w, width), aboutFile(r, width),
 		nil, // experts
 		nil, // events
 	}
@@ -306,6 +306,8 @@ func (m *Model) doing(w *watched) string {
 	}
 	since := "since " + monitor.Since(m.now, s.Since)
 	switch {
+	case r.Paused && s.Activity != prefetch.Idle:
+		return marker.Render("pausing") + ": the target is left alone in a moment"
 	case r.Paused:
 		return marker.Render("paused") + " " + since + ": the target is left alone; p helps it again"
 	case s.Activity == prefetch.Waiting:
@@ -350,7 +352,7 @@ func explanation() []string {
 		" speed    tokens per second of the last tokens, with help",
 		"          " + absent.Render("╌") + " before help, as it was measured last",
 		"          " + ahead.Render("┄") + " at most: nobody could pass that with this memory and this disk",
-		"          The chart is of the last five minutes, with help and without.",
+		"          The chart is of the last minutes, with help and without.",
 		" memory   " + kept.Render("█") + " kept   " + ahead.Render("▓") + " window: read ahead of its use   " +
 			"░ free room   " + faint.Render("·") + " has no room",
 		"          Behind the room stands who bounds it: a control group, host, budget.",

@@ -266,6 +266,11 @@ func TestResample(t *testing.T) {
 			t.Errorf("column %d of a chart that is known by half is %v", i, v)
 		}
 	}
+	for i, v := range resample([]float32{1, prefetch.NotSeen, prefetch.NotSeen, 1}, 4, 2) {
+		if v != 1 {
+			t.Errorf("column %d is %v where half of the time was not observed, want 1", i, v)
+		}
+	}
 	for _, v := range resample([]float32{float32(math.Inf(1)), -5, float32(math.NaN())}, 3, 3) {
 		if v != 0 {
 			t.Errorf("a speed that cannot be is drawn as %v, want 0", v)

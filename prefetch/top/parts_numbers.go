@@ -46,13 +46,16 @@ func aboutModels(r *monitor.Report, width int) string {
 }
 
 // aboutSpeed says how fast the target is, was, and could be.
-func aboutSpeed(r *monitor.Report) []string {
+func aboutSpeed(r *monitor.Report, width int) []string {
 	s := &r.Status
 	unit := "tok/s"
 	if prefetch.ReadsPrompts(s.Tokens, s.Decodes) {
 		unit = "prompt tok/s"
 	}
 	now := faint.Render("not known yet")
+	if s.Activity == prefetch.Idle {
+		now = faint.Render("not observed while there is no help")
+	}
 	if s.Now > 0 {
 		now = bold.Render(prefetch.FormatSpeed(s.Now)) + " " + unit
 	}
@@ -68,11 +71,26 @@ func aboutSpeed(r *monitor.Report) []string {
 			now += fmt.Sprintf(" (%.0f %%)", 100*min(s.Now/s.Bound, 1))
 		}
 	}
+	if d := r.Detail; d != nil && len(d.Speeds) > 0 {
+		time := fmt.Sprintf("last %d min", int(chartTime(d.Speeds).Minutes()))
+		if gap := width - margin - 1 - ansi.StringWidth(now) - len(time); gap >= 3 {
+			now += strings.Repeat(" ", gap) + faint.Render(time)
+		}
+	}
 	return named("speed", now)
 }
 
-// chartTime is the time that a chart shows.
-const chartTime = 5 * time.Minute
+// chartTime is the time that a chart of speeds shows: one minute, two or five, whichever has room for all that are
+// known.
+func chartTime(speeds []float32) time.Duration {
+	known := time.Duration(len(speeds)) * prefetch.HistoryBin
+	for _, short := range []time.Duration{time.Minute, 2 * time.Minute} {
+		if known <= short {
+			return short
+		}
+	}
+	return 5 * time.Minute
+}
 
 // drawSpeeds draws the speeds of the last minutes, with lines for the speed before and for what is possible.
 func drawSpeeds(r *monitor.Report, width, rows int) []string {
@@ -81,7 +99,8 @@ func drawSpeeds(r *monitor.Report, width, rows int) []string {
 	if columns < 2 || rows < 2 {
 		return nil
 	}
-	speeds := resample(r.Detail.Speeds, int(chartTime/prefetch.HistoryBin), columns)
+	all := r.Detail.Speeds
+	speeds := resample(all, int(chartTime(all)/prefetch.HistoryBin), columns)
 	top := 0.0
 	for _, v := range speeds {
 		if !math.IsNaN(v) {
@@ -109,7 +128,7 @@ func drawSpeeds(r *monitor.Report, width, rows int) []string {
 		line(s.Before, beforeColor, "╌")
 	}
 	if top <= 0 {
-		return named("", faint.Render("no token in the last five minutes"))
+		return named("", faint.Render("no token in this time"))
 	}
 	steps := rows - 1 // between the axis's numbers
 	top = float64(steps) * roundUp(top/float64(steps))
@@ -135,7 +154,7 @@ func roundUp(v float64) float64 {
 }
 
 // resample makes as many columns of speeds as are wanted. Each is the mean over the time that it stands for. whole is
-// how many speeds the chart shows; those that are missing before the first one are NaN.
+// how many speeds the chart shows; those that are missing before the first one, or were not observed, are NaN.
 func resample(speeds []float32, whole, columns int) []float64 {
 	speeds = speeds[max(len(speeds)-whole, 0):]
 	missing := whole - len(speeds)
@@ -145,10 +164,11 @@ func resample(speeds []float32, whole, columns int) []float64 {
 		var sum, weight float64
 		for i := int(from); i < whole && float64(i) < to; i++ {
 			part := min(to, float64(i+1)) - max(from, float64(i))
-			if i >= missing && part > 0 {
-				sum += part * finite(float64(speeds[i-missing]))
-				weight += part
+			if i < missing || part <= 0 || speeds[i-missing] == prefetch.NotSeen {
+				continue
 			}
+			sum += part * finite(float64(speeds[i-missing]))
+			weight += part
 		}
 		if out[c] = math.NaN(); weight > 0 {
 			out[c] = sum / weight
