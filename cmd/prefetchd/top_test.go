@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -196,6 +197,19 @@ func TestTopOnce(t *testing.T) {
 			t.Errorf("%v: the text in a pipe controls a terminal: %q", args, out)
 		}
 	}
+	if os.Geteuid() == 0 {
+		private := filepath.Join(dir, "run")
+		if err := os.Mkdir(private, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(prefetchd, "top", "--once", "--run-dir", private)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 1 || strings.Count(string(out), "\n") != 1 ||
+			!strings.Contains(string(out), "try sudo") {
+			t.Errorf("without root: status %d, %s, want status 1 and a line that says what to do",
+				cmd.ProcessState.ExitCode(), out)
+		}
+	}
 	a.kill()
 	if out, _, status := run("--once"); status != 0 || out != "no prefetchd helps a process here\n" {
 		t.Errorf("after it was killed: %d, %q", status, out)
@@ -208,7 +222,7 @@ func TestTopOfTarget(t *testing.T) {
 	testenv.NeedRoot(t)
 	small := model
 	small.Layers = 5
-	r := newRigOf(t, "dense of 5 layers", llamatest.Model(t, small), 0.7, 200)
+	r := newRigOf(t, "dense of 5 layers", llamatest.Model(t, small), 0.7, 300)
 	r.start()
 	dir := filepath.Join(t.TempDir(), "run")
 	h := r.help("--run-dir", dir)
@@ -227,10 +241,20 @@ func TestTopOfTarget(t *testing.T) {
 	if err := monitor.SetPaused(t.Context(), dir, target, true); err != nil {
 		t.Fatal(err)
 	}
+	var last monitor.Report
+	defer func() {
+		if t.Failed() {
+			t.Logf("it said last: %+v\n%s", last, h.stderr.String())
+		}
+	}()
 	isSo := func(so func(monitor.Report) bool) func() bool {
 		return func() bool {
 			report, err := monitor.Ask(t.Context(), dir, target)
-			return err == nil && so(report)
+			if err != nil {
+				t.Fatal(err) // the target has ended too early
+			}
+			last = report
+			return so(report)
 		}
 	}
 	testenv.WaitFor(t, "the pause", isSo(func(r monitor.Report) bool {

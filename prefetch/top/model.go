@@ -44,6 +44,8 @@ type Model struct {
 
 	keys keyMap
 	help help.Model
+
+	frame string // as it was made last; empty if something has changed since
 }
 
 // New makes a Model of so many columns and rows, until the terminal says otherwise.
@@ -83,6 +85,9 @@ func (m *Model) Err() error { return m.trouble }
 
 // Update implements tea.Model.
 func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	if _, isDue := msg.(due); !isDue {
+		m.frame = ""
+	}
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
@@ -220,7 +225,10 @@ func (m *Model) pauseOrResume() tea.Cmd {
 
 // View implements tea.Model.
 func (m *Model) View() tea.View {
-	v := tea.NewView(m.Frame())
+	if m.frame == "" { // bubbletea asks after each message
+		m.frame = m.Frame()
+	}
+	v := tea.NewView(m.frame)
 	v.AltScreen = true
 	v.WindowTitle = "prefetchd top"
 	return v
