@@ -217,12 +217,13 @@ func TestTopOnce(t *testing.T) {
 }
 
 // TestTopOfTarget checks with a real target that the view tells what is kept where in the file, and that the target is
-// left alone while it is paused. Its text stays as it is.
+// left alone while it is paused.
 func TestTopOfTarget(t *testing.T) {
 	testenv.NeedRoot(t)
 	small := model
 	small.Layers = 5
-	r := newRigOf(t, "dense of 5 layers", llamatest.Model(t, small), 0.7, 300)
+	r := newRigOf(t, "dense of 5 layers", llamatest.Model(t, small), 0.5, 100)
+	r.options.Repeat = 1 << 20 // until it is ended
 	r.start()
 	dir := filepath.Join(t.TempDir(), "run")
 	h := r.help("--run-dir", dir)
@@ -251,7 +252,7 @@ func TestTopOfTarget(t *testing.T) {
 		return func() bool {
 			report, err := monitor.Ask(t.Context(), dir, target)
 			if err != nil {
-				t.Fatal(err) // the target has ended too early
+				t.Fatal(err)
 			}
 			last = report
 			return so(report)
@@ -266,7 +267,10 @@ func TestTopOfTarget(t *testing.T) {
 	testenv.WaitFor(t, "help to go on", isSo(func(r monitor.Report) bool {
 		return !r.Paused && r.Status.LoopPhase == prefetch.Stream && r.Status.Held > 0
 	}))
-	r.finish()
+	if err := r.target.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.target.Wait()
 	if err := h.Wait(); err != nil {
 		t.Errorf("prefetchd: %v, %s", err, h.stderr.String())
 	}

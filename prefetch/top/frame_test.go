@@ -135,6 +135,15 @@ func scenes() map[string]func(m *Model) {
 		Room: 2048 * mib, Level: "host",
 	}
 	fits.Detail = &prefetch.Detail{Usable: 2048 * mib, Bound: "host", Speeds: fits.Detail.Speeds}
+	paused := fits
+	paused.Paused = true
+	paused.Status.Why = "help is paused: the target is left alone until somebody resumes it"
+	unseen := *fits.Detail
+	unseen.Speeds = append([]float32{}, unseen.Speeds...)
+	for i := len(unseen.Speeds) - 20; i < len(unseen.Speeds); i++ {
+		unseen.Speeds[i] = prefetch.NotSeen
+	}
+	paused.Detail = &unseen
 	search := monitor.Report{PID: 812, Began: noon.Add(-time.Hour), Search: &monitor.Search{
 		All: true, Helped: []monitor.Process{{PID: 26772, Name: "llama-server"}, {PID: 30001, Name: "llama-cli"}},
 	}}
@@ -152,6 +161,7 @@ func scenes() map[string]func(m *Model) {
 			m.selectNeighbour(1)
 		},
 		"fits":    func(m *Model) { looks(m, reports(fits), reports(fits)) },
+		"paused":  func(m *Model) { looks(m, reports(paused), reports(later(paused, 0, 9e7))) },
 		"nobody":  func(m *Model) { looks(m, reports()) },
 		"explain": func(m *Model) { looks(m, reports(dense())); m.explains = true },
 	}

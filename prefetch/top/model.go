@@ -230,6 +230,5 @@ func (m *Model) View() tea.View {
 	}
 	v := tea.NewView(m.frame)
 	v.AltScreen = true
-	v.WindowTitle = "prefetchd top"
 	return v
 }
