@@ -75,7 +75,7 @@ func startExporter(t *testing.T, runDir string) (address string) {
 func startMachine(t *testing.T, status prefetch.Status) (address string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "run")
-	s, err := monitor.Listen(dir, os.Getpid(), nil, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	s, err := monitor.Listen(dir, os.Getpid(), monitor.Controls{}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package prefetch
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -233,6 +234,7 @@ func (f *followed) adjust() error {
 	}
 	in.Room -= budget - f.wantBytes - (least - pages.MinBlock)
 	f.wantMore(f.opts.Strategy.Plan(in).Hold)
+	f.journal.note(f.now(), "more", "there is more room: "+readable(f.wantBytes)+" are to be kept")
 	f.log.Info("holding more", "held", f.heldBytes, "wanted", f.wantBytes)
 	return nil
 }
@@ -253,6 +255,8 @@ func (f *followed) shrink(release []int, budget int64) error {
 	if held > budget+f.memory.margin { // not only for the margin
 		f.memory.noteGivenBack(held-f.heldBytes, held)
 	}
+	f.journal.note(f.now(), "gave back", fmt.Sprintf("gave memory back: keeping %s in a room of %s (%s)",
+		readable(f.heldBytes), readable(f.memory.room.Bytes), f.memory.room.Bound()))
 	f.log.Info("gave memory back", "held", f.heldBytes, "room", f.memory.room.Bytes, "bounded by", f.memory.room.Level)
 	return nil
 }

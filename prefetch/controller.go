@@ -5,6 +5,7 @@ package prefetch
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"tensorcast/event"
@@ -31,12 +32,31 @@ func New(levers pages.Levers, opts Options) *Controller {
 // the end of a dry run, and otherwise one of the levers.
 func (c *Controller) Handle(e event.Event) error {
 	c.s.heard = c.s.now()
+	if paused, err := c.leaveAlone(); paused {
+		return err
+	}
 	return c.settle(c.phase.handle(e))
 }
 
 // Tick does what is due. Its errors are those of Handle. It does not wait for the disk, save for blocks that
 // are to be held.
-func (c *Controller) Tick() error { return c.settle(c.phase.tick()) }
+func (c *Controller) Tick() error {
+	if paused, err := c.leaveAlone(); paused {
+		return err
+	}
+	return c.settle(c.phase.tick())
+}
+
+// leaveAlone stands back if somebody wants the target to be left alone. It says whether that is so.
+func (c *Controller) leaveAlone() (paused bool, err error) {
+	if !c.s.isPaused() {
+		return false, nil
+	}
+	if p, is := c.phase.(*standBackPhase); is && p.stood.Reason == Paused {
+		return true, nil
+	}
+	return true, c.settle(c.s.standBack(&StandBack{Reason: Paused}))
+}
 
 // Pause is how long Tick need not be called, unless events come. As long as there is nothing to follow, it is
 // long: each call takes a core from the target. Ask after each Tick.
@@ -78,7 +98,14 @@ func (c *Controller) enter(to *change) error {
 		c.s.opts.Log.Error("this change of phase is in no table: please report it", "from", from, "to", to.to.name())
 	}
 	c.phase, c.since = to.to, c.s.now()
-	return c.phase.enter()
+	c.s.history.observe(c.since, to.to.name() != StandingOff)
+	err := c.phase.enter()
+	why := to.why
+	if p, is := to.to.(*standBackPhase); is {
+		why = p.stood.Error() // with the room, which it knows by now
+	}
+	c.s.journal.note(c.since, "phase "+string(to.to.name()), fmt.Sprintf("%s: %s", to.to.name(), why))
+	return err
 }
 
 // Early stands back before any event, because Options.IsAmple said so of so many bytes and this room, until

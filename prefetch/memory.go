@@ -4,6 +4,7 @@ package prefetch
 // something has changed, and leaves some of it free where the kernel takes what is kept.
 
 import (
+	"fmt"
 	"time"
 
 	"tensorcast/prefetch/room"
@@ -96,11 +97,7 @@ func (m *memory) check() error {
 	if m.opts.Neighbours != nil {
 		now = now.ShareWith(m.needs(), m.opts.Neighbours(now.Level))
 	}
-	budget := m.opts.Budget
-	if m.opts.Share != nil {
-		budget = m.opts.Share()
-	}
-	if budget > 0 && budget < now.Bytes {
+	if budget := m.budget(); budget > 0 && budget < now.Bytes {
 		now.Bytes, now.Level, now.Others = budget, room.LevelBudget, 0
 	}
 	now.Bytes = m.takeMargin(now.Bytes)
@@ -212,6 +209,8 @@ func (m *memory) takeMargin(bytes int64) int64 {
 	if m.missing > 0 && f != nil && !m.checked.Before(m.shrunk.Add(shortTime)) &&
 		bytes-m.margin-f.windowIn(bytes) >= f.wantBytes-slack {
 		m.margin = min(m.margin+m.missing, max(bytes, 0)/marginShare)
+		m.journal.note(m.now(), "taken", fmt.Sprintf("the kernel took %s of what is kept: %s are left free",
+			readable(m.missing), readable(m.margin)))
 		m.log.Info("the kernel took what is kept", "bytes", m.missing, "held", f.heldBytes, "left free", m.margin)
 	}
 	m.missing = 0

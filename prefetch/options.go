@@ -26,6 +26,9 @@ type Options struct {
 	Budget int64 // caps the bytes of the model in memory, whatever Memory says; 0: no cap
 	// Share, if not nil, is asked for that cap instead, which may change. It must be safe for concurrent use.
 	Share func() int64
+	// Paused, if not nil, says whether somebody wants the target to be left alone for now. While it does, the
+	// Controller stands back. It must be safe for concurrent use, and return at once.
+	Paused func() bool
 	// Neighbours, if not nil, says how many bytes of other models are read at present that want to be in memory at
 	// the same level (room.Room.Level). It must return at once, and be safe for concurrent use.
 	Neighbours func(level string) int64

@@ -23,6 +23,7 @@ const (
 	NoWin   Reason = "no win"  // tokens with help take as long as without
 	Outside Reason = "outside" // the weights lie outside the mappings of their file
 	Judged  Reason = "judged"  // Target.Judge said so
+	Paused  Reason = "paused"  // Options.Paused said so
 	Differs Reason = "differs" // the target does not read what the stored pattern says, and nothing else may be learned
 )
 
@@ -59,6 +60,8 @@ func (s *StandBack) Error() string {
 				humanize.IBytes(uint64(s.Tables)))
 		}
 		return line
+	case Paused:
+		return "help is paused: the target is left alone until somebody resumes it"
 	case NoWin:
 		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back",
 			perSecond(s.Tokens, s.With), perSecond(s.Tokens, s.Without))
@@ -152,6 +155,12 @@ func (p *standBackPhase) findChange() (why string, err error) {
 	s.opts.Memory.PollChange() // the room is looked at anyway
 	if err := s.memory.check(); err != nil {
 		return "", err
+	}
+	switch paused := s.isPaused(); {
+	case stood.Reason != Paused && paused:
+		return "help is paused", nil // nothing is done then for tables and for what others take, either
+	case stood.Reason == Paused && !paused:
+		return "help is resumed", nil
 	}
 	switch stood.Reason {
 	case Fits, Outside, Differs:

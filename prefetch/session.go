@@ -43,8 +43,10 @@ type session struct {
 	refused    bool      // it was told that a target says something impossible
 	unreadable bool      // it was told that a block cannot be read
 
-	work  work
-	token usage // how memory was used when the last token ended
+	work    work
+	token   usage // how memory was used when the last token ended
+	history history
+	journal journal
 }
 
 // knownFile is what is known about a file of the model.
@@ -167,6 +169,7 @@ func (s *session) endDecode(e event.DecodeEnd) (ended step, err error) {
 				s.contexts.Main = d.Context
 			}
 			ended = stepOf(d, e.Time)
+			s.noteSpeed(ended, f.rested)
 			if d.Context == s.contexts.Main && f.Unknown > f.cycle.Bytes()/unknownShare {
 				d.Context.Rough = true // it reads more than was learned
 			}
@@ -179,6 +182,9 @@ func (s *session) endDecode(e event.DecodeEnd) (ended step, err error) {
 	}
 	if next := s.contexts.CountDecode(d.Context); next != nil {
 		return step{}, s.follow(next, "the context that was followed decodes no more", step{})
+	}
+	if s.f == nil { // it is learned from, and had no help
+		s.noteSpeed(stepOf(d, e.Time), s.now())
 	}
 	return ended, s.learnFrom(d, e.Time)
 }
@@ -311,6 +317,17 @@ func (s *session) judgeWinnable() error {
 		return err
 	}
 	return s.standBack(fits)
+}
+
+// isPaused says whether somebody wants the target to be left alone.
+func (s *session) isPaused() bool { return s.opts.Paused != nil && s.opts.Paused() }
+
+// budget is the user's cap of what is kept, in bytes; 0: there is none.
+func (s *session) budget() int64 {
+	if s.opts.Share != nil {
+		return s.opts.Share()
+	}
+	return s.opts.Budget
 }
 
 // standBack changes to the phase that holds nothing.

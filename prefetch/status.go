@@ -47,6 +47,7 @@ type Status struct {
 	Tokens    int       `json:"tokens"`                // generated with help so far
 	Decodes   int       `json:"decodes"`               // with help so far, of one token, several or a prompt
 	Bound     float64   `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and disk; 0: not known
+	Disk      float64   `json:"disk_bytes_per_sec"`    // that the disk was seen to deliver at best; 0: not known
 	Warmed    int64     `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
 	// PromptTokens, ReadAhead and Taken only grow: tokens of prompts with help; bytes of the model that were read
 	// ahead of the target's use, or when a router had chosen them; bytes that were kept, and that the kernel took.
@@ -64,6 +65,7 @@ func (s *session) status(in phase) Status {
 	if s.f != nil {
 		status.ReadAhead += s.f.streamed
 	}
+	status.Disk = s.meter.best
 	status.Needs, status.Room, status.Level = s.memory.needs(), s.memory.whole, s.memory.level
 	if p, is := in.(*standBackPhase); is {
 		status.Activity, status.Why = Idle, p.stood.Error()

@@ -30,6 +30,7 @@ type live struct {
 	line *status.Line // nil if to is no terminal
 	log  *slog.Logger // nil: statuses are printed as text
 	stop func()       // ends the goroutine that redraws the line
+	disk monitor.Disk // what the line says of the disk
 
 	mu       sync.Mutex // guards what follows, and calls of line.Show
 	activity prefetch.Activity
@@ -114,7 +115,7 @@ func (l *live) show(r monitor.Report) {
 			return "idle since " + monitor.Since(now, s.Since) + "; whether that changes is looked at every second"
 		})
 	} else {
-		l.say(r.Line)
+		l.say(func(now time.Time) string { return r.Brief(now, l.disk.Read(&r, now)) })
 	}
 	undecided := s.Activity == prefetch.Helping && s.Now == 0 // what is kept
 	l.mu.Lock()

@@ -231,8 +231,8 @@ started for another reason, 2 for wrong usage.`,
 		},
 	}
 	o.addFlags(cmd)
-	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newConfigCommand(), newExporterCommand(), newFabricCommand(),
-		newGuardianCommand())
+	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newTopCommand(), newConfigCommand(), newExporterCommand(),
+		newFabricCommand(), newGuardianCommand())
 	objects := ebpf.Objects()
 	maps.Copy(objects, readahead.Objects())
 	cli.AddBPFVersions(cmd, objects)

@@ -20,6 +20,7 @@ type search struct {
 	dir    string          // of the sockets; empty: there are none
 	live   *live
 	server *monitor.Server // nil: nobody can ask
+	disk   monitor.Disk    // what the line says of the disk of the only target
 
 	mu     sync.Mutex // guards report, which the line's goroutine reads
 	report monitor.Report
@@ -83,7 +84,7 @@ func (s *search) line(now time.Time) string {
 	s.mu.Unlock()
 	if helped := report.Search.Helped; len(helped) == 1 && len(report.Search.Waiting) == 0 && s.dir != "" {
 		if of, err := monitor.Ask(s.ctx, s.dir, helped[0].PID); err == nil {
-			return fmt.Sprintf("%d %s: %s", helped[0].PID, helped[0].Name, of.Line(now))
+			return fmt.Sprintf("%d %s: %s", helped[0].PID, helped[0].Name, of.Brief(now, s.disk.Read(&of, now)))
 		}
 	}
 	return report.Line(now)

@@ -24,8 +24,11 @@ var errNobody = errors.New("nobody answers")
 const maxAnswer = 1 << 20
 
 // askOne asks the prefetchd at one socket for its report.
-func askOne(ctx context.Context, path string) (r Report, err error) {
-	err = request(ctx, path, http.MethodGet, "/status", nil, func(body io.Reader) error {
+func askOne(ctx context.Context, path string) (Report, error) { return askAt(ctx, path, "/status") }
+
+// askAt asks it at a resource.
+func askAt(ctx context.Context, path, resource string) (r Report, err error) {
+	err = request(ctx, path, http.MethodGet, resource, nil, func(body io.Reader) error {
 		if err := json.NewDecoder(io.LimitReader(body, maxAnswer)).Decode(&r); err != nil {
 			return fmt.Errorf("read its answer: %w", err)
 		}
@@ -53,6 +56,16 @@ func SetBudget(ctx context.Context, dir string, target int, bytes int64) error {
 	err := request(ctx, path, method, "/budget", strings.NewReader(text), nil)
 	if err != nil {
 		return fmt.Errorf("tell the prefetchd of process %d its budget: %w", target, err)
+	}
+	return nil
+}
+
+// SetPaused has the prefetchd of a target leave it alone from now on, or help it again. That takes up to a second.
+func SetPaused(ctx context.Context, dir string, target int, paused bool) error {
+	path, text := filepath.Join(dir, socketName(target)), strconv.FormatBool(paused)
+	err := request(ctx, path, http.MethodPut, "/paused", strings.NewReader(text), nil)
+	if err != nil {
+		return fmt.Errorf("tell the prefetchd of process %d to pause or resume: %w", target, err)
 	}
 	return nil
 }

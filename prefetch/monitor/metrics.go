@@ -171,8 +171,8 @@ func metricsOf(r *Report) []metric {
 		count("decodes_total", "Decodes with help, of one token, several or a prompt.", int64(s.Decodes)),
 		known("target_major_faults_total", "Major faults of the target since it was started.", r.Faults),
 		known("target_read_bytes_total", "Bytes that the target has read from disk since it was started, "+
-			"mostly by its faults.", r.ReadBytes),
-		known("own_read_bytes_total", "Bytes that prefetchd has read from disk.", r.OwnReadBytes),
+			"mostly by its faults.", r.TargetRead),
+		known("own_read_bytes_total", "Bytes that prefetchd has read from disk.", r.OwnRead),
 		count("own_bytes", "Anonymous memory of prefetchd itself.", r.OwnBytes),
 		sample("host_memory_waiting_some_percent",
 			"Share of the last ten seconds in which a process of the machine waited for memory.",

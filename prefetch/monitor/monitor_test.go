@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // listen starts a server for a target.
 func listen(t *testing.T, dir string, target int) *Server {
 	t.Helper()
-	s, err := Listen(dir, target, func(int64) {}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	s, err := Listen(dir, target, Controls{}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestList(t *testing.T) {
 	if got.Target != os.Getpid() || s.Activity != status.Activity || s.Now != status.Now || s.Held != status.Held {
 		t.Errorf("second %+v, want status %+v of target %d", got, status, os.Getpid())
 	}
-	if got.Faults < 0 || got.OwnBytes <= 0 || got.ReadBytes < 0 || got.OwnReadBytes != got.ReadBytes {
+	if got.Faults < 0 || got.OwnBytes <= 0 || got.TargetRead < 0 || got.OwnRead != got.TargetRead {
 		t.Errorf("second %+v, want faults, own memory, and what this process has read", got)
 	}
 	if err := second.Close(); err != nil {
@@ -260,7 +260,7 @@ func TestWrong(t *testing.T) {
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := Listen(open, 1, nil, slog.Default()); err == nil {
+	if s, err := Listen(open, 1, Controls{}, slog.Default()); err == nil {
 		s.Close()
 		t.Error("Listen makes a socket where anybody could")
 	}
@@ -290,7 +290,7 @@ func TestWrong(t *testing.T) {
 func TestSetBudget(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	set := make(chan int64, 1)
-	s, err := Listen(dir, 5, func(bytes int64) { set <- bytes }, slog.Default())
+	s, err := Listen(dir, 5, Controls{Budget: func(bytes int64) { set <- bytes }}, slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,13 +328,13 @@ func TestSetBudget(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	known := Report{
 		Target: 12, Faults: 3, OwnBytes: 9 << 20, Waits: MemoryPressure{0.5, 0.25},
-		ReadBytes: 5, OwnReadBytes: 6,
+		TargetRead: 5, OwnRead: 6,
 		Status: prefetch.Status{
 			Activity: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5, PromptTokens: 77, ReadAhead: 4096, Taken: 8192,
 		},
 	}
 	unknown := Report{
-		Target: 13, Faults: -1, ReadBytes: -1, OwnReadBytes: -1, Waits: MemoryPressure{-1, -1},
+		Target: 13, Faults: -1, TargetRead: -1, OwnRead: -1, Waits: MemoryPressure{-1, -1},
 		Status: prefetch.Status{Activity: prefetch.Waiting},
 	}
 	var text strings.Builder

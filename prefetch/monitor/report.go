@@ -33,10 +33,14 @@ type Report struct {
 	Faults   int64          `json:"target_major_faults"` // since the target was started; -1: it has ended
 	OwnBytes int64          `json:"own_bytes"`           // prefetchd's anonymous memory
 	Waits    MemoryPressure `json:"host_memory_pressure"`
-	// ReadBytes is how much the target had read from disk since it was started, mostly by its faults, and OwnReadBytes
-	// how much prefetchd had (/proc/PID/io). -1 means that the kernel does not say.
-	ReadBytes    int64 `json:"target_read_bytes"`
-	OwnReadBytes int64 `json:"own_read_bytes"`
+	// TargetRead and OwnRead are how many bytes the target and prefetchd have had read from disk since they were
+	// started (read_bytes of /proc/PID/io): by the target's faults, and for help. -1: that is not known.
+	TargetRead int64 `json:"target_read_bytes"`
+	OwnRead    int64 `json:"own_read_bytes"`
+	// Paused says that somebody wants the target to be left alone for now.
+	Paused bool `json:"paused"`
+	// Detail is what a picture needs. It is nil unless it was asked for, and is not older than some seconds.
+	Detail *prefetch.Detail `json:"detail,omitempty"`
 
 	down bool // nobody answers as a prefetchd does, see Down
 }
@@ -63,35 +67,26 @@ type MemoryPressure struct {
 	Full float64 `json:"full_avg10"` // all processes waited
 }
 
-// lookUp fills in what is only known when somebody asks: Command, Unit, Faults, OwnBytes, what was read, and Waits.
+// lookUp fills in what is only known when somebody asks: what /proc says of the target and of this process.
 func (r *Report) lookUp() {
-	r.Faults, r.ReadBytes, r.OwnReadBytes, r.Waits = -1, -1, -1, MemoryPressure{-1, -1}
+	r.Faults, r.Waits = -1, MemoryPressure{-1, -1}
+	r.TargetRead, r.OwnRead = readBytes(r.Target), readBytes(r.PID)
 	if p, err := procfs.NewProc(r.Target); err == nil && r.Target != 0 {
 		if stat, err := p.Stat(); err == nil {
 			r.Command, r.Faults = stat.Comm, int64(stat.MajFlt)
 		}
-		r.ReadBytes, r.Unit = readBytes(p), unitOf(p)
+		r.Unit = unitOf(p)
 	}
 	if p, err := procfs.NewProc(r.PID); err == nil {
 		if status, err := p.NewStatus(); err == nil {
 			r.OwnBytes = int64(status.RssAnon)
 		}
-		r.OwnReadBytes = readBytes(p)
 	}
 	if fs, err := procfs.NewDefaultFS(); err == nil {
 		if psi, err := fs.PSIStatsForResource("memory"); err == nil && psi.Some != nil && psi.Full != nil {
 			r.Waits = MemoryPressure{psi.Some.Avg10, psi.Full.Avg10}
 		}
 	}
-}
-
-// readBytes is how many bytes a process has read from disk; -1 if the kernel does not say.
-func readBytes(p procfs.Proc) int64 {
-	io, err := p.IO()
-	if err != nil {
-		return -1
-	}
-	return int64(io.ReadBytes)
 }
 
 // unitOf is the innermost service or scope of systemd that a process belongs to; "" if there is none.

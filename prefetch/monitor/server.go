@@ -39,24 +39,36 @@ const searchPrefix = "search-"
 // timeout is how long a client may take to ask, and a server to answer.
 const timeout = 5 * time.Second
 
+// detailTime is how long somebody who has asked for a detail is taken to look at it, and how old one may be.
+const detailTime = 5 * time.Second
+
 // Server answers for one prefetchd. Its methods may be called concurrently.
 type Server struct {
 	path   string
 	http   http.Server
 	served sync.WaitGroup
 
-	mu     sync.Mutex
-	report Report
+	mu         sync.Mutex
+	report     Report
+	detailedAt time.Time // when the report's detail was told
+	lookedAt   time.Time // when somebody asked for it last
+}
+
+// Controls are what may be changed at a target's socket. Each function must be safe for concurrent use.
+type Controls struct {
+	// Budget is called when somebody sets the cap of what is kept, in bytes; 0 ends the cap ([SetBudget]).
+	Budget func(bytes int64)
+	// Pause is called when somebody wants the target to be left alone, or to be helped again ([SetPaused]).
+	Pause func(paused bool)
 }
 
 // Listen begins to answer at DIR/TARGET.sock. The directory is made if it is missing, and must be this user's
 // alone. A socket that is there is replaced. A target has one helper (room.Claim), so the old socket is of a helper
-// that was killed. budget is called when somebody sets the cap of what is kept, or with 0 takes it away
-// ([SetBudget]). It must be safe for concurrent use. The caller must call Close.
-func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) (*Server, error) {
+// that was killed. The caller must call Close.
+func Listen(dir string, target int, controls Controls, log *slog.Logger) (*Server, error) {
 	return listenAt(dir, socketName(target), Report{
 		Target: target, Status: prefetch.Status{Activity: prefetch.Waiting},
-	}, budget, log)
+	}, &controls, log)
 }
 
 // ListenSearch begins to answer for this process, which has no target itself, as Listen does for a target.
@@ -66,8 +78,8 @@ func ListenSearch(dir string, search Search, log *slog.Logger) (*Server, error) 
 	}, nil, log)
 }
 
-// listenAt begins to answer at a socket of this name. Without budget no budget can be set.
-func listenAt(dir, name string, report Report, budget func(bytes int64), log *slog.Logger) (*Server, error) {
+// listenAt begins to answer at a socket of this name. Without controls nothing can be changed.
+func listenAt(dir, name string, report Report, controls *Controls, log *slog.Logger) (*Server, error) {
 	d, err := outfile.OpenDir(dir, 0o700)
 	if err != nil {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
@@ -92,7 +104,7 @@ func listenAt(dir, name string, report Report, budget func(bytes int64), log *sl
 		return nil, errors.Join(fmt.Errorf("make a place to be asked at: %w", err), l.Close())
 	}
 	s.http = http.Server{
-		Handler: s.handler(budget), ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Handler: s.handler(controls), ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: timeout, MaxHeaderBytes: 1 << 12,
 	}
 	s.http.SetKeepAlivesEnabled(false)
@@ -105,17 +117,21 @@ func listenAt(dir, name string, report Report, budget func(bytes int64), log *sl
 }
 
 // handler answers the requests that the package's comment lists.
-func (s *Server) handler(budget func(bytes int64)) http.Handler {
+func (s *Server) handler(controls *Controls) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s.currentReport()) // it fails if the client has gone
+		report := s.currentReport()
+		if report.Detail = nil; r.URL.Query().Has("detail") {
+			report.Detail = s.currentDetail(time.Now())
+		}
+		_ = json.NewEncoder(w).Encode(report) // it fails if the client has gone
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
 		_ = WriteMetrics(w, s.currentReport())
 	})
-	if budget == nil {
+	if controls == nil {
 		return mux
 	}
 	mux.HandleFunc("PUT /budget", func(w http.ResponseWriter, r *http.Request) {
@@ -128,18 +144,60 @@ func (s *Server) handler(budget func(bytes int64)) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		budget(bytes)
+		controls.Budget(bytes)
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("DELETE /budget", func(w http.ResponseWriter, _ *http.Request) {
-		budget(0)
+		controls.Budget(0)
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("PUT /paused", func(w http.ResponseWriter, r *http.Request) {
+		text, err := io.ReadAll(io.LimitReader(r.Body, 64))
+		paused, wrong := strconv.ParseBool(strings.TrimSpace(string(text)))
+		if err != nil || wrong != nil {
+			http.Error(w, "want true or false", http.StatusBadRequest)
+			return
+		}
+		s.setPaused(paused)
+		controls.Pause(paused)
 		w.WriteHeader(http.StatusNoContent)
 	})
 	return mux
 }
 
+// setPaused has the server report that somebody wants the target to be left alone, or to be helped again.
+func (s *Server) setPaused(paused bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.Paused = paused
+}
+
+// WantsDetail says whether somebody looks at the report's detail, and the one that was told is older than age.
+func (s *Server) WantsDetail(now time.Time, age time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now.Sub(s.lookedAt) < detailTime && now.Sub(s.detailedAt) >= age
+}
+
+// SetDetail sets the detail that the server reports to those who ask for it. Nobody may change it any more.
+func (s *Server) SetDetail(now time.Time, d *prefetch.Detail) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.Detail, s.detailedAt = d, now
+}
+
+// currentDetail is the detail for somebody who asks now; nil if there is none that is not too old.
+func (s *Server) currentDetail(now time.Time) *prefetch.Detail {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lookedAt = now; now.Sub(s.detailedAt) > detailTime {
+		s.report.Detail = nil // nobody has looked for a while
+	}
+	return s.report.Detail
+}
+
 // SetReport sets what the server reports from now on: Status, Models, IdleSince and Search. The rest is as it was in
-// the beginning, or is found out when somebody asks.
+// the beginning, is set by another method, or is found out when somebody asks.
 func (s *Server) SetReport(r Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -70,7 +70,7 @@ type Options struct {
 	// does not end.
 	WarmFor time.Duration
 	// Prefetch is what the Controller is made with. Run sets these fields itself and ignores what is in them:
-	// Memory, Share, Dry, Log, Experts.Predict, Experts.Known, Experts.Keep, and all of Target and Host.
+	// Memory, Share, Paused, Dry, Log, Experts.Predict, Experts.Known, Experts.Keep, and all of Target and Host.
 	Prefetch prefetch.Options
 
 	// Who is told.
@@ -86,7 +86,7 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// server is the help for one target. All but budget and most is for one goroutine, which stays on one thread.
+// server is the help for one target. All but budget, most and paused is for one goroutine, which stays on one thread.
 type server struct {
 	opts    Options
 	command command // zero for a process that was running already
@@ -102,6 +102,7 @@ type server struct {
 	budget     atomic.Int64 // bytes, as it was set last; 0: no bound
 	most       atomic.Int64 // bytes, as Options.Cap says; 0: no bound
 	rest       restMeter
+	paused     atomic.Bool // somebody wants the target to be left alone
 
 	neighbours *neighbours // nil: they cannot be asked
 
@@ -150,7 +151,7 @@ func (s *server) run(ctx context.Context) (sum prefetch.Summary, err error) {
 		s.status.tellModels = s.setCap
 		s.setCap(nil)
 	}
-	s.status.open(o, s.budget.Store)
+	s.status.open(o, monitor.Controls{Budget: s.budget.Store, Pause: s.paused.Store})
 	defer func() { err = errors.Join(err, s.status.close()) }()
 	if s.memory, err = room.NewProcessMemory(o.PID, o.memoryOptions()); err != nil {
 		return sum, err
@@ -271,6 +272,7 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 	o := &s.opts
 	p := o.Prefetch
 	p.Memory, p.Share, p.Log = s.memory, s.share, o.Log
+	p.Paused = func() bool { return s.paused.Load() && s.command.pending == nil } // a command has to be let run first
 	if s.neighbours != nil {
 		p.Neighbours = s.neighbours.need
 	}

@@ -16,6 +16,8 @@ import (
 const (
 	// reportInterval is how often the status is reported at most.
 	reportInterval = 250 * time.Millisecond
+	// detailInterval is how often a detail is made while somebody looks at it.
+	detailInterval = time.Second
 	// idleAfter is how long a target that has ended a decode is not called idle. A server's clients, and programs
 	// between two prompts, pause for shorter than that.
 	idleAfter = 3 * time.Second
@@ -44,15 +46,15 @@ type statusReporter struct {
 	decoding bool      // that was an event, and not the end of a decode
 }
 
-// open begins to answer at the socket, if there is to be one. setBudget is called when somebody sets the budget, by
-// any goroutine.
-func (r *statusReporter) open(o *Options, setBudget func(bytes int64)) {
+// open begins to answer at the socket, if there is to be one. What somebody sets there is told to controls, by any
+// goroutine.
+func (r *statusReporter) open(o *Options, controls monitor.Controls) {
 	r.tell, r.models = o.OnStatus, models.MappedBy(o.PID)
 	r.report = monitor.Report{PID: os.Getpid(), Target: o.PID, Began: time.Now()}
 	if o.SocketDir == "" || o.Dry {
 		return
 	}
-	m, err := monitor.Listen(o.SocketDir, o.PID, setBudget, o.Log)
+	m, err := monitor.Listen(o.SocketDir, o.PID, controls, o.Log)
 	if err != nil {
 		o.Log.Info("prefetchd status will not tell of this", "why", err)
 		return
@@ -122,6 +124,10 @@ func (r *statusReporter) pass(c *prefetch.Controller, isLoaded func() bool) {
 	}
 	if r.monitor != nil {
 		r.monitor.SetReport(r.report)
+		if r.monitor.WantsDetail(now, detailInterval) {
+			detail := c.Detail()
+			r.monitor.SetDetail(now, &detail)
+		}
 	}
 }
 
