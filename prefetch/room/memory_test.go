@@ -68,53 +68,53 @@ func TestRoomOfLevels(t *testing.T) {
 	}{
 		"one level, the model is charged to it": {
 			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 700 * mib},
-			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, 0}},
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, false, 0}},
 		"other files of the own group give way": {
 			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 100 * mib},
-			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, 0}},
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, false, 0}},
 		"what is resident is charged elsewhere, and nobody knows": {
 			oneLevel(1000*mib, 900*mib, 50*mib, 50*mib), InMemory{Bytes: 700 * mib},
-			Room{150 * mib, 1000 * mib, "/a", 0, 0, 0}},
+			Room{150 * mib, 1000 * mib, "/a", 0, 0, false, 0}},
 		"what is charged elsewhere takes no room of the group": {
 			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 600 * mib, Borrowed: 500 * mib},
-			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, 0}},
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, false, 0}},
 		"what is charged elsewhere takes room of the host": {
 			onlyHost(8000*mib, 3500*mib, 500*mib, 0), InMemory{Bytes: 800 * mib, Borrowed: 3000 * mib},
-			Room{4200 * mib, 10000 * mib, "host", 3800 * mib, 0, 0}},
+			Room{4200 * mib, 10000 * mib, "host", 3800 * mib, 0, false, 0}},
 		"a neighbour's heap below an ancestor is no page cache": {
 			bounds{host: plenty, levels: []cgroup.Level{
 				{Name: "/a/b", Limit: 1000 * mib, Usage: 300 * mib, Cache: 200 * mib},
 				{Name: "/a", Limit: 1200 * mib, Usage: 1150 * mib, Cache: 210 * mib},
 			}, groupCache: 200 * mib}, InMemory{Bytes: 600 * mib},
-			Room{260 * mib, 1200 * mib, "/a", 0, 0, 0}},
+			Room{260 * mib, 1200 * mib, "/a", 0, 0, false, 0}},
 		"a neighbour's page cache below an ancestor is left to it": {
 			oneLevel(1200*mib, 1150*mib, 900*mib, 200*mib), InMemory{Bytes: 100 * mib},
-			Room{250 * mib, 1200 * mib, "/a", 0, 0, 0}},
+			Room{250 * mib, 1200 * mib, "/a", 0, 0, false, 0}},
 		"above a limit that was lowered": {
 			oneLevel(100*mib, 300*mib, 150*mib, 150*mib), InMemory{Bytes: 150 * mib},
-			Room{-50 * mib, 100 * mib, "/a", 0, 0, 0}},
+			Room{-50 * mib, 100 * mib, "/a", 0, 0, false, 0}},
 		"what may be locked is bounded by another level": {
 			bounds{host: plenty, levels: []cgroup.Level{
 				{Name: "/a/b", Limit: 1000 * mib},
 				{Name: "/a", Limit: 2000 * mib, Usage: 900 * mib},
 			}}, InMemory{},
-			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib, 0, 0}},
+			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib, 0, false, 0}},
 		"a reserve of one's own": {
 			bounds{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}},
 			InMemory{},
-			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib, 0, 0}},
+			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib, 0, false, 0}},
 		"the host": {
 			onlyHost(8000*mib, 1000*mib, 3000*mib, 0), InMemory{},
-			Room{6400 * mib, 10000 * mib, "host", 6000 * mib, 0, 0}},
+			Room{6400 * mib, 10000 * mib, "host", 6000 * mib, 0, false, 0}},
 		"the model is the active page cache": {
 			onlyHost(8000*mib, 3500*mib, 500*mib, 0), InMemory{Bytes: 3800 * mib},
-			Room{7200 * mib, 10000 * mib, "host", 6800 * mib, 0, 0}},
+			Room{7200 * mib, 10000 * mib, "host", 6800 * mib, 0, false, 0}},
 		"the target's group has some of what is active": {
 			onlyHost(8000*mib, 3500*mib, 5000*mib, 3000*mib), InMemory{Bytes: 3000 * mib},
-			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, 0}},
+			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, false, 0}},
 		"locked pages are neither available nor active": {
 			onlyHost(5000*mib, 500*mib, 500*mib, 0), InMemory{Bytes: 3000 * mib, Locked: 3000 * mib},
-			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, 0}},
+			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, false, 0}},
 	} {
 		if got := test.bounds.room(test.model); got != test.want {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
