@@ -471,7 +471,8 @@ func TestNoticing(t *testing.T) {
 	for i, g := range []*cgroup.Group{a, top} {
 		var all []time.Duration
 		for j := range int64(10) {
-			limit := int64(2-i)*400<<20 - j*10<<20 // less than a small machine has, which would bound the room otherwise
+			// That is less than a small machine has. Otherwise the machine would bound the room.
+			limit := int64(2-i)*400<<20 - j*10<<20
 			if err := g.SetLimit(limit); err != nil {
 				t.Fatal(err)
 			}
