@@ -28,7 +28,7 @@ TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/lab/popcount ./int
 RERUNS := $(BIN)/reruns
 GOTEST = mkdir -p $(RERUNS) && go tool gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report=$$(mktemp $(RERUNS)/XXXXXX)
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
-VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
+VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch prefetch/room ebpf capture
 VM_OPTIONS :=
 # Minutes that `make soak` takes.
 SOAK := 10
@@ -125,6 +125,7 @@ vm: build ## in QEMU, with Debian's own kernel and cgroup v2: tests that depend 
 	done
 	experiments/vm/run.sh --limit 7200 $(VM_OPTIONS) experiments/vm/tests.sh $(VM_PACKAGES)
 	experiments/vm/run.sh --disk-rate 20 $(VM_OPTIONS) experiments/vm/scene.sh
+	experiments/vm/run.sh --disk-rate 20 $(VM_OPTIONS) experiments/vm/scene.sh --limit high 120 8 85 60
 
 bench: deps ## benchmarks
 	go test -run '^$$' -bench . -benchmem $(LDFLAGS) ./...

@@ -60,22 +60,22 @@ func TestLevels(t *testing.T) {
 		want []Level
 	}{
 		{"v2", 100, []Level{
-			{"/user.slice/llama.service memory.max", 1073741824, 981467136, 733999104},
-			{"/user.slice/llama.service memory.high", 1000000000, 981467136, 733999104},
-			{"/user.slice memory.max", 2147483648, 2000000000, 1100000000},
+			{"/user.slice/llama.service memory.max", 1073741824, 981467136, 733999104, false},
+			{"/user.slice/llama.service memory.high", 1000000000, 981467136, 733999104, true},
+			{"/user.slice memory.max", 2147483648, 2000000000, 1100000000, false},
 		}},
 		{"v2", 101, nil},
 		{"v2", 102, nil},
-		{"v2-container", 7, []Level{{"/ memory.max", 536870912, 436207616, 733999104}}},
+		{"v2-container", 7, []Level{{"/ memory.max", 536870912, 436207616, 733999104, false}}},
 		{"v1", 100, []Level{
-			{"/jobs/llama memory.limit_in_bytes", 943718400, 800000000, 2611073024},
-			{"/jobs/llama memory.memsw.limit_in_bytes", 943718400, 850000000, 2611073024},
-			{"/jobs memory.limit_in_bytes", 1048576000, 900000000, 2790931456},
+			{"/jobs/llama memory.limit_in_bytes", 943718400, 800000000, 2611073024, false},
+			{"/jobs/llama memory.memsw.limit_in_bytes", 943718400, 850000000, 2611073024, false},
+			{"/jobs memory.limit_in_bytes", 1048576000, 900000000, 2790931456, false},
 		}},
 		{"v1", 101, nil},
 		{"v1-container", 7, []Level{
-			{"/ memory.limit_in_bytes", 4000000000, 700000000, 499000000},
-			{"a hidden ancestor", 1000000000, 700000000, 499000000},
+			{"/ memory.limit_in_bytes", 4000000000, 700000000, 499000000, false},
+			{"a hidden ancestor", 1000000000, 700000000, 499000000, false},
 		}},
 	} {
 		g, err := fixture(t, test.tree).find(test.pid)
@@ -101,7 +101,7 @@ func TestGroupNumbers(t *testing.T) {
 		want         numbers
 	}{
 		{"v2", 8, 0, numbers{
-			1000000000, 981467136, 1, 734003200,
+			1073741824, 981467136, 1, 734003200,
 			Stat{241172480, 734003200, 733986816, 4096, 20480, 234003200, 6291456},
 			Pressure{2500 * time.Millisecond, 1750 * time.Millisecond, false},
 		}},

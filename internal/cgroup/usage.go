@@ -11,16 +11,17 @@ import (
 	"strings"
 )
 
-// Limit returns the group's own limit in bytes. That is the lesser of memory.max and memory.high;
-// on version 1 the lesser of the limits of memory and of memory plus swap. ok is false if the group
-// has none. The limits of its ancestors apply, too: see [Group.Levels].
+// Limit returns the group's own limit in bytes, at which the kernel ends a process if it finds no page
+// to take. That is memory.max; on version 1 the lesser of the limits of memory and of memory plus swap.
+// ok is false if the group has none. The limits of its ancestors apply, too, and memory.high: see
+// [Group.Levels].
 func (g *Group) Limit() (limit int64, ok bool, err error) {
 	levels, err := g.ownLevels(g.mem)
 	if err != nil {
 		return 0, false, err
 	}
 	for _, l := range levels {
-		if !ok || l.Limit < limit {
+		if !l.Delays && (!ok || l.Limit < limit) {
 			limit, ok = l.Limit, true
 		}
 	}
@@ -43,7 +44,10 @@ func (g *Group) fileNames() fileNames {
 }
 
 // limitFiles are the file of a limit and the file of the usage that counts against it.
-type limitFiles struct{ limit, usage string }
+type limitFiles struct {
+	limit, usage string
+	delays       bool // see Level.Delays
+}
 
 // limitFiles lists the limits that a group may have.
 func (g *Group) limitFiles() []limitFiles {
@@ -51,11 +55,11 @@ func (g *Group) limitFiles() []limitFiles {
 		// The second limit includes swap. Without swap it equals the first. It does not exist if
 		// the kernel does not account for swap.
 		return []limitFiles{
-			{"memory.limit_in_bytes", "memory.usage_in_bytes"},
-			{"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"},
+			{"memory.limit_in_bytes", "memory.usage_in_bytes", false},
+			{"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", false},
 		}
 	}
-	return []limitFiles{{"memory.max", "memory.current"}, {"memory.high", "memory.current"}}
+	return []limitFiles{{"memory.max", "memory.current", false}, {"memory.high", "memory.current", true}}
 }
 
 // Level is a limit that applies to a group: its own, or an ancestor's.
@@ -66,6 +70,10 @@ type Level struct {
 	// Cache is the page cache of files that is part of Usage, without shared memory and tmpfs.
 	// Reclaim can take it unless it is locked.
 	Cache int64
+	// Delays says that nobody is ended for lack of memory at this limit, which is memory.high of version 2.
+	// Above it whoever asks for memory has to look for pages to take, and is delayed the more the further
+	// the usage is above it, by up to two seconds each time (mem_cgroup_handle_over_high in mm/memcontrol.c).
+	Delays bool
 }
 
 // Headroom is how many bytes may still be charged before the limit is reached. It is negative if
@@ -106,7 +114,7 @@ func (g *Group) Levels() ([]Level, error) {
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, Level{"a hidden ancestor", limit, usage, stat.Cache()})
+			all = append(all, Level{"a hidden ancestor", limit, usage, stat.Cache(), false})
 		}
 	}
 	return all, nil
@@ -136,7 +144,7 @@ func (g *Group) ownLevels(h hierarchy) ([]Level, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, Level{h.rel + " " + kind.limit, limit, usage, 0})
+		all = append(all, Level{Name: h.rel + " " + kind.limit, Limit: limit, Usage: usage, Delays: kind.delays})
 	}
 	if len(all) == 0 {
 		return nil, nil

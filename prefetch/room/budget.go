@@ -48,6 +48,8 @@ type Room struct {
 	// OwnGroup is the control group that the target's memory is charged to, by the inode of its directory. It is 0
 	// where no control group has a limit: then it makes no difference who pays for a page.
 	OwnGroup uint64
+	// Delays says that the kernel ends nobody at the limit, but delays whoever asks for more: it is a memory.high.
+	Delays bool
 	// Others is how many bytes of other models, which are read at the same time, want to be in the same room. Bytes
 	// is the rest, see [Room.ShareWith].
 	Others int64
@@ -133,9 +135,9 @@ type bounds struct {
 // room applies the formulas at the head of this file.
 func (u *bounds) room(model InMemory) Room {
 	least := Room{Bytes: math.MaxInt64, Lockable: math.MaxInt64}
-	bound := func(bytes, limit, reserve int64, level string) {
+	bound := func(bytes, reserve int64, by cgroup.Level) {
 		if bytes < least.Bytes {
-			least.Bytes, least.Limit, least.Level = bytes, limit, level
+			least.Bytes, least.Limit, least.Level, least.Delays = bytes, by.Limit, by.Name, by.Delays
 		}
 		least.Lockable = max(min(least.Lockable, bytes-reserve), 0)
 	}
@@ -144,12 +146,12 @@ func (u *bounds) room(model InMemory) Room {
 		if kept == 0 {
 			kept = defaultReserve(l.Limit)
 		}
-		bound(l.Headroom()+min(max(model.Bytes, u.groupCache), l.Cache), l.Limit, kept, l.Name)
+		bound(l.Headroom()+min(max(model.Bytes, u.groupCache), l.Cache), kept, l)
 	}
 	h := u.host
 	cached := max(model.Bytes+model.Borrowed-model.Locked, 0)
 	others := min(max(h.ActiveFile-u.groupActive, 0), max(h.ActiveFile+h.InactiveFile-cached, 0))
 	free := h.Available + model.Locked - model.Borrowed - u.floor - others
-	bound(free, h.Total, max(h.Total/hostReserveShare-u.floor, 0), LevelHost)
+	bound(free, max(h.Total/hostReserveShare-u.floor, 0), cgroup.Level{Name: LevelHost, Limit: h.Total})
 	return least
 }

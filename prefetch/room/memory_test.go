@@ -68,53 +68,65 @@ func TestRoomOfLevels(t *testing.T) {
 	}{
 		"one level, the model is charged to it": {
 			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 700 * mib},
-			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, 0}},
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, false, 0}},
 		"other files of the own group give way": {
 			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 100 * mib},
-			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, 0}},
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, false, 0}},
 		"what is resident is charged elsewhere, and nobody knows": {
 			oneLevel(1000*mib, 900*mib, 50*mib, 50*mib), InMemory{Bytes: 700 * mib},
-			Room{150 * mib, 1000 * mib, "/a", 0, 0, 0}},
+			Room{150 * mib, 1000 * mib, "/a", 0, 0, false, 0}},
 		"what is charged elsewhere takes no room of the group": {
 			oneLevel(1000*mib, 900*mib, 700*mib, 700*mib), InMemory{Bytes: 600 * mib, Borrowed: 500 * mib},
-			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, 0}},
+			Room{800 * mib, 1000 * mib, "/a", 550 * mib, 0, false, 0}},
 		"what is charged elsewhere takes room of the host": {
 			onlyHost(8000*mib, 3500*mib, 500*mib, 0), InMemory{Bytes: 800 * mib, Borrowed: 3000 * mib},
-			Room{4200 * mib, 10000 * mib, "host", 3800 * mib, 0, 0}},
+			Room{4200 * mib, 10000 * mib, "host", 3800 * mib, 0, false, 0}},
 		"a neighbour's heap below an ancestor is no page cache": {
 			bounds{host: plenty, levels: []cgroup.Level{
 				{Name: "/a/b", Limit: 1000 * mib, Usage: 300 * mib, Cache: 200 * mib},
 				{Name: "/a", Limit: 1200 * mib, Usage: 1150 * mib, Cache: 210 * mib},
 			}, groupCache: 200 * mib}, InMemory{Bytes: 600 * mib},
-			Room{260 * mib, 1200 * mib, "/a", 0, 0, 0}},
+			Room{260 * mib, 1200 * mib, "/a", 0, 0, false, 0}},
 		"a neighbour's page cache below an ancestor is left to it": {
 			oneLevel(1200*mib, 1150*mib, 900*mib, 200*mib), InMemory{Bytes: 100 * mib},
-			Room{250 * mib, 1200 * mib, "/a", 0, 0, 0}},
+			Room{250 * mib, 1200 * mib, "/a", 0, 0, false, 0}},
 		"above a limit that was lowered": {
 			oneLevel(100*mib, 300*mib, 150*mib, 150*mib), InMemory{Bytes: 150 * mib},
-			Room{-50 * mib, 100 * mib, "/a", 0, 0, 0}},
+			Room{-50 * mib, 100 * mib, "/a", 0, 0, false, 0}},
 		"what may be locked is bounded by another level": {
 			bounds{host: plenty, levels: []cgroup.Level{
 				{Name: "/a/b", Limit: 1000 * mib},
 				{Name: "/a", Limit: 2000 * mib, Usage: 900 * mib},
 			}}, InMemory{},
-			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib, 0, 0}},
+			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib, 0, false, 0}},
 		"a reserve of one's own": {
 			bounds{host: plenty, reserve: 400 * mib, levels: []cgroup.Level{{Name: "/a/b", Limit: 1000 * mib}}},
 			InMemory{},
-			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib, 0, 0}},
+			Room{1000 * mib, 1000 * mib, "/a/b", 600 * mib, 0, false, 0}},
+		"memory.high below memory.max": {
+			bounds{host: plenty, levels: []cgroup.Level{
+				{Name: "/a memory.max", Limit: 1000 * mib, Usage: 700 * mib, Cache: 600 * mib},
+				{Name: "/a memory.high", Limit: 800 * mib, Usage: 700 * mib, Cache: 600 * mib, Delays: true},
+			}, groupCache: 600 * mib}, InMemory{Bytes: 600 * mib},
+			Room{700 * mib, 800 * mib, "/a memory.high", 500 * mib, 0, true, 0}},
+		"memory.high above memory.max": {
+			bounds{host: plenty, levels: []cgroup.Level{
+				{Name: "/a memory.max", Limit: 1000 * mib, Usage: 700 * mib, Cache: 600 * mib},
+				{Name: "/a memory.high", Limit: 1200 * mib, Usage: 700 * mib, Cache: 600 * mib, Delays: true},
+			}, groupCache: 600 * mib}, InMemory{Bytes: 600 * mib},
+			Room{900 * mib, 1000 * mib, "/a memory.max", 650 * mib, 0, false, 0}},
 		"the host": {
 			onlyHost(8000*mib, 1000*mib, 3000*mib, 0), InMemory{},
-			Room{6400 * mib, 10000 * mib, "host", 6000 * mib, 0, 0}},
+			Room{6400 * mib, 10000 * mib, "host", 6000 * mib, 0, false, 0}},
 		"the model is the active page cache": {
 			onlyHost(8000*mib, 3500*mib, 500*mib, 0), InMemory{Bytes: 3800 * mib},
-			Room{7200 * mib, 10000 * mib, "host", 6800 * mib, 0, 0}},
+			Room{7200 * mib, 10000 * mib, "host", 6800 * mib, 0, false, 0}},
 		"the target's group has some of what is active": {
 			onlyHost(8000*mib, 3500*mib, 5000*mib, 3000*mib), InMemory{Bytes: 3000 * mib},
-			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, 0}},
+			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, false, 0}},
 		"locked pages are neither available nor active": {
 			onlyHost(5000*mib, 500*mib, 500*mib, 0), InMemory{Bytes: 3000 * mib, Locked: 3000 * mib},
-			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, 0}},
+			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, false, 0}},
 	} {
 		if got := test.bounds.room(test.model); got != test.want {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
@@ -459,7 +471,8 @@ func TestNoticing(t *testing.T) {
 	for i, g := range []*cgroup.Group{a, top} {
 		var all []time.Duration
 		for j := range int64(10) {
-			limit := int64(2-i)<<30 - j*20<<20
+			// That is less than a small machine has. Otherwise the machine would bound the room.
+			limit := int64(2-i)*400<<20 - j*10<<20
 			if err := g.SetLimit(limit); err != nil {
 				t.Fatal(err)
 			}
@@ -701,10 +714,56 @@ func TestCloseWhileJoining(t *testing.T) {
 
 func (h *hog) move(to *cgroup.Group) error { return to.Join(h.Process.Pid) }
 
+// A memory.high is noticed as soon as somebody writes it. Then it bounds the room, whatever memory.max is. What the
+// target takes beyond it is noticed as well: the kernel counts that, and ends nobody.
+func TestMemoryHigh(t *testing.T) {
+	_, a, _ := makeGroups(t)
+	if a.Version() == 1 {
+		t.Skip("version 1 of control groups has no memory.high")
+	}
+	if err := a.SetLimit(512 << 20); err != nil { // it does not swap from now on
+		t.Fatal(err)
+	}
+	h := newHog(t, a)
+	m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	settle(m)
+	const high = 64 << 20
+	if err := os.WriteFile(filepath.Join(a.Dir(), "memory.high"), []byte(strconv.Itoa(high)), 0); err != nil {
+		t.Fatal(err)
+	}
+	awaitChange(t, m, "memory.high")
+	r, err := m.Room(InMemory{})
+	if err != nil || r.Limit != high || !r.Delays || r.Level != a.Name()+" memory.high" || r.Bytes > high {
+		t.Errorf("Room = %+v, %v; want up to %d bytes, bounded by memory.high of %s", r, err, high, a.Name())
+	}
+	if own, err := ForOwnMemory(h.Process.Pid); err != nil || own.Limit != high || !own.Delays {
+		t.Errorf("ForOwnMemory = %+v, %v; want it to be bounded by memory.high", own, err)
+	}
+	h.take(t, 80<<20)
+	short := Change{}
+	testenv.WaitFor(t, "the kernel to count memory beyond memory.high", func() bool {
+		short = m.PollChange()
+		return short.ShortReason == "memory.events: high"
+	})
+	if !short.RoomChanged {
+		t.Errorf("%+v: want the room to be asked for", short)
+	}
+	if r, err := m.Room(InMemory{}); err != nil || r.Bytes > 4<<20 { // the counters are not exact
+		t.Errorf("Room = %+v, %v; want hardly any", r, err)
+	}
+	if n, err := a.OOMKills(); err != nil || n != 0 {
+		t.Errorf("%d processes were ended, %v; want none", n, err)
+	}
+}
+
 // A group that the target has left may be removed before anybody looks.
 func TestRemovedBehind(t *testing.T) {
 	_, a, b := makeGroups(t)
-	if err := errors.Join(a.SetLimit(1<<30), b.SetLimit(2<<30)); err != nil {
+	if err := errors.Join(a.SetLimit(512<<20), b.SetLimit(640<<20)); err != nil {
 		t.Fatal(err)
 	}
 	h := newHog(t, a)
@@ -719,7 +778,7 @@ func TestRemovedBehind(t *testing.T) {
 	if err := a.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := m.Room(InMemory{}); err != nil || r.Limit != 2<<30 {
+	if r, err := m.Room(InMemory{}); err != nil || r.Limit != 640<<20 {
 		t.Errorf("Room = %+v, %v; want the limit of %s", r, err, b.Name())
 	}
 }

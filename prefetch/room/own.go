@@ -31,7 +31,7 @@ func ForOwnMemory(pid int) (Room, error) {
 	}
 	for _, l := range levels {
 		if bytes := l.Headroom() + l.Cache; bytes < least.Bytes {
-			least.Bytes, least.Limit, least.Level = bytes, l.Limit, l.Name
+			least.Bytes, least.Limit, least.Level, least.Delays = bytes, l.Limit, l.Name, l.Delays
 		}
 	}
 	return least, nil

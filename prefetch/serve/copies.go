@@ -73,8 +73,12 @@ func (s *server) warnOfCopies(path string, free room.Room, program func() loadfl
 		where = fmt.Sprintf("its control group (%s, %s)", free.Level, formatBytes(free.Limit))
 	}
 	s.foreseen = p.AdviseAgainst(copies)
-	s.opts.Log.Warn(fmt.Sprintf("the target is about to copy %s, and %s leaves it %s: the kernel will end it while it "+
-		"loads, unless it can swap; %s", copies.Text(), where, formatBytes(free.Bytes), s.foreseen))
+	what := "will end it while it loads"
+	if free.Delays {
+		what = "will delay each of its requests for memory, so that it hardly goes on loading"
+	}
+	s.opts.Log.Warn(fmt.Sprintf("the target is about to copy %s, and %s leaves it %s: the kernel %s, unless it can "+
+		"swap; %s", copies.Text(), where, formatBytes(free.Bytes), what, s.foreseen))
 }
 
 // explainKill warns if the target has ended and the kernel has killed a process of its group for lack of memory.

@@ -1,11 +1,44 @@
 package serve
 
-// This file tests the advice on how a target is to be started.
+// This file tests what is said of a target that will copy more of its model than there is memory. How that is found
+// out about a real one is tested in cmd/prefetchd.
 
 import (
+	"bytes"
+	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"tensorcast/gguf/gguftest"
+	"tensorcast/loadflags"
+	"tensorcast/prefetch/room"
 )
+
+// The kernel ends a process at a limit only if that is no memory.high.
+func TestWarningOfCopies(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	gguftest.MoE(2, 4).Write(t, path)
+	for name, tc := range map[string]struct {
+		free room.Room
+		want string // a part of the warning; "" if there is none
+	}{
+		"the machine":    {room.Room{Level: room.LevelHost}, "this machine leaves it 0 B: the kernel will end it"},
+		"memory.max":     {room.Room{Level: "/a memory.max"}, "(/a memory.max, 0 B) leaves it 0 B: the kernel will end it"},
+		"memory.high":    {room.Room{Level: "/a memory.high", Delays: true}, "0 B: the kernel will delay each"},
+		"there is room":  {room.Room{Level: "/a memory.max", Bytes: 1 << 40}, ""},
+		"below high, it": {room.Room{Level: "/a memory.high", Bytes: 1 << 40, Delays: true}, ""},
+	} {
+		var log bytes.Buffer
+		s := &server{opts: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+		s.warnOfCopies(path, tc.free, func() loadflags.Program {
+			return loadflags.OfCommand([]string{"llama-cli", "--no-mmap"}, nil)
+		})
+		if got := log.String(); !strings.Contains(got, tc.want) || (got == "") != (tc.want == "") {
+			t.Errorf("%s: want %q in %q", name, tc.want, got)
+		}
+	}
+}
 
 // The advice leaves out what the target's command line has already, and names what is to be left out of it.
 func TestAdviseMapped(t *testing.T) {
