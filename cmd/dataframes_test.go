@@ -17,6 +17,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 	"tensorcast/trace/tracetest"
 )
 
@@ -31,7 +32,7 @@ var (
 func TestDataFrames(t *testing.T) {
 	testenv.NeedMachine(t)
 	dir := t.TempDir()
-	capture := filepath.Join(dir, "capture")
+	capture := filepath.Join(dir, tables.DefaultDir)
 	if err := tracetest.Write(capture, tracetest.Options{}); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +96,7 @@ func TestDataFrames(t *testing.T) {
 		want := fmt.Sprintf("%d %d %d", rows, read, experts)
 		for _, table := range []string{
 			`readParquet("analysis/access.parquet")`,
-			`readIPCStream(require("fs").readFileSync("capture/access.arrows"))`,
+			`readIPCStream(require("fs").readFileSync("tracer.capture/access.arrows"))`,
 		} {
 			got := run(t, `node -e 'const pl = require("nodejs-polars"), t = pl.`+table+`; `+
 				`console.log(t.height, Number(t.getColumn("bytes_accessed").sum()), `+

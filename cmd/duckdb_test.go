@@ -17,6 +17,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 	"tensorcast/trace/tracetest"
 )
 
@@ -48,7 +49,7 @@ var oneLiner = regexp.MustCompile("(?m)^ *duckdb -c \"(.*)\"")
 func TestDuckDB(t *testing.T) {
 	program := duckDB(t)
 	dir := t.TempDir()
-	if err := tracetest.Write(filepath.Join(dir, "capture"), tracetest.Options{Segments: 2}); err != nil {
+	if err := tracetest.Write(filepath.Join(dir, tables.DefaultDir), tracetest.Options{Segments: 2}); err != nil {
 		t.Fatal(err)
 	}
 	run := func(name string, args ...string) string {
@@ -63,7 +64,7 @@ func TestDuckDB(t *testing.T) {
 	}
 	run(bin["analyze"], "--export")
 	// Each table has the rows of the capture.
-	c, err := trace.Open(filepath.Join(dir, "capture"))
+	c, err := trace.Open(filepath.Join(dir, tables.DefaultDir))
 	if err != nil {
 		t.Fatal(err)
 	}
