@@ -25,6 +25,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // nobody is an account that every Linux has.
@@ -149,7 +150,7 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 	if err != nil || files < 5 {
 		t.Errorf("%d files were written (%v), want at least 5", files, err)
 	}
-	if c, rows := readCapture(t, filepath.Join(home, "capture")); !c.Meta.Complete || len(rows) == 0 {
+	if c, rows := readCapture(t, filepath.Join(home, tables.DefaultDir)); !c.Meta.Complete || len(rows) == 0 {
 		t.Errorf("the capture has %d rows, want a complete one with rows: %+v", len(rows), c.Meta)
 	}
 
@@ -158,7 +159,7 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 	if uid, gid := ownership(t, csv); uid != nobody || gid != nobody {
 		t.Errorf("%s belongs to %d:%d, want %d:%d", csv, uid, gid, nobody, nobody)
 	}
-	for _, path := range []string{csv, filepath.Join(home, "capture")} {
+	for _, path := range []string{csv, filepath.Join(home, tables.DefaultDir)} {
 		if err := os.RemoveAll(path); err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +173,7 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 	if r.status != 0 || !strings.HasPrefix(r.stdout, "0\n") {
 		t.Errorf("--as-root: status %d, %q, want 0 and user id 0 first\n%s", r.status, r.stdout, r.stderr)
 	}
-	if uid, _ := ownership(t, filepath.Join(home, "capture", trace.MetaFile)); uid != nobody {
+	if uid, _ := ownership(t, filepath.Join(home, tables.DefaultDir, trace.MetaFile)); uid != nobody {
 		t.Errorf("--as-root: the capture belongs to %d, want %d", uid, nobody)
 	}
 }

@@ -557,7 +557,7 @@ func TestPreloadWithoutRoot(t *testing.T) {
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 	}
-	c, rows := readCapture(t, filepath.Join(dir, "capture"))
+	c, rows := readCapture(t, filepath.Join(dir, tables.DefaultDir))
 	if len(rows) == 0 || c.Meta.Tokens != o.Tokens || c.Meta.Detail != tables.DetailPreload {
 		t.Errorf("%d rows, want some, and %d tokens of detail %s: %+v",
 			len(rows), o.Tokens, tables.DetailPreload, c.Meta)
