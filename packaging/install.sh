@@ -134,7 +134,9 @@ for u in "$here"/packaging/systemd/*.service; do # systemd also looks for units 
 done
 # Documents keep their places relative to each other, because they link to each other.
 documents=$(cd "$here" && find docs thesis-notes -name '*.md' -o -name '*.png' -o -name '*.svg' && ls fabric/*.md)
-for f in LICENSE NOTICES README.md SECURITY.md CHANGELOG.md packaging/compose.yaml packaging/prefetchd.yaml $documents; do
+documents="$documents LICENSE NOTICES README.md SECURITY.md CHANGELOG.md"
+documents="$documents packaging/compose.yaml packaging/prefetchd.yaml"
+for f in $documents; do
 	put 644 "$here/$f" "share/doc/tensorcast/$f"
 done
 put_config "$here/packaging/prefetchd.yaml" etc/tensorcast/prefetchd.yaml

@@ -154,7 +154,7 @@ func TestAutoArguments(t *testing.T) {
 		"--name x --pid 1":               "--name is for --auto",
 		"--never x --pid 1":              "--never is for --auto",
 		"--auto --never=":                "--never is empty",
-		"--auto --budget 12":             "that is 12 bytes: write the unit, as in 12MB or 12GiB",
+		"--auto --budget 12":             "that is 12 bytes: write the unit, as in 12MiB or 12GiB",
 		"--auto --budget 0%":             "want a share of more than 0%",
 		"--auto --budget-of x":           "want NAME=SIZE",
 		"--auto --budget-of x=12":        "write the unit",

@@ -144,7 +144,7 @@ func TestCheckConfig(t *testing.T) {
 		"budget: 12GiB\nnever: x\n":       "is right: it has 2 of 15 settings\n",
 		"":                                "is right: it has 0 of 15 settings\n",
 		"# x\nbugdet: 12GiB":              `:2: unknown key "bugdet": did you mean "budget"?`,
-		"budget: 12":                      `:1: budget "12": that is 12 bytes: write the unit, as in 12MB or 12GiB`,
+		"budget: 12":                      `:1: budget "12": that is 12 bytes: write the unit, as in 12MiB or 12GiB`,
 		"readahead: much":                 `:1: readahead "much": want auto, leave, fd or inject`,
 		"keep-warm: soon":                 `:1: keep-warm "soon": want true, false or a time such as 30m`,
 		"verbose: yes":                    `:1: verbose "yes": want true or false`,

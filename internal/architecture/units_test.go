@@ -50,6 +50,9 @@ func TestBinaryUnits(t *testing.T) {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
+		if path == filepath.Join(root, "internal", "sizes", "sizes.go") {
+			return nil // it repeats a size in the unit in which somebody has written it
+		}
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, path, nil, 0)
 		if err != nil {

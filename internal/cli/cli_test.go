@@ -108,7 +108,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"fail", "--size", "20EB"}, 2,
 			"demo fail: --size \"20EB\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
 		{[]string{"fail", "--size", "12"}, 2, "demo fail: --size \"12\": " +
-			"that is 12 bytes: write the unit, as in 12MB or 12GiB (see demo fail --help)\n"},
+			"that is 12 bytes: write the unit, as in 12MiB or 12GiB (see demo fail --help)\n"},
 		{nil, 2, "demo: a command is needed: fail or wait (see demo --help)\n"},
 		{[]string{"fial"}, 2, "demo: no command \"fial\": did you mean fail? (see demo --help)\n"},
 		{[]string{"something"}, 2, "demo: no command \"something\": want fail or wait (see demo --help)\n"},

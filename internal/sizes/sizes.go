@@ -27,7 +27,7 @@ func Parse(text string) (int64, error) {
 		return 0, errForm
 	}
 	if n < leastPlain && strings.Trim(text, "0123456789.,") == "" {
-		return 0, fmt.Errorf("that is %d bytes: write the unit, as in %sMB or %sGiB", n, text, text)
+		return 0, fmt.Errorf("that is %d bytes: write the unit, as in %sMiB or %sGiB", n, text, text)
 	}
 	return int64(n), nil
 }

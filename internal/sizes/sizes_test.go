@@ -18,8 +18,8 @@ func TestParse(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"": "want a size", "much": "want a size", "-3": "want a size", "0": "want a size", "0GB": "want a size",
-		"20EB": "want a size", "60%": "want a size", "12": "12 bytes: write the unit, as in 12MB or 12GiB",
-		"1": "write the unit", "4096": "write the unit", "1048575": "write the unit", "1.5": "as in 1.5MB or 1.5GiB",
+		"20EB": "want a size", "60%": "want a size", "12": "12 bytes: write the unit, as in 12MiB or 12GiB",
+		"1": "write the unit", "4096": "write the unit", "1048575": "write the unit", "1.5": "as in 1.5MiB or 1.5GiB",
 	} {
 		if got, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %d, %v; want an error with %q", text, got, err, want)

@@ -112,8 +112,8 @@ func bruteHits(tr *moe.Trace, room int, rule string) (hits, used int) {
 			}
 			return math.Inf(-1)
 		}
-		// A choice of n tokens ago counts (1 + 1/256)^-n. The score is kept as of the layer's last choice.
-		chance := min(score[id]/256+1e-4, 1)
+		// A choice of n tokens ago counts (1 + 1/64)^-n. The score is kept as of the layer's last choice.
+		chance := min(score[id]/64+1e-4, 1)
 		ahead := (layer - now%s.Layers + s.Layers - 1) % s.Layers
 		return -(1/chance + float64(ahead)/float64(s.Layers))
 	}
@@ -121,7 +121,7 @@ func bruteHits(tr *moe.Trace, room int, rule string) (hits, used int) {
 		for layer := range s.Layers {
 			chosen := tr.Chosen(token, layer)
 			for e := range s.Experts {
-				score[layer*s.Experts+e] /= 1 + 1./256
+				score[layer*s.Experts+e] /= 1 + 1./64
 			}
 			for _, e := range chosen {
 				id := layer*s.Experts + int(e)

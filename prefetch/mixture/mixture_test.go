@@ -271,7 +271,7 @@ func TestScores(t *testing.T) {
 		t.Fatalf("a step of %g, want it scaled down to 1", l.step)
 	}
 	for e, was := range before {
-		if now := next(e); now < was || now+1 > (was+1)*1.01 { // one more token has passed
+		if now := next(e); now < was || now+1 > (was+1)*(1+1.1/scoreMemory) { // one more token has passed
 			t.Errorf("expert %d is expected after %v tokens, want about %v as before scores were scaled down",
 				e, now, was)
 		}
