@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tensorcast/prefetch"
 )
@@ -109,7 +110,8 @@ func TestExporter(t *testing.T) {
 // MetricNames has each metric that is served once.
 func TestMetricNames(t *testing.T) {
 	var text strings.Builder
-	r := Report{Target: 1, Status: prefetch.Status{Activity: prefetch.Helping, Now: 1, Before: 1, Bound: 1}}
+	r := Report{Target: 1, Began: time.Now()}
+	r.Status = prefetch.Status{Activity: prefetch.Helping, Now: 1, Before: 1, Bound: 1}
 	if err := WriteMetrics(&text, r); err != nil {
 		t.Fatal(err)
 	}
