@@ -165,7 +165,8 @@ func (c *Collector) ComponentsFigure(title string) *chart.Bars {
 // reads the model once for many tokens, can be compared with the tokens that are generated.
 func (c *Collector) PhasesFigure(title string) *chart.Bars {
 	b := &chart.Bars{Title: title}
-	phases := c.sumPhases()
+	// Load has no tokens, so what it read cannot stand beside figures per token.
+	phases := slices.DeleteFunc(c.sumPhases(), func(p phaseSum) bool { return p.outside })
 	panel := func(label string, scale float64, value func(p phaseSum) int64) chart.BarPanel {
 		one := barPanel(label, scale, phases, value)
 		for i := range phases {
@@ -174,11 +175,7 @@ func (c *Collector) PhasesFigure(title string) *chart.Bars {
 		return one
 	}
 	for _, p := range phases {
-		label := p.name
-		if !p.outside {
-			label = fmt.Sprintf("%s (tokens: %d)", p.name, p.tokens)
-		}
-		b.Labels = append(b.Labels, label)
+		b.Labels = append(b.Labels, fmt.Sprintf("%s (tokens: %d)", p.name, p.tokens))
 	}
 	b.Panels = filled(
 		barPanel("time of all tokens (s)", nanosToSeconds, phases, func(p phaseSum) int64 { return p.nanos }),
