@@ -122,7 +122,11 @@ func TestEveryKindOfCapture(t *testing.T) {
 				for i := range args {
 					args[i] = strings.ReplaceAll(args[i], "CAPTURE", dir)
 				}
-				code, stdout, stderr := execute(t, append(args, "-o", out)...)
+				output := "-o"
+				if args[0] == "export" {
+					output = "--dataset"
+				}
+				code, stdout, stderr := execute(t, append(args, output, out)...)
 				failures := 0
 				for line := range strings.Lines(stderr) {
 					if !messageStart.MatchString(line) {
