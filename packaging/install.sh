@@ -136,6 +136,9 @@ done
 documents=$(cd "$here" && find docs thesis-notes -name '*.md' -o -name '*.png' -o -name '*.svg' && ls fabric/*.md)
 documents="$documents LICENSE NOTICES README.md SECURITY.md CHANGELOG.md"
 documents="$documents packaging/compose.yaml packaging/prefetchd.yaml"
+# What a fleet is set up with (docs/fleet.md), but for its tests.
+documents="$documents $(cd "$here/packaging" &&
+	find kubernetes prometheus grafana -type f ! -name '*.go' ! -name 'go.*' | sort | sed 's,^,packaging/,')"
 for f in $documents; do
 	put 644 "$here/$f" "share/doc/tensorcast/$f"
 done
