@@ -95,7 +95,7 @@ test: deps ## run every test; those that need root run only as root, and say so
 	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
 	$(GOTEST) --hide-summary skipped --packages="$(RACED)" -- -race -short $(LDFLAGS)
 	$(GOTEST) --packages="$$(go list $(PROCESSES) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')" | paste -sd ' ')" -- $(LDFLAGS)
-	$(GOTEST) --packages="$(LIVE)" -- $(LDFLAGS)
+	$(GOTEST) --packages="$(LIVE)" -- -timeout 20m $(LDFLAGS)
 	$(GOTEST) --packages="$$(go list $$(grep -rl 'testenv\.SkipWithRace(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- $(LDFLAGS)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 	$(MAKE) -s test-manifests

@@ -31,7 +31,7 @@ const (
 // returns how many tokens it generated, and how many rows its table of accesses has.
 func appendRuns(t *testing.T, dir string) (tokens, accesses int64) {
 	t.Helper()
-	capture := filepath.Join(dir, "capture")
+	capture := filepath.Join(dir, "tracer.capture")
 	if err := tracetest.Write(capture, tracetest.Options{}); err != nil {
 		t.Fatal(err)
 	}

@@ -168,7 +168,7 @@ func TestForecastRefuses(t *testing.T) {
 		"no context":            {[]string{"--model", text, "--context", "0"}, cli.BadUsage, "at least one token"},
 		"memory of a process":   {[]string{"--pid", "1", "--ram", "1GB"}, cli.BadUsage, "--ram is for"},
 		"a model and a process": {[]string{"--model", text, "--pid", "1"}, cli.BadUsage, "leave out --pid"},
-		"neither":               {nil, cli.BadUsage, "--model FILE"},
+		"neither":               {[]string{"--costs"}, cli.BadUsage, "--model FILE"},
 		"a server that is gone": {[]string{"--model", "http://127.0.0.1:1/m.gguf"}, cli.Failure, "connection refused"},
 		"an address of no file": {[]string{"--model", "http://"}, cli.Failure, "want the address"},
 	} {

@@ -61,10 +61,11 @@ process; 2 for wrong usage.`,
 					return fmt.Errorf("no prefetchd helps process %d, or one that it has started", root)
 				}
 			}
+			if err != nil && len(all) == 0 && (!metrics || errors.Is(err, fs.ErrPermission)) {
+				return explainAsking(err, dir) // whether one runs is not known
+			}
 			if metrics && !cmd.Flags().Changed("pid") {
 				all = append(all, monitor.Down(err)...)
-			} else if err != nil && len(all) == 0 { // whether one runs is not known
-				return explainAsking(err, dir)
 			}
 			if writeErr := writeStatus(cmd.OutOrStdout(), all, asJSON, metrics); writeErr != nil {
 				return writeErr
