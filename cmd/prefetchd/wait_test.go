@@ -74,7 +74,7 @@ func (h *helper) waitSettled(t *testing.T) {
 // mostAsleep is how much of a core prefetchd may take while it waits, in percent. The aim is 0.5, which it takes on
 // most machines. One whose processors were slow that day had 0.7 to 1.1 with each of two builds. Who does not sleep
 // takes several percent.
-const mostAsleep = 2
+const mostAsleep = 2.0
 
 // TestWaitsAsleep checks that prefetchd sleeps while the target has not loaded ggml, and while ggml
 // has no model, and that a signal ends it.
