@@ -4,7 +4,6 @@ package cmd_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
@@ -83,16 +83,7 @@ func TestDataFrames(t *testing.T) {
 		}
 	}
 	t.Run("polars", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-		defer cancel()
-		modules, err := llama.Polars(ctx)
-		if errors.Is(err, llama.ErrUnavailable) && os.Getenv("CI") == "" {
-			t.Skip(err)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		env := "NODE_PATH=" + modules
+		env := "NODE_PATH=" + llamatest.Get(t, llama.Polars)
 		want := fmt.Sprintf("%d %d %d", rows, read, experts)
 		for _, table := range []string{
 			`readParquet("analysis/access.parquet")`,

@@ -3,8 +3,6 @@ package cmd_test
 // This file opens exported tables in a real DuckDB, with the queries of the README.
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,10 +10,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"tensorcast/experiments/llama"
-	"tensorcast/internal/testenv"
+	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 	"tensorcast/trace/tracetest"
@@ -24,16 +21,7 @@ import (
 // duckDB returns a program that runs SQL queries.
 func duckDB(t *testing.T) string {
 	t.Helper()
-	testenv.NeedMachine(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
-	lib, err := llama.DuckDB(ctx)
-	if errors.Is(err, llama.ErrUnavailable) && os.Getenv("CI") == "" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lib := llamatest.Get(t, llama.DuckDB)
 	program := filepath.Join(t.TempDir(), "duckdb")
 	cmd := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-o", program,
 		filepath.Join("testdata", "duckdb.c"), filepath.Join(lib, "libduckdb.so"), "-Wl,-rpath,"+lib)

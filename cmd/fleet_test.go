@@ -4,7 +4,6 @@ package cmd_test
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,26 +21,11 @@ import (
 	"time"
 
 	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/internal/testenv"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/monitor"
 )
-
-// prometheusPrograms returns the directory of prometheus and promtool. It skips the test where there are none.
-func prometheusPrograms(t *testing.T) string {
-	t.Helper()
-	testenv.NeedMachine(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	dir, err := llama.Prometheus(ctx)
-	if errors.Is(err, llama.ErrUnavailable) && os.Getenv("CI") == "" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
 
 // servedAt matches the line of the exporter that says where it listens.
 var servedAt = regexp.MustCompile(`at=http://(127\.0\.0\.1:\d+)/metrics`)
@@ -167,7 +151,7 @@ func (p *prometheus) query(t *testing.T, expression string) map[string]string {
 // Prometheus asks the prefetchds of three machines with the configuration, the rules and the alerts that are in the
 // repository, and computes what they gain.
 func TestFleet(t *testing.T) {
-	programs := prometheusPrograms(t)
+	programs := llamatest.Get(t, llama.Prometheus)
 	status := func(now, before float64) prefetch.Status {
 		return prefetch.Status{
 			Activity: prefetch.Helping, Held: 6e8, Wanted: 8e8, PerToken: 8e8, Streamed: 2e8,

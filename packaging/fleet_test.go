@@ -4,9 +4,7 @@ package packaging_test
 // exist.
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,10 +13,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"tensorcast/experiments/llama"
-	"tensorcast/internal/testenv"
+	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/monitor"
 )
@@ -173,16 +170,7 @@ func TestDashboard(t *testing.T) {
 // promtool returns a function that runs promtool in a copy of the directory of the rules.
 func promtool(t *testing.T) func(dir string, args ...string) (out string, err error) {
 	t.Helper()
-	testenv.NeedMachine(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	programs, err := llama.Prometheus(ctx)
-	if errors.Is(err, llama.ErrUnavailable) && os.Getenv("CI") == "" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	programs := llamatest.Get(t, llama.Prometheus)
 	return func(dir string, args ...string) (string, error) {
 		cmd := exec.Command(filepath.Join(programs, "promtool"), args...)
 		cmd.Dir = dir

@@ -34,15 +34,7 @@ func TestDoctorModelExperts(t *testing.T) {
 		t.Errorf("status %d, want %q\n%s%s", status, want, stdout, stderr)
 	}
 
-	data, err := os.ReadFile(llamatest.Model(t, mixtureConfig))
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "cold.gguf")
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	dropFromCache(t, path)
+	path := copyCold(t, llamatest.Model(t, mixtureConfig))
 	root, err := cgroup.Root()
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/internal/outfile"
 	"tensorcast/prefetch"
 )
@@ -379,10 +381,7 @@ func TestMetrics(t *testing.T) {
 
 // Prometheus's own checker reads what is written, whatever a target calls itself.
 func TestPromtool(t *testing.T) {
-	promtool, err := exec.LookPath("promtool")
-	if err != nil {
-		t.Skip("promtool is missing (Debian package prometheus)")
-	}
+	promtool := filepath.Join(llamatest.Get(t, llama.Prometheus), "promtool")
 	r := Report{Target: 12, Command: "a\"b\\c\nd\xff{}", Unit: "x.service", Models: []string{"/m/ü\t.gguf"}}
 	r.Status.Now, r.Status.Before = 2, 1
 	for name, reports := range map[string][]Report{"nobody": nil, "two": {r, {PID: 3, Search: &Search{All: true}}}} {

@@ -12,23 +12,28 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// ForTest returns the installed llama.cpp. If this machine cannot have one (no npm, no network, no
-// gcc), it skips the test with the reason; in CI (the variable CI is set) the test fails instead.
-// It implies testenv.NeedMachine.
+// ForTest returns the installed llama.cpp, as Get does. Without npm, gcc or a network there can be none.
 func ForTest(t testing.TB) *llama.Installation {
+	t.Helper()
+	return Get(t, llama.Install)
+}
+
+// Get returns what install gets for a test: a directory or a program from a cache, or from the network. If this machine
+// cannot have it (llama.ErrUnavailable), the test is skipped with the reason; in CI (the variable CI is set) it fails
+// instead. It implies testenv.NeedMachine.
+func Get[T any](t testing.TB, install func(context.Context) (T, error)) T {
 	t.Helper()
 	testenv.NeedMachine(t)
 	// The timeout is for a network that drops packets.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	in, err := llama.Install(ctx)
+	got, err := install(ctx)
 	switch {
 	case err == nil:
-		return in
 	case os.Getenv("CI") == "" && errors.Is(err, llama.ErrUnavailable):
 		t.Skip(err)
 	default:
 		t.Fatal(err)
 	}
-	return nil
+	return got
 }
