@@ -410,6 +410,32 @@ func TestJudgeFiles(t *testing.T) {
 	}
 }
 
+// A dense model of which much less than all fits is told that its faults read much around themselves, if it is too late
+// to change that. Where most of it fits nothing is lost by that.
+func TestJudgeReadaheadOfADenseModel(t *testing.T) {
+	file := File{Path: "/a.gguf", PerToken: 1000, Store: StoreDisk, PageOut: true, Closed: true, ReadAhead: 8 << 20}
+	small, open := file, file
+	small.ReadAhead = 128 << 10
+	open.Closed = false
+	for name, tc := range map[string]struct {
+		file File
+		room int64
+		want []Reason
+	}{
+		"half fits":                           {file, 500, []Reason{Readahead}},
+		"most fits":                           {file, 850, nil},
+		"the room is not known":               {file, -1, nil},
+		"half fits, with a small readahead":   {small, 500, nil},
+		"half fits, and the file is open yet": {open, 500, nil},
+	} {
+		h := &Holding{PID: 5, Mode: ModeMapped, Files: []File{tc.file}, PerToken: 1000,
+			Weights: Weights{Mapped: 1000}}
+		if v := h.Judge(tc.room, false); !v.Helps || !slices.Equal(reasonsOf(v, false), tc.want) {
+			t.Errorf("%s: %s\n%+v", name, v.Line(), v)
+		}
+	}
+}
+
 // A file that has only experts counts as one that tokens read. If a model has nothing that every
 // token reads, it is left alone. Locked memory matters only if all that tokens read is locked.
 func TestJudgeExperts(t *testing.T) {
