@@ -16,6 +16,7 @@ import (
 
 	"tensorcast/internal/cli"
 	"tensorcast/moe/replay"
+	"tensorcast/prefetch/plan"
 	"tensorcast/sim/whatif"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
@@ -354,5 +355,25 @@ func TestWhatIfOfMixtures(t *testing.T) {
 	// There is room for less than half of the 512 MiB of experts, so at random more than half of 8 MiB is missed.
 	if missed["random"] < 4*mib || missed["random"] > 6*mib || missed["uneven"] > 0.75*missed["random"] {
 		t.Errorf("missed are %v bytes a token", missed)
+	}
+}
+
+// Where the disk is all that a token waits for, prefetchd is expected to reach the share of it that is known to be
+// reached. What is ideal has all of the disk.
+func TestWhatIfGivesPrefetchdItsShareOfTheDisk(t *testing.T) {
+	dir := plantBatches(t, &tables.Meta{})
+	code, stdout, stderr := execute(t, "whatif", "-c", dir, "-o", t.TempDir(), "--disk", "10MB/s", "--compute", "1us",
+		"--ram", "6MiB", "--json")
+	var got whatif.Answer
+	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil {
+		t.Fatalf("exit %d, %v: %s", code, err, stderr)
+	}
+	at := slices.IndexFunc(got.Strategies, func(s whatif.Strategy) bool { return s.Name == "prefetchd" })
+	if at < 0 {
+		t.Fatalf("nothing is said of prefetchd: %+v", got.Strategies)
+	}
+	r := got.Rows[0].Results[at]
+	if want := plan.ReachedShare * 10e6 / r.Missed; r.Missed <= 0 || math.Abs(r.TokS/want-1) > 0.02 {
+		t.Errorf("%+v, want %g tokens per second", r, want)
 	}
 }

@@ -22,6 +22,12 @@ type Foreseen struct {
 	Token time.Duration
 }
 
+// ReachedShare is which share of a disk's best rate counts where somebody tells beforehand what prefetchd will reach.
+// The disk delivers less while a target computes, and a window is not always filled at the moment when the disk is
+// free. With this share what is expected was within 25 % of what was measured, with several programs and limits
+// (docs/performance.md, "The verdict of analyze").
+const ReachedShare = 0.9
+
 const (
 	// ownMemory is about what prefetchd takes of the target's memory group once it has joined that, in bytes.
 	ownMemory = 8 << 20
