@@ -199,7 +199,7 @@ func TestFlagValues(t *testing.T) {
 func TestDocumentedCommands(t *testing.T) {
 	h, n := helpTexts{}, 0
 	var files []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "fabric/*.md", "thesis-notes/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "fabric/*.md", "thesis-notes/*.md"} {
 		found, err := filepath.Glob(filepath.Join("..", pattern))
 		if err != nil {
 			t.Fatal(err)

@@ -114,7 +114,7 @@ type Host struct {
 type Speculation string
 
 // All kinds of speculation. "auto" is what was measured to be best over all mixtures that were tried (see
-// docs/performance.md). It is off, because the median did not win.
+// docs/measurements/experts.md). It is off, because the median did not win.
 const (
 	SpeculateAuto Speculation = "auto"
 	SpeculateOff  Speculation = "off"

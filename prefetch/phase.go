@@ -52,7 +52,7 @@ type Transition struct {
 	When     string
 }
 
-// Transitions lists all of them. ARCHITECTURE.md draws the same, and a test compares the two.
+// Transitions lists all of them. docs/design/prefetch.md draws the same, and a test compares the two.
 func Transitions() []Transition {
 	return []Transition{
 		{Learn, Load, "the target loads a model whose reads are stored or can be guessed"},

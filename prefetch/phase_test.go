@@ -1,6 +1,6 @@
 package prefetch
 
-// This file compares the table of transitions with the diagram in ARCHITECTURE.md.
+// This file compares the table of transitions with the diagram in docs/design/prefetch.md.
 
 import (
 	"fmt"
@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// The diagram in ARCHITECTURE.md has the phases and transitions of the code's table, with the same words.
+// The diagram in docs/design/prefetch.md has the phases and transitions of the code's table, with the same words.
 func TestTransitionsAreDrawn(t *testing.T) {
-	text, err := os.ReadFile("../ARCHITECTURE.md")
+	text, err := os.ReadFile("../docs/design/prefetch.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,12 +27,12 @@ func TestTransitionsAreDrawn(t *testing.T) {
 	}
 	for _, line := range want {
 		if !slices.Contains(drawn, line) {
-			t.Errorf("ARCHITECTURE.md does not have this line, with four spaces before it: %s", line)
+			t.Errorf("docs/design/prefetch.md does not have this line, with four spaces before it: %s", line)
 		}
 	}
 	for _, line := range drawn {
 		if !slices.Contains(want, line) {
-			t.Errorf("ARCHITECTURE.md has a transition that is not in the code: %s", line)
+			t.Errorf("docs/design/prefetch.md has a transition that is not in the code: %s", line)
 		}
 	}
 }

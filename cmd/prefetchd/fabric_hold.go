@@ -134,7 +134,7 @@ const backendName = "libggml-tfmbs.so"
 // besides planes, to the target's memory besides the model, and to the window through which the
 // rest of the model is streamed. With a room of 556 MiB, 140 MiB were best; with 343 MiB, 150 MiB.
 // With less, pages are taken before they are used; with more, more is streamed
-// (docs/performance.md). A small model is streamed in smaller pieces, so it leaves less.
+// (docs/measurements/fabric-memory.md). A small model is streamed in smaller pieces, so it leaves less.
 func leftOver(room int64) int64 { return min(64<<20+room/4, 140<<20+room/128) }
 
 // handed is a device that holds weights for a command. close ends it.

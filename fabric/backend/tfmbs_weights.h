@@ -21,7 +21,7 @@ struct kind {
 	const char *name;
 	uint32_t number; /* in a file */
 	uint32_t block;  /* columns that share a scale in the vectors that it is multiplied with */
-	bool faster;     /* than ggml's CPU code (docs/performance.md): taken without a profile; all of them exactly */
+	bool faster;     /* than ggml's CPU code (docs/measurements/fabric.md): no profile is needed, exact */
 };
 
 /* What TFMBS_PROFILE names. */

@@ -78,12 +78,12 @@ const (
 	// streamWindow is the part of the room through which prefetchd streams, so that it keeps nothing.
 	streamWindow = 44 << 20
 	// maxTokenShare is the longest time of a token that is worth a device, as a part of its time without:
-	// starting one takes seconds, and expected times are not exact (docs/performance.md).
+	// starting one takes seconds, and expected times are not exact (docs/measurements/analyze.md).
 	maxTokenShare = 0.9
 	// maxEvenExperts is how many experts a layer may have if only a part of the model fits. Which of them
 	// are used most is not known. Of 16 experts in a trained model, all are used nearly alike. Of 128, few
 	// carry most uses: prefetchd keeps these. If a device held others instead, 1.5 and 3.5 times as much
-	// would be read (docs/performance.md, replayed).
+	// would be read (replayed: thesis-notes/rq6-fabric.md).
 	maxEvenExperts = 32
 	// adaptiveShare is by how much less is read of experts, for each part of them that prefetchd keeps,
 	// because it keeps those that were chosen lately. With memory for 0.44 of all experts, it reads 0.77 of
@@ -97,7 +97,7 @@ const (
 )
 
 // What things take, in seconds of one processor. Measured with a model of 0.8 GB of Q8_0 in memory, on two
-// Zen 4 processors (docs/performance.md, "Other types").
+// Zen 4 processors (docs/measurements/fabric.md).
 const (
 	cpuByte    = 1 / 14.2e9   // to multiply a byte of the file, by ggml
 	streamByte = 0.2e-3 / 1e6 // to stream a byte
@@ -215,7 +215,7 @@ func NewPlan(units []Unit, form device.Form, t Target) Plan {
 }
 
 // wholeLayers leaves out experts of layers of which some experts are not held: a product of which the
-// device has only a part takes longer than what it saves (docs/performance.md).
+// device has only a part takes longer than what it saves (docs/measurements/rejected.md).
 func wholeLayers(units []Unit, held []int) []int {
 	missing := map[int]int{} // experts, by layer
 	for i := range units {

@@ -10,7 +10,7 @@ import (
 
 // products is how many products of two float32, as package pace measures them, take as long as ggml needs for one
 // element of a type, on one thread and in its cache: ggml_vec_dot_* of ggml-cpu 0.18 against internal/vec, both with
-// AVX-512 (docs/performance.md, "What a forecast goes by"). Types that are not named are taken to need otherProducts.
+// AVX-512 (docs/measurements/analyze.md). Types that are not named are taken to need otherProducts.
 var products = map[gguf.Type]float64{
 	gguf.F32: 0.9, gguf.F16: 1.3, gguf.BF16: 0.5,
 	gguf.Q4_0: 0.9, gguf.Q4_1: 1, gguf.Q5_0: 1, gguf.Q5_1: 1.1, gguf.Q8_0: 0.8,

@@ -38,7 +38,7 @@ func mixturePass(trunk, slice float64, layers, experts, chosen int) *Pass {
 	return p
 }
 
-// measured is the machine of docs/performance.md, "prefetchd against plain llama.cpp".
+// measured is the machine of docs/measurements/prefetch.md, "The first machine".
 func measured() Machine {
 	return Machine{
 		Pace: pace.Pace{Threads: 2, Memory: 44e9, Products: 23.7e9}, Processors: 2,

@@ -45,7 +45,7 @@ type Memory struct {
 
 const mib = 1 << 20
 
-// Where something could not be measured, it is taken to be as on the machines of docs/performance.md.
+// Where something could not be measured, it is taken to be as on the machines of docs/measurements.
 const (
 	// usualTouched is the rate of a target's own faults ("What analyze whatif expects": 0.74 to 0.87 GB/s), or a
 	// usualTouchedShare of the disk's if that is less.

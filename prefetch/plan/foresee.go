@@ -25,7 +25,7 @@ type Foreseen struct {
 // ReachedShare is which share of a disk's best rate counts where somebody tells beforehand what prefetchd will reach.
 // The disk delivers less while a target computes, and a window is not always filled at the moment when the disk is
 // free. With this share what is expected was within 25 % of what was measured, with several programs and limits
-// (docs/performance.md, "The verdict of analyze").
+// (docs/measurements/analyze.md).
 const ReachedShare = 0.9
 
 const (
