@@ -36,7 +36,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo test reruns test-unit test-manifests spark soak vm bench experiments lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test reruns test-unit test-manifests spark soak vm bench experiments lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -87,6 +87,12 @@ deps:
 
 demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too little memory; results in demo/
 	./experiments/demo.sh
+
+docs: ## make the tables and figures of the documents from experiments/results; the same data give the same bytes
+	go run $(LDFLAGS) ./experiments/cmd/lab results docs
+
+docs-check: # do they differ from their data? (a test of experiments/results asks the same)
+	go run $(LDFLAGS) ./experiments/cmd/lab results docs --check
 
 test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
 test: MODULES += pandas # reads the tables that README says it reads
@@ -155,11 +161,12 @@ fuzz: ## fuzz the parsers, FUZZTIME (a minute) each; then 10,000 damaged capture
 	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -args -lies
 	go test $(LDFLAGS) -run '^TestDamagedStreams$$' -v ./capture/preload -args -streams 10000
 
-lint: ## gofmt, vet, staticcheck; with clang 14 the layout of C, and generated code
+lint: ## gofmt, vet, staticcheck, tables of documents against their data; with clang 14 the layout of C, and generated code
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
 	go vet -tags noasm $(TWINS)
 	go tool staticcheck ./...
+	@$(MAKE) -s docs-check
 	staticcheck=$$(go tool -n staticcheck) && cd packaging/kubernetes && go vet ./... && $$staticcheck ./...
 	@if clang-format --version 2>/dev/null | grep -q ' version 14\.'; then clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h' | grep -v _amd64.h); \
 	else echo "how C is laid out is not checked: there is no clang-format 14 (Debian 12: apt-get install clang-format)"; fi

@@ -216,12 +216,37 @@ func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w)
 // WriteMarkdown writes the report for a document.
 func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
 
-func (r *Report) document() tabular.Document {
-	table := &tabular.Table{Columns: columns}
-	for _, row := range r.Rows {
-		table.Rows = append(table.Rows, r.cells(row))
+// PartNames are the parts of a report for people, from top to bottom (see [Report.Part]).
+var PartNames = []string{"conditions", "scenes", "remarks"}
+
+// Part returns the part of the report with one of [PartNames]: the conditions, the table with a row for each scene, and
+// the remarks, of which the first says whether harm was seen. It is nil for another name.
+func (r *Report) Part(name string) tabular.Document {
+	switch name {
+	case "conditions":
+		return tabular.Document{r.conditions()}
+	case "scenes":
+		table := &tabular.Table{Columns: columns}
+		for _, row := range r.Rows {
+			table.Rows = append(table.Rows, r.cells(row))
+		}
+		return tabular.Document{table}
+	case "remarks":
+		return tabular.Document{r.remarks()}
 	}
-	conditions := tabular.Lines{
+	return nil
+}
+
+func (r *Report) document() (d tabular.Document) {
+	for _, name := range PartNames {
+		d = append(d, r.Part(name)...)
+	}
+	return d
+}
+
+// conditions are what was the same in all runs.
+func (r *Report) conditions() tabular.Lines {
+	return tabular.Lines{
 		fmt.Sprintf("model: %s, %d MiB; a token reads %d MiB; the target's own memory is %d MiB",
 			filepath.Base(r.Model), r.ModelBytes/mib, r.TokenBytes/mib, r.Own/mib),
 		fmt.Sprintf("machine: %d x %s, %d GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(),
@@ -230,7 +255,6 @@ func (r *Report) document() tabular.Document {
 		fmt.Sprintf("seed %d; %d tokens, a scene not before token %d, held for %v; %d at the same time", r.Seed,
 			len(r.TokenIDs), r.Settle, r.Hold, r.Parallel),
 	}
-	return tabular.Document{conditions, table, r.remarks()}
 }
 
 // remarks are the notes that belong to the table.

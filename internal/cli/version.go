@@ -56,6 +56,24 @@ func buildInfo() (*debug.BuildInfo, bool) {
 	return info, ok
 }
 
+// Commit returns the commit that this program was built from, in hexadecimal, and whether there were changes that were
+// not committed. The commit is empty if the build does not know it, as with go run and in tests.
+func Commit() (commit string, modified bool) {
+	info, ok := buildInfo()
+	if !ok {
+		return "", false
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			commit = s.Value
+		case "vcs.modified":
+			modified = s.Value == "true"
+		}
+	}
+	return commit, modified
+}
+
 func versionOf(info *debug.BuildInfo) string {
 	settings := map[string]string{}
 	for _, s := range info.Settings {

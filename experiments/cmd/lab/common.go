@@ -10,12 +10,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"tensorcast/experiments/llama"
+	"tensorcast/experiments/results"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/outfile"
+	"tensorcast/internal/proc"
 )
 
 // report is the result of an instrument. It can also be encoded as JSON.
@@ -26,16 +31,23 @@ type report interface {
 
 // output says where a report is written and in which form.
 type output struct {
+	kind  results.Kind
+	begun time.Time // when the flags were added, which is when the command was started
+	// of is the document whose report is shown again; nil if the report is a new one.
+	of *results.Document
+
 	json     bool
 	save     string // file
 	markdown bool
 	quiet    bool
 }
 
-// add adds the flags. what describes the contents of the JSON, table what is printed otherwise.
-func (o *output) add(f *pflag.FlagSet, what, table string) {
+// add adds the flags of an instrument. what describes the contents of the JSON, table what is printed otherwise.
+func (o *output) add(f *pflag.FlagSet, kind results.Kind, what, table string) {
+	o.kind, o.begun = kind, time.Now()
 	f.BoolVar(&o.json, "json", false, fmt.Sprintf("print %s as JSON instead of the %s", what, table))
-	f.StringVar(&o.save, "save", "", fmt.Sprintf("also write %s to this `file` as JSON", what))
+	f.StringVar(&o.save, "save", "", fmt.Sprintf("also write %s to this `file`, as a document in JSON with machine, commit and command (see lab results)",
+		what))
 	f.BoolVar(&o.markdown, "markdown", false, fmt.Sprintf("print the %s as Markdown", table))
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 }
@@ -44,7 +56,7 @@ func (o *output) add(f *pflag.FlagSet, what, table string) {
 // because measuring again would take long.
 func (o *output) print(w io.Writer, r report) (err error) {
 	if o.save != "" {
-		saved := outfile.Write(o.save, func(w io.Writer) error { return cli.WriteJSON(w, r) })
+		saved := o.saveDocument(r)
 		defer func() { err = errors.Join(saved, err) }()
 	}
 	switch {
@@ -54,6 +66,34 @@ func (o *output) print(w io.Writer, r report) (err error) {
 		return r.WriteMarkdown(w)
 	}
 	return r.WriteText(w)
+}
+
+// saveDocument writes the document of a report.
+func (o *output) saveDocument(r report) (err error) {
+	var d *results.Document
+	if o.of != nil {
+		d, err = o.of.Replace(r)
+	} else {
+		d, err = results.New(o.kind, r, commandLine(os.Args), o.begun)
+	}
+	if err != nil {
+		return err
+	}
+	return outfile.Write(o.save, d.Write)
+}
+
+// plainWord needs no quotes in a shell.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)
+
+// commandLine writes arguments in the shell's syntax, with quotes only where they are needed.
+func commandLine(args []string) string {
+	words := make([]string, len(args))
+	for i, arg := range args {
+		if words[i] = arg; !plainWord.MatchString(arg) {
+			words[i] = proc.Quote(arg)
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // addDriver adds the flags for the driver llamarun.

@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/experiments/divergence"
 	"tensorcast/experiments/llama"
+	"tensorcast/experiments/results"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 )
@@ -75,7 +76,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.IntVarP(&o.Threads, "threads", "t", 1, "threads of each llama.cpp")
 	f.IntVarP(&o.Parallel, "parallel", "j", 0,
 		"llama.cpps that run at the same time; 0 for as many as the CPUs suffice for")
-	o.add(f, "the rows", "table")
+	o.add(f, results.Divergence, "the rows", "table")
 
 	return cmd
 }

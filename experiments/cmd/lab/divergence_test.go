@@ -11,6 +11,7 @@ import (
 
 	"tensorcast/experiments/divergence"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/results"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 )
@@ -64,13 +65,10 @@ func TestDivergence(t *testing.T) {
 	for _, flags := range [][]string{{"--json"}, {"--save", path}} {
 		code, stdout, _ := lab(t.Context(), append(args, flags...)...)
 		data := []byte(stdout)
-		if len(flags) > 1 {
-			var err error
-			if data, err = os.ReadFile(path); err != nil {
-				t.Fatal(err)
-			}
-		}
 		var r divergence.Report
+		if len(flags) > 1 {
+			data = readSaved(t, path, results.Divergence, &r).Report
+		}
 		if err := json.Unmarshal(data, &r); code != 0 || err != nil || len(r.Rows) != 2 ||
 			r.Rows[1].BytesPerWeight != 0.25 || r.Rows[0].KL != 0 || r.Rows[0].Predictions != 45 {
 			t.Errorf("exit %d, %v, %s", code, err, data)

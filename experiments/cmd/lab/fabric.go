@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/offload"
+	"tensorcast/experiments/results"
 	"tensorcast/fabric/device"
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
@@ -93,7 +94,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wro
 	cli.SizeVar(f, &pool, "pool", "`SIZE` of the weights in the device's memory")
 	f.IntVar(&o.device.Workers, "workers", 0, "threads of the device (0: one for each processor)")
 	f.StringVar(&o.figure, "figure", "", "draw each turn to a PNG, SVG or PDF `file`")
-	o.add(f, "all figures", "tables")
+	o.add(f, results.Fabric, "all figures", "tables")
 	return cmd
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
+	"tensorcast/experiments/results"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 )
@@ -63,7 +64,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.IntVar(&o.Readahead, "readahead", 0,
 		"the disk's readahead in `KiB` for the series; restored afterwards (default: as it is)")
 	addDriver(f, &o.driver, "tokens to generate")
-	o.add(f, "all runs", "table")
+	o.add(f, results.FirstToken, "all runs", "table")
 	return cmd
 }
 

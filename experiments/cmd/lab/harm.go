@@ -21,6 +21,7 @@ import (
 	"tensorcast/experiments/confine"
 	"tensorcast/experiments/harm"
 	"tensorcast/experiments/llama"
+	"tensorcast/experiments/results"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/cli"
@@ -113,7 +114,7 @@ differs, something is left, or not measured; 2 wrong usage.`,
 		"how long a run may take; a target that takes longer counts as hung")
 	addDriver(f, &o.driver, "tokens to generate")
 	f.Lookup("tokens").DefValue, o.driver.Tokens = "18", 18
-	o.add(f, "all runs", "table")
+	o.add(f, results.Harm, "all runs", "table")
 	return cmd
 }
 

@@ -3,7 +3,6 @@ package main
 // This file tests "lab harm": its flags, its errors and its output.
 
 import (
-	"encoding/json"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 
 	"tensorcast/experiments/harm"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/results"
 	"tensorcast/internal/testenv"
 )
 
@@ -81,13 +81,10 @@ func TestHarm(t *testing.T) {
 				t.Fatalf("exit %d, %q, want 1 and %q\n%s", code, stderr, test.stderr, stdout)
 			}
 			var r harm.Report
-			data, err := os.ReadFile(path)
-			if err == nil {
-				err = json.Unmarshal(data, &r)
-			}
-			if err != nil || r.Interrupted != (name == "interrupted") || len(r.Runs) < 2 || len(r.Runs)%2 != 0 ||
-				r.TokenBytes < 40e6 || r.TokenBytes > r.ModelBytes {
-				t.Fatalf("%v: %s", err, data)
+			d := readSaved(t, path, results.Harm, &r)
+			if r.Interrupted != (name == "interrupted") || len(r.Runs) < 2 || len(r.Runs)%2 != 0 ||
+				r.TokenBytes < 40e6 || r.TokenBytes > r.ModelBytes || d.Interrupted != r.Interrupted {
+				t.Fatalf("%+v", d)
 			}
 			for _, run := range r.Runs {
 				if killed := run.Helped && name == "harm"; run.Outcome.IsLost() != killed || !run.TextSame ||

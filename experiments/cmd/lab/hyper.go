@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tensorcast/experiments/results"
 	"tensorcast/fabric/lab/hyper"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
@@ -77,7 +78,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.IntVar(&o.Candidates, "candidates", 0, "values that are known; 0 for as many as there are pairs")
 	f.IntVar(&o.Queries, "queries", 1024, "queries for each figure, on as many new vectors as needed")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of all vectors")
-	o.add(f, "all figures", "tables")
+	o.add(f, results.Hyper, "all figures", "tables")
 
 	return cmd
 }

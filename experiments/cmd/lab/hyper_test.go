@@ -7,12 +7,13 @@ import (
 	"context"
 	"encoding/json"
 	"math"
-	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"tensorcast/experiments/results"
 	"tensorcast/fabric/lab/hyper"
 )
 
@@ -106,12 +107,9 @@ func TestHyperInterrupted(t *testing.T) {
 		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r hyperReport
-	data, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(data, &r)
-	}
-	if err != nil || !r.Interrupted || len(r.Rows) == 0 || len(r.Rows) == 4 {
-		t.Errorf("%v: %s", err, data)
+	if d := readSaved(t, path, results.Hyper, &r); !r.Interrupted || !d.Interrupted ||
+		len(r.Rows) == 0 || len(r.Rows) == 4 {
+		t.Errorf("%s", d.Report)
 	}
 }
 
@@ -127,13 +125,10 @@ func TestHyper(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit %d, %q; want 0", code, stderr)
 	}
-	data, err := os.ReadFile(path)
-	if err != nil || string(data) != again {
+	var report, second hyperReport
+	readSaved(t, path, results.Hyper, &report)
+	if err := json.Unmarshal([]byte(again), &second); err != nil || !reflect.DeepEqual(report, second) {
 		t.Fatalf("%v; a second run gives other figures", err)
-	}
-	var report hyperReport
-	if err := json.Unmarshal(data, &report); err != nil {
-		t.Fatal(err)
 	}
 	if len(report.Rows) != 4 || report.Interrupted || report.Seed != 7 || report.Rows[1].Coding != hyper.Exact ||
 		math.Abs(report.Rows[1].Measured-.675) > .12 {

@@ -13,6 +13,7 @@ import (
 
 	"tensorcast/experiments/latency"
 	"tensorcast/experiments/llama"
+	"tensorcast/experiments/results"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/proc"
@@ -65,7 +66,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.Lookup("tokens").DefValue = "128"
 	f.Lookup("threads").DefValue = "one for each processor"
 	o.driver.Tokens, o.driver.Threads = 128, runtime.NumCPU()
-	o.add(f, "the result", "table")
+	o.add(f, results.Latency, "the result", "table")
 	return cmd
 }
 

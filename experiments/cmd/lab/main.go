@@ -15,11 +15,14 @@ import (
 func main() { cli.Main(command()) }
 
 func command() *cobra.Command {
-	const target, device, material = "target", "device", "material"
+	const target, device, material, data = "target", "device", "material", "data"
 	root := &cobra.Command{
 		Use:   "lab COMMAND",
 		Short: "Measure tracer, prefetchd and the emulated device",
 		Long: `Lab holds the project's instruments, each a command of its own with --help.
+
+With --save an instrument writes a document: one JSON file with the machine, the commit, the command
+and the raw figures of every run. "lab results" lists, shows and compares documents.
 
 An instrument that is interrupted (SIGINT, SIGTERM, SIGHUP) ends the processes that it started and
 prints and writes the report of what it has measured so far, which then says that it was interrupted
@@ -35,6 +38,7 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		&cobra.Group{ID: target, Title: "Measure what happens to a real llama.cpp:"},
 		&cobra.Group{ID: device, Title: "Measure the emulated device:"},
 		&cobra.Group{ID: material, Title: "Make what is measured:"},
+		&cobra.Group{ID: data, Title: "Read what was measured:"},
 	)
 	for _, c := range []struct {
 		group string
@@ -46,6 +50,7 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		{device, attentionCommand()}, {device, hyperCommand()}, {device, rooflineCommand()},
 		{device, fabricplanCommand()}, {device, fabricCommand()},
 		{material, synthCommand()}, {material, getllamaCommand()},
+		{data, resultsCommand()},
 	} {
 		c.GroupID = c.group
 		root.AddCommand(c.Command)

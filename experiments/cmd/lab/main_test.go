@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"tensorcast/experiments/results"
 	"tensorcast/internal/cli"
 )
 
@@ -111,6 +113,19 @@ func testUsage(t *testing.T, name string, tests []usageTest) {
 	}
 }
 
+// readSaved reads the document that --save wrote, and its report.
+func readSaved(t *testing.T, path string, kind results.Kind, report any) *results.Document {
+	t.Helper()
+	d, err := results.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(d.Report, report); err != nil || d.Kind != kind {
+		t.Fatalf("kind %q, want %q; %v: %s", d.Kind, kind, err, d.Report)
+	}
+	return d
+}
+
 func TestHelp(t *testing.T) {
 	_, stdout, _ := lab(t.Context(), "--help")
 	for name, flag := range map[string]string{
@@ -119,6 +134,7 @@ func TestHelp(t *testing.T) {
 		"divergence": "--candidate",
 		"attention":  "--tolerance", "hyper": "--coding", "fabricplan": "--profile accurate|balanced|fast",
 		"synth": "--type F32|F16|Q8_0|Q4_0|Q4_K", "getllama": "--link PATH",
+		"results": "lab results docs --check",
 	} {
 		if !strings.Contains(stdout, "\n  "+name+" ") {
 			t.Errorf("lab --help does not name %s:\n%s", name, stdout)

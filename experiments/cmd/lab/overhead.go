@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/overhead"
+	"tensorcast/experiments/results"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 )
@@ -80,7 +81,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.DurationVar(&o.Settle, "settle", 500*time.Millisecond,
 		"how long an observer's probes must be unchanged to count as attached")
 	f.BoolVar(&o.Whole, "whole", false, "a process of its own for each generation")
-	o.add(f, "all pairs", "table")
+	o.add(f, results.Overhead, "all pairs", "table")
 	cmd.AddCommand(trapCommand())
 	// The error is impossible: the flag exists.
 	_ = cmd.RegisterFlagCompletionFunc("observer",

@@ -3,7 +3,6 @@ package main
 // This file tests "lab overhead": its flags, its errors and its output.
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +14,7 @@ import (
 
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/overhead"
+	"tensorcast/experiments/results"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/testenv"
@@ -78,12 +78,8 @@ func TestOverheadInterrupted(t *testing.T) {
 		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r overhead.Report
-	data, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(data, &r)
-	}
-	if err != nil || !r.Interrupted || len(r.Rows) != 2 {
-		t.Fatalf("%v: %s, want 2 rows and that it was interrupted", err, data)
+	if d := readSaved(t, path, results.Overhead, &r); !r.Interrupted || len(r.Rows) != 2 || !d.Interrupted {
+		t.Fatalf("%s, want 2 rows and that it was interrupted", d.Report)
 	}
 	for _, row := range r.Rows {
 		if row.Error != "" || len(row.Pairs) == 0 || row.Plain <= 0 || (row.Probes > 0) != (row.Name == "trap") {

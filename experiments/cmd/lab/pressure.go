@@ -16,6 +16,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
+	"tensorcast/experiments/results"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
@@ -154,7 +155,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		"the `rate` at which the runs may read from the disk: 500MB/s (default: as fast as it is)")
 	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
 	addDriver(f, &o.driver, "tokens to generate")
-	o.add(f, "all runs", "table")
+	o.add(f, results.Pressure, "all runs", "table")
 	f.StringVar(&o.parquet, "parquet", "", "also write the runs to this `file` as a Parquet table, a row for each")
 	f.StringVar(&o.figure, "figure", "",
 		"also draw tok/s against x, with the bound above, to this `file`: "+strings.Join(chart.Formats, ", "))
@@ -195,8 +196,8 @@ func (o *pressureOptions) measure(ctx context.Context, stdout, stderr io.Writer)
 	return errors.Join(err, o.write(stdout, r))
 }
 
-// maxSaved bounds the file of --from. A run of 1000 tokens takes some 40 KB.
-const maxSaved = 1 << 30
+// maxSaved bounds the file of --from.
+const maxSaved = results.MaxBytes
 
 // showSaved writes what an earlier series measured.
 func (o *pressureOptions) showSaved(cmd *cobra.Command) error {
@@ -218,6 +219,18 @@ func (o *pressureOptions) showSaved(cmd *cobra.Command) error {
 	data, err := regular.Read(o.from, maxSaved)
 	if err != nil {
 		return err
+	}
+	switch d, err := results.Parse(data); {
+	case errors.Is(err, results.ErrBareReport) && o.save != "":
+		return cli.Usagef("--save: the report in %s is of an older build, without machine, commit and command: make a "+
+			"document of it with lab results import", o.from)
+	case errors.Is(err, results.ErrBareReport):
+	case err != nil:
+		return fmt.Errorf("%s: %w", o.from, err)
+	case d.Kind != results.Pressure:
+		return fmt.Errorf("%s: %w: it is of lab %s", o.from, pressure.ErrNotReport, d.Kind)
+	default:
+		o.of, data = d, d.Report
 	}
 	r, err := pressure.ReadReport(data, skip)
 	if err != nil {

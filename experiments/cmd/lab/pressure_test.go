@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -12,10 +11,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
+	"tensorcast/experiments/results"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/outfile"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 )
@@ -140,8 +143,27 @@ func TestFrom(t *testing.T) {
 	if err := os.WriteFile(in, []byte(saved), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	code, bare, _ := lab(t.Context(), "pressure", "--from", in, "--skip", "1")
+	if code != 0 || !strings.Contains(bare, "85 %") {
+		t.Errorf("exit %d, want the report of an older build\n%s", code, bare)
+	}
+	if code, _, stderr := lab(t.Context(), "pressure", "--from", in, "--save", out); code != cli.BadUsage ||
+		!strings.Contains(stderr, "lab results import") {
+		t.Errorf("exit %d, %q, want that a document is made of it first", code, stderr)
+	}
+	full := `{"started": "2026-01-02T03:04:05Z", "host": {"cpus": 2}, ` + saved[1:]
+	document, err := results.Import(results.Pressure, []byte(full), "lab pressure", "0123456")
+	if err == nil {
+		err = outfile.Write(in, document.Write)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	code, stdout, stderr := lab(t.Context(), "pressure", "--from", in, "--skip", "1", "--save", out, "--figure",
 		figure, "--figure-bytes", bytes, "--parquet", table)
+	if d, err := results.ReadFile(out); err != nil || d.Command != "lab pressure" || d.Build.Commit != "0123456" {
+		t.Errorf("%v, %+v; want what the document said", err, d)
+	}
 	if code != 0 || stderr != "" || !strings.Contains(stdout, "Steady: without the first 1 tokens") ||
 		!strings.Contains(stdout, "85 %") {
 		t.Errorf("exit %d, %q, want 0 and a start-up of 85 %%\n%s", code, stderr, stdout)
@@ -235,11 +257,12 @@ func TestPressureStatic(t *testing.T) {
 		t.Fatalf("%v: %s", err, stderr)
 	}
 	t.Logf("\n%s", stdout)
-	data, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
+	d := readSaved(t, out, results.Pressure, new(pressure.Report))
+	if !strings.Contains(d.Command, " pressure -q -m "+proc.Quote(model)+" --weights 64MiB") ||
+		len(d.Disk.Readings) == 0 {
+		t.Errorf("%q, disk %+v", d.Command, d.Disk)
 	}
-	r, err := pressure.ReadReport(data, -1)
+	r, err := pressure.ReadReport(d.Report, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,16 +290,15 @@ func TestPressureStatic(t *testing.T) {
 func TestSave(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "runs.json")
 	var stdout bytes.Buffer
-	if err := (&output{save: path}).print(&stdout,
+	begun := time.Now()
+	if err := (&output{kind: results.Pressure, begun: begun, save: path}).print(&stdout,
 		&pressure.Report{Own: 2, Variants: []pressure.Variant{{Name: "plain"}}}); err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var r pressure.Report
-	if err := json.Unmarshal(b, &r); err != nil || r.Own != 2 || !strings.HasPrefix(stdout.String(), "model: ") {
-		t.Errorf("%s, %v; printed %q; want the report in both", b, err, stdout.String())
+	d := readSaved(t, path, results.Pressure, &r)
+	if r.Own != 2 || !strings.HasPrefix(stdout.String(), "model: ") || !d.Started.Equal(begun) ||
+		d.Command != commandLine(os.Args) || d.Machine.CPUs < 1 {
+		t.Errorf("%+v; printed %q; want the report in both", d, stdout.String())
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/experiments/confine"
 	"tensorcast/experiments/llama"
+	"tensorcast/experiments/results"
 	"tensorcast/experiments/soak"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
@@ -71,7 +72,7 @@ Exit codes: 0 nothing was found; 1 something was found, it failed, or was interr
 	f.StringVar(&o.Tracer, "tracer", siblingCommand("tracer"), "the `program` tracer")
 	f.StringVar(&o.server, "server", "", "the `program` llama-server, to be run instead of llamarun")
 	addDriver(f, &o.driver, "tokens to generate")
-	o.add(f, "the report", "counts and findings")
+	o.add(f, results.Soak, "the report", "counts and findings")
 	return cmd
 }
 

@@ -3,7 +3,6 @@ package main
 // This file tests "lab soak": its flags, its errors and its output.
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/results"
 	"tensorcast/experiments/soak"
 	"tensorcast/internal/testenv"
 )
@@ -49,12 +49,9 @@ func TestSoakInterrupted(t *testing.T) {
 		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r soak.Report
-	data, err := os.ReadFile(saved)
-	if err == nil {
-		err = json.Unmarshal(data, &r)
-	}
-	if err != nil || !r.Interrupted || len(r.Findings) > 0 || r.Targets == 0 || r.Checks != r.Targets {
-		t.Errorf("%v: %s, want an interrupted report without findings", err, data)
+	d := readSaved(t, saved, results.Soak, &r)
+	if !r.Interrupted || len(r.Findings) > 0 || r.Targets == 0 || r.Checks != r.Targets || !d.Interrupted {
+		t.Errorf("%+v, want an interrupted report without findings", r)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("files %v, %v; want none", left, err)
