@@ -324,15 +324,30 @@ func (c *Comparison) Document() tabular.Document {
 			spreadCells(at.New), spreadCells(stats.Spread{N: min(at.Old.N, at.New.N), Median: at.Ratio, Min: at.Low,
 				Max: at.High}), []string{string(at.Verdict)}))
 	}
-	slower := "No: nothing is slower than before in all runs."
-	if c.IsSlower() {
-		slower = "YES: where the verdict is \"slower\", every new run is slower than every old one."
-	}
-	remarks := tabular.Lines{"Slower than the last? " + slower}
+	remarks := tabular.Lines{"Slower than the last? " + c.answer()}
 	if len(c.Differences) > 0 {
 		remarks = append(remarks, "What differs above may be the reason for a difference in speed.")
 	}
 	return tabular.Document{lines, t, append(remarks, c.Remarks...)}
+}
+
+// answer answers whether the newer series is slower.
+func (c *Comparison) answer() string {
+	open := 0
+	for i := range c.Changes {
+		if v := c.Changes[i].Verdict; v == TooFew || v == Unequal {
+			open++
+		}
+	}
+	switch {
+	case c.IsSlower():
+		return "YES: where the verdict is \"slower\", every new run is slower than every old one."
+	case open == len(c.Changes):
+		return "NOT KNOWN: nothing could be compared. Take two runs or more of each variant at each setting."
+	case open > 0:
+		return fmt.Sprintf("No, where there is a verdict. There is none for %d of %d rows.", open, len(c.Changes))
+	}
+	return "No: nowhere is every new run slower than every old one."
 }
 
 // spreadCells are the median and the range of a sample.

@@ -181,10 +181,8 @@ func TestParseRefuses(t *testing.T) {
 
 // FuzzParse looks for documents that are read and then cannot be shown without a panic, or not be written.
 func FuzzParse(f *testing.F) {
-	for _, file := range []string{"harm-faults", "late-dense"} {
-		if data, err := os.ReadFile(file + ".json"); err == nil && len(data) < 1<<16 {
-			f.Add(data)
-		}
+	if data, err := os.ReadFile("harm-sharing.json"); err == nil {
+		f.Add(data)
 	}
 	f.Add([]byte(`{"schema": "tensorcast.result", "version": 1, "kind": "harm", "started": "2026-01-02T03:04:05Z",
 		"command": "lab harm", "build": {"commit": ""}, "machine": {"kernel": "", "arch": "", "cpu": "", "cpus": 0,
@@ -357,6 +355,9 @@ func TestCompare(t *testing.T) {
 		!strings.Contains(textOf(t, c.Document()), "Slower than the last? No") {
 		t.Errorf("%+v, %v", c, err)
 	}
+	if text := textOf(t, mustCompare(t, plantedRun{0, "plain", 2})); !strings.Contains(text, "NOT KNOWN") {
+		t.Errorf("one run of each, and yet:\n%s", text)
+	}
 	// Another machine, and a run that was killed, are told.
 	other := strings.NewReplacer("6.1.0", "6.2.0", "2000000000", "3000000000").Replace(string(plant(t, "another",
 		plantedRun{0, "plain", 2}, plantedRun{0, "both", 4}, plantedRun{0, "both", 0})))
@@ -395,6 +396,16 @@ func TestCompare(t *testing.T) {
 	if _, err := Compare(Named{"a", hyper}, Named{"b", hyper}); !errors.Is(err, ErrNotComparable) {
 		t.Errorf("%v", err)
 	}
+}
+
+// mustCompare compares a planted series with itself.
+func mustCompare(t *testing.T, runs ...plantedRun) tabular.Document {
+	t.Helper()
+	c, err := Compare(Named{"a", plantedDocument(t, runs...)}, Named{"b", plantedDocument(t, runs...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Document()
 }
 
 func textOf(t *testing.T, d tabular.Document) string {

@@ -202,6 +202,9 @@ func TestVersion(t *testing.T) {
 	}
 	revision, revisionTime = "def", "2026-01-02T03:04:05Z"
 	t.Cleanup(func() { revision, revisionTime = "", "" })
+	if commit, _ := Commit(); commit == "" {
+		t.Error("the linker's revision is no commit")
+	}
 	if got := Version(); !strings.Contains(got, "revision ") {
 		t.Errorf("%q, want one with the linker's revision", got)
 	}

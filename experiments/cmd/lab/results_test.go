@@ -82,7 +82,7 @@ func TestResults(t *testing.T) {
 	}
 	run(1, `no part "scenes"`, "table", document, "scenes")
 	run(1, "nothing to show", "table", document, "overview")
-	run(0, "Slower than the last? No", "compare", document, file("documents/again.json"))
+	run(0, "Slower than the last? NOT KNOWN", "compare", document, file("documents/again.json"))
 	run(0, "| plain |", "compare", "--markdown", document, file("documents/again.json"))
 	run(0, "", "parquet", "-o", file("runs.parquet"), file("documents"))
 	run(0, "", "figure", document, "-o", file("speed.svg"))
@@ -124,5 +124,12 @@ func TestResultsOfCheckout(t *testing.T) {
 			!strings.Contains(stderr, "in no checkout") || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%v: exit %d, %q", args, code, stderr)
 		}
+	}
+}
+
+// A command line can be pasted into a shell.
+func TestCommandLine(t *testing.T) {
+	if got := commandLine([]string{"lab", "--x=0.5,1", "it's $HOME", ""}); got != `lab --x=0.5,1 'it'\''s $HOME' ''` {
+		t.Errorf("%s", got)
 	}
 }
