@@ -1,6 +1,6 @@
 package cmd_test
 
-// This file opens tables in polars and in pandas, with the command lines of the README.
+// This file opens tables in polars and in pandas, with the command lines of docs/tables.md.
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"tensorcast/trace/tracetest"
 )
 
-// nodeLine and pandasLine match the README's command lines that can be run. With pandas these are
+// nodeLine and pandasLine match the document's command lines that can be run. With pandas these are
 // the lines that read CSV, because for other formats pandas needs a package that Debian does not
 // have.
 var (
@@ -66,15 +66,15 @@ func TestDataFrames(t *testing.T) {
 			ofContext += a.Bytes
 		}
 	}
-	readme, err := os.ReadFile(filepath.Join("..", "README.md"))
+	page, err := os.ReadFile(filepath.Join("..", "docs", "tables.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	follow := func(t *testing.T, lines *regexp.Regexp, env ...string) {
 		t.Helper()
-		all := lines.FindAllSubmatch(readme, -1)
+		all := lines.FindAllSubmatch(page, -1)
 		if len(all) != 2 {
-			t.Fatalf("the README shows %d lines, want 2", len(all))
+			t.Fatalf("docs/tables.md shows %d lines, want 2", len(all))
 		}
 		for _, m := range all {
 			if out := run(t, string(m[1]), env...); strings.Count(out, "\n") < 2 {

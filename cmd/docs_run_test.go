@@ -1,6 +1,6 @@
 package cmd_test
 
-// This file runs the commands of README and tutorial in their order, as a reader would who follows
+// This file runs the commands of documents in their order, as a reader would who follows
 // them.
 
 import (
@@ -266,12 +266,12 @@ func readCommands(t *testing.T, path string) (all []string) {
 	return all
 }
 
-// Each command of README, tutorial, the page on the status and the page on the fabric succeeds, or
-// goes on until it is interrupted.
+// Each command of README and of the pages for users succeeds, or goes on until it is interrupted.
 func TestDocumentsCanBeFollowed(t *testing.T) {
 	testenv.NeedRoot(t)
 	for document, least := range map[string]int{
-		"README.md": 20, "docs/tutorial.md": 10, "docs/status.md": 2, "fabric/README.md": 6,
+		"README.md": 9, "docs/commands.md": 20, "docs/tracer.md": 5, "docs/analyze.md": 4, "docs/tables.md": 3,
+		"docs/tutorial.md": 10, "docs/status.md": 2, "fabric/README.md": 6,
 	} {
 		t.Run(document, func(t *testing.T) {
 			f := newFollower(t)
@@ -294,12 +294,12 @@ func TestDocumentsCanBeFollowed(t *testing.T) {
 			}
 			dropCache(t, cold)
 			switch document {
-			case "README.md", "docs/status.md":
+			case "README.md", "docs/commands.md", "docs/tracer.md", "docs/status.md":
 				f.startServer(t)
 			case "fabric/README.md":
 				f.prepareFabric(t)
 			}
-			if document == "README.md" {
+			if document == "docs/commands.md" {
 				moe := llamatest.Model(t, tinyMoE)
 				f.follow(t, "tracer -o capture-of-a-moe -- llama-cli -m "+moe+" --no-repack -p hi -n 4")
 			}

@@ -1,6 +1,6 @@
 package cmd_test
 
-// This file opens exported tables in a real DuckDB, with the queries of the README.
+// This file opens exported tables in a real DuckDB, with the queries of docs/tables.md.
 
 import (
 	"fmt"
@@ -31,7 +31,7 @@ func duckDB(t *testing.T) string {
 	return program
 }
 
-// oneLiner matches a query in the README.
+// oneLiner matches a query in docs/tables.md.
 var oneLiner = regexp.MustCompile("(?m)^ *duckdb -c \"(.*)\"")
 
 func TestDuckDB(t *testing.T) {
@@ -96,14 +96,14 @@ func TestDuckDB(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tc.sql, got, tc.want)
 		}
 	}
-	// The queries of the README.
-	readme, err := os.ReadFile(filepath.Join("..", "README.md"))
+	// The queries of the document.
+	page, err := os.ReadFile(filepath.Join("..", "docs", "tables.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	queries := oneLiner.FindAllSubmatch(readme, -1)
+	queries := oneLiner.FindAllSubmatch(page, -1)
 	if len(queries) < 3 {
-		t.Fatalf("the README has %d queries, want at least 3", len(queries))
+		t.Fatalf("docs/tables.md has %d queries, want at least 3", len(queries))
 	}
 	for _, q := range queries {
 		if out := run(program, string(q[1])); strings.Count(out, "\n") < 1 {
