@@ -1,10 +1,10 @@
 package synth
 
-// This file makes the experts of a mixture of experts heavier without changing the model's output.
-// So a small trained model has real routing and the bytes of a large one.
+// This file makes a model heavier without changing its output. So a small trained model has its real
+// text and routing, and the bytes of a large one.
 //
-// Each expert's feed-forward width is multiplied. The added blocks have a scale of 0 and random
-// digits. So an added hidden unit is 0, and its column of the down projection is, too. ggml adds up
+// The feed-forward width is multiplied: that of each expert, or in a model without experts that of
+// each layer. The added blocks have a scale of 0 and random digits. So an added hidden unit is 0, and its column of the down projection is, too. ggml adds up
 // whole blocks in their order, so each sum gets zeros at its end and keeps its bits. The digits are
 // random so that neither a file system nor a disk can compress the file.
 
@@ -27,12 +27,12 @@ const maxInflation = 1 << 16
 // ErrNotInflatable says that a model cannot be inflated. The message says why.
 var ErrNotInflatable = errors.New("cannot be inflated")
 
-// Inflation is a plan for a model with heavier experts. It is immutable and may be used by several goroutines.
+// Inflation is a plan for a heavier model. It is immutable and may be used by several goroutines.
 type Inflation struct {
 	// Size is the size of the whole file in bytes.
 	Size int64
 	// ExpertBytes is the size of an expert in one layer, all its matrices together. It is that of
-	// the layer where it is largest.
+	// the layer where it is largest, and 0 if the model has no experts.
 	ExpertBytes int64
 	// Zeros is how many of the bytes are added zeros, which can be compressed. Types without a
 	// scale have no other way to store a 0.
@@ -66,9 +66,9 @@ var scales = map[gguf.Type][]int{
 	gguf.IQ4NL: {0}, gguf.IQ4XS: {0},
 }
 
-// NewInflation plans a copy of the model in file f, a mixture of experts, in which the experts'
-// feed-forward width is factor times as large. Equal arguments give equal bytes. Errors are
-// [*ConfigError] for the factor, and [ErrNotInflatable].
+// NewInflation plans a copy of the model in file f in which the feed-forward width is factor times
+// as large. In a mixture of experts this is the experts' width, and dense layers keep theirs. Equal
+// arguments give equal bytes. Errors are [*ConfigError] for the factor, and [ErrNotInflatable].
 //
 // The model keeps its text and its routing. In llama.cpp's CPU backend the logits keep their bits
 // if the width is a multiple of 16, which is how many values its activation functions handle at
@@ -91,25 +91,11 @@ func (inf *Inflation) plan() error {
 	if parts, _ := f.Uint("split.count"); parts > 1 {
 		return fmt.Errorf("the model is split into %d files: merge them first", parts)
 	}
-	width := int64(0) // of an expert
-	dense := false
-	for i := range f.Tensors {
-		switch t := &f.Tensors[i]; {
-		case t.Experts() > 0 && strings.HasSuffix(t.Component(), "_exps.weight") &&
-			strings.HasPrefix(t.Component(), "ffn_down"):
-			if width != 0 && width != t.Shape[0] {
-				return fmt.Errorf("the experts' width differs: %d in %s, %d elsewhere", t.Shape[0], t.Name, width)
-			}
-			width = t.Shape[0]
-		case t.Component() == "ffn_up.weight":
-			dense = true
-		}
-	}
-	if width == 0 {
-		return errors.New("it has no experts (tensors named blk.N.ffn_down_exps.weight)")
-	}
-	shared, err := inf.setNumbers(width, dense)
+	g, err := findGrowth(f)
 	if err != nil {
+		return err
+	}
+	if err := inf.setNumbers(&g); err != nil {
 		return err
 	}
 	inf.Size = f.DataOffset
@@ -117,7 +103,7 @@ func (inf *Inflation) plan() error {
 	for i := range f.Tensors {
 		t := &f.Tensors[i]
 		size := t.Size
-		grows, err := inf.planPadding(t, width, shared)
+		grows, err := inf.planPadding(t, g)
 		if err != nil {
 			return fmt.Errorf("%s: %w", t.Name, err)
 		}
@@ -139,9 +125,47 @@ func (inf *Inflation) plan() error {
 	return nil
 }
 
-// setNumbers plans the metadata for experts of that width. It reports whether shared experts grow,
-// too, because llama.cpp computes their width from numbers that change.
-func (inf *Inflation) setNumbers(width int64, dense bool) (shared bool, err error) {
+// growth says which feed-forward networks of a model grow.
+type growth struct {
+	experts bool  // the experts grow, or else the dense layers
+	width   int64 // their feed-forward width
+	dense   bool  // the model has dense layers
+	shared  bool  // shared experts grow, too, because llama.cpp computes their width from numbers that change
+}
+
+// findGrowth finds out what of the model in f can grow.
+func findGrowth(f *gguf.File) (g growth, err error) {
+	for i := range f.Tensors {
+		t := &f.Tensors[i]
+		switch name, _ := strings.CutSuffix(t.Component(), ".weight"); {
+		case t.Experts() > 0 && strings.HasPrefix(name, "ffn_down") && strings.HasSuffix(name, "_exps"):
+			if g.experts && g.width != t.Shape[0] {
+				return g, fmt.Errorf("the experts' width differs: %d in %s, %d elsewhere", t.Shape[0], t.Name, g.width)
+			}
+			g.experts, g.width = true, t.Shape[0]
+		case name == "ffn_up":
+			g.dense = true
+		}
+	}
+	if g.experts {
+		return g, nil
+	}
+	if !g.dense {
+		return g, errors.New("it has no feed-forward networks (tensors named blk.N.ffn_up.weight, " +
+			"or blk.N.ffn_down_exps.weight)")
+	}
+	arch, _ := f.String("general.architecture")
+	key := arch + ".feed_forward_length"
+	width, ok := f.Uint(key)
+	if !ok || width == 0 || width > 1<<31 {
+		return g, fmt.Errorf("%s is not one number that is the width of all layers", key)
+	}
+	g.width = int64(width)
+	return g, nil
+}
+
+// setNumbers plans the metadata for the growth, and completes g.
+func (inf *Inflation) setNumbers(g *growth) error {
 	f := inf.file
 	arch, _ := f.String("general.architecture")
 	ownKey, ffKey := arch+".expert_feed_forward_length", arch+".feed_forward_length"
@@ -151,46 +175,54 @@ func (inf *Inflation) setNumbers(width int64, dense bool) (shared bool, err erro
 	set := func(key string, v uint64) {
 		inf.numbers = append(inf.numbers, rewrite.Number{Key: key, Value: v * uint64(inf.factor)})
 	}
+	width := g.width
+	if !g.experts {
+		set(ffKey, uint64(width))
+		return nil
+	}
 	if hasOwn {
 		if own != uint64(width) {
-			return false, fmt.Errorf("%s is %d, but the experts' width is %d", ownKey, own, width)
+			return fmt.Errorf("%s is %d, but the experts' width is %d", ownKey, own, width)
 		}
 		set(ownKey, own)
 	}
 	// If the experts' width has no key of its own, it is the feed-forward width, or all used
 	// experts share that width. If it has a key, the feed-forward width is that of dense layers, if
 	// there are any.
-	ofExperts := hasFF && (ff == uint64(width) || !hasOwn && ff == uint64(width)*used) && !(hasOwn && dense)
+	ofExperts := hasFF && (ff == uint64(width) || !hasOwn && ff == uint64(width)*used) && !(hasOwn && g.dense)
 	switch {
 	case !hasOwn && !ofExperts:
-		return false, fmt.Errorf("neither %s nor %s is the experts' width, %d", ownKey, ffKey, width)
-	case !hasOwn && dense:
-		return false, fmt.Errorf("%s is also the width of dense layers", ffKey)
+		return fmt.Errorf("neither %s nor %s is the experts' width, %d", ownKey, ffKey, width)
+	case !hasOwn && g.dense:
+		return fmt.Errorf("%s is also the width of dense layers", ffKey)
 	case ofExperts:
 		set(ffKey, ff)
 	}
 	_, sharedOwn := f.Uint(arch + ".expert_shared_feed_forward_length")
 	_, sharedCount := f.Uint(arch + ".expert_shared_count") // their width is that of this many experts together
-	return !sharedOwn && (ofExperts || sharedCount), nil
+	g.shared = !sharedOwn && (ofExperts || sharedCount)
+	return nil
 }
 
 // planPadding plans how t grows, and reports whether it does.
-func (inf *Inflation) planPadding(t *gguf.Tensor, width int64, shared bool) (bool, error) {
+func (inf *Inflation) planPadding(t *gguf.Tensor, g growth) (bool, error) {
 	rest, ok := strings.CutPrefix(t.Component(), "ffn_")
 	if !ok {
 		return false, nil
 	}
 	name, suffix, _ := strings.Cut(rest, ".")
-	projection, ok := strings.CutSuffix(name, "_exps")
-	if !ok {
-		if t.Experts() > 0 {
-			return false, errors.New("not known how to inflate it")
-		}
-		if projection, ok = strings.CutSuffix(name, "_shexp"); !ok || !shared {
+	projection, ofExperts := strings.CutSuffix(name, "_exps")
+	switch {
+	case ofExperts:
+		if t.Experts() == 0 { // a scale of each expert, for example
 			return false, nil
 		}
-	} else if t.Experts() == 0 { // a scale of each expert, for example
-		return false, nil
+	case t.Experts() > 0:
+		return false, errors.New("not known how to inflate it")
+	case g.experts:
+		if projection, ok = strings.CutSuffix(name, "_shexp"); !ok || !g.shared {
+			return false, nil
+		}
 	}
 	p := padding{}
 	parts := int64(1) // parts that follow one another in the dimension that grows
@@ -207,15 +239,20 @@ func (inf *Inflation) planPadding(t *gguf.Tensor, width int64, shared bool) (boo
 	switch projection {
 	case "gate_up": // the rows of gate, followed by those of up
 		parts = 2
-	case "gate", "up", "down":
+	case "up":
+		// Phi 3 and others store gate and up of a dense layer as one tensor, which is named up.
+		if !g.experts && p.dim < len(t.Shape) && t.Shape[p.dim] == 2*g.width {
+			parts = 2
+		}
+	case "gate", "down":
 	default: // the router of shared experts, for example
 		return false, nil
 	}
 	if p.scales, ok = scales[t.Type]; !ok {
 		return false, fmt.Errorf("blocks of type %v have no scale that could be 0", t.Type)
 	}
-	if p.dim >= len(t.Shape) || t.Shape[p.dim]%(width*parts) != 0 {
-		return false, fmt.Errorf("its shape, %v, does not fit experts of width %d", t.Shape, width)
+	if p.dim >= len(t.Shape) || t.Shape[p.dim]%(g.width*parts) != 0 {
+		return false, fmt.Errorf("its shape, %v, does not fit a width of %d", t.Shape, g.width)
 	}
 	p.piece = t.Size
 	for _, n := range t.Shape[p.dim+1:] {

@@ -215,7 +215,20 @@ func TestInflateNumbers(t *testing.T) {
 			tensors: exps(up("ffn_up_exps.bias", 8, 2), up("ffn_down_exps.bias", 4, 2)),
 			shapes:  map[string]shape{"blk.0.ffn_up_exps.bias": {24, 2}, "blk.0.ffn_down_exps.bias": {4, 2}}},
 		"dense": {kvs: map[string]uint32{"feed_forward_length": 8},
-			tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 8)}, err: "no experts"},
+			tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 8), up("ffn_up.bias", 8), up("ffn_down.weight", 8, 4),
+				up("ffn_down.bias", 4), up("ffn_norm.weight", 4), up("attn_q.weight", 4, 8)},
+			want: map[string]uint64{"feed_forward_length": 24},
+			shapes: map[string]shape{"blk.0.ffn_up.weight": {4, 24}, "blk.0.ffn_up.bias": {24},
+				"blk.0.ffn_down.weight": {24, 4}, "blk.0.ffn_down.bias": {4}, "blk.0.ffn_norm.weight": {4},
+				"blk.0.attn_q.weight": {4, 8}}},
+		"dense, gate and up in one": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 16), up("ffn_down.weight", 8, 4)},
+			shapes:  map[string]shape{"blk.0.ffn_up.weight": {4, 48}, "blk.0.ffn_down.weight": {24, 4}}},
+		"dense, another width": {kvs: map[string]uint32{"feed_forward_length": 9},
+			tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 8)}, err: "does not fit"},
+		"dense, no width": {tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 8)}, err: "feed_forward_length is not"},
+		"neither": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: []gguftest.Tensor{up("attn_q.weight", 4, 8)}, err: "no feed-forward networks"},
 		"another": {kvs: map[string]uint32{"feed_forward_length": 9}, tensors: exps(), err: "neither"},
 		"contradicted": {kvs: map[string]uint32{"expert_feed_forward_length": 9}, tensors: exps(),
 			err: "expert_feed_forward_length is 9"},
@@ -282,45 +295,56 @@ func TestInflateNumbers(t *testing.T) {
 
 // TestInflateFused checks that both halves of a tensor of gate and up grow.
 func TestInflateFused(t *testing.T) {
-	m := &gguftest.Model{
-		KVs: []gguftest.KV{{Key: "general.architecture", Value: "a"}, {Key: "a.feed_forward_length", Value: uint32(8)}},
-		Tensors: []gguftest.Tensor{
-			{Name: "blk.0.ffn_gate_up_exps.weight", Type: gguf.F32, Shape: []int64{4, 16, 2}},
-			{Name: "blk.0.ffn_down_exps.weight", Type: gguf.F32, Shape: []int64{8, 4, 2}},
-		},
-	}
-	path := filepath.Join(t.TempDir(), "m.gguf")
-	m.Write(t, path)
-	old, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	const row = 4 * 4
-	f, err := gguf.Parse(bytes.NewReader(old), int64(len(old)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	fused, _ := f.Lookup("blk.0.ffn_gate_up_exps.weight")
-	for i := range fused.Size {
-		old[fused.Offset+i] = byte(i / row)
-	}
-	b, _ := inflated(t, old, 2, 1)
-	if f, err = gguf.Parse(bytes.NewReader(b), int64(len(b))); err != nil {
-		t.Fatal(err)
-	}
-	fused, _ = f.Lookup("blk.0.ffn_gate_up_exps.weight")
-	if fused == nil || !slices.Equal(fused.Shape, []int64{4, 32, 2}) {
-		t.Fatalf("%+v, want the shape 4, 32, 2", fused)
-	}
-	for i := range int64(2 * 32) {
-		want := byte(0)
-		if i%16 < 8 { // the halves of each expert, without the added values
-			want = byte(i/16*8 + i%16)
-		}
-		got := b[fused.Offset+i*row : fused.Offset+(i+1)*row]
-		if !bytes.Equal(got, bytes.Repeat([]byte{want}, row)) {
-			t.Errorf("row %d is %v, want %d", i, got, want)
-		}
+	for name, tt := range map[string]struct {
+		fused, down gguftest.Tensor
+		shape       []int64
+	}{
+		"experts": {gguftest.Tensor{Name: "blk.0.ffn_gate_up_exps.weight", Type: gguf.F32, Shape: []int64{4, 16, 2}},
+			gguftest.Tensor{Name: "blk.0.ffn_down_exps.weight", Type: gguf.F32, Shape: []int64{8, 4, 2}},
+			[]int64{4, 32, 2}},
+		"dense": {gguftest.Tensor{Name: "blk.0.ffn_up.weight", Type: gguf.F32, Shape: []int64{4, 16}},
+			gguftest.Tensor{Name: "blk.0.ffn_down.weight", Type: gguf.F32, Shape: []int64{8, 4}}, []int64{4, 32}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &gguftest.Model{
+				KVs: []gguftest.KV{{Key: "general.architecture", Value: "a"},
+					{Key: "a.feed_forward_length", Value: uint32(8)}},
+				Tensors: []gguftest.Tensor{tt.fused, tt.down},
+			}
+			path := filepath.Join(t.TempDir(), "m.gguf")
+			m.Write(t, path)
+			old, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := gguf.Parse(bytes.NewReader(old), int64(len(old)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			fused, _ := f.Lookup(tt.fused.Name)
+			for i := range fused.Size {
+				old[fused.Offset+i] = byte(i / row)
+			}
+			b, _ := inflated(t, old, 2, 1)
+			if f, err = gguf.Parse(bytes.NewReader(b), int64(len(b))); err != nil {
+				t.Fatal(err)
+			}
+			fused, _ = f.Lookup(tt.fused.Name)
+			if fused == nil || !slices.Equal(fused.Shape, tt.shape) {
+				t.Fatalf("%+v, want the shape %v", fused, tt.shape)
+			}
+			for i := range fused.Size / row {
+				want := byte(0)
+				if i%16 < 8 { // the halves of each network, without the added values
+					want = byte(i/16*8 + i%16)
+				}
+				got := b[fused.Offset+i*row : fused.Offset+(i+1)*row]
+				if !bytes.Equal(got, bytes.Repeat([]byte{want}, row)) {
+					t.Errorf("row %d is %v, want %d", i, got, want)
+				}
+			}
+		})
 	}
 }
 

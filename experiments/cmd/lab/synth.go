@@ -56,10 +56,10 @@ CSV as the project BigMoeOnEdge publishes it ("route_trace v1"), plain or compre
 layer's choice can be foretold from what the router before has read is set with --recall. Measure within
 the trace's length: when it begins again, whoever watches may know it by heart.
 
-With --inflate it copies a trained mixture of experts instead and makes its experts N times as wide,
-by blocks with a scale of 0 and random digits: they add nothing, so that text and routing stay the
-same, and do not compress. So a small model gets the bytes of a large one. Blocks without a scale
-(F16, F32) are filled with zeros, which do compress.
+With --inflate it copies a trained model instead and makes its feed-forward networks N times as wide;
+in a mixture of experts these are the experts. The added blocks have a scale of 0 and random digits:
+they add nothing, so that text and routing stay the same, and do not compress. So a small model gets
+the bytes of a large one. Blocks without a scale (F16, F32) are filled with zeros, which do compress.
 
 The model appears under its name only when it is whole. A progress bar is drawn if stderr is a terminal.
 
@@ -128,7 +128,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	cli.EnumVar(cmd, &typeName, "type", "", []string{"F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q2_0", "Q1_0", "TQ1_0",
 		"TQ2_0"}, "weight type")
 	f.IntVar(&factor, "inflate", 0,
-		"copy a mixture of experts, with experts `N` times as wide; text and routing stay the same")
+		"copy a model, with feed-forward networks (experts) `N` times as wide; text and routing stay the same")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
 	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model (with --routes: the trace's)")
 	f.IntVar(&cfg.Used, "used", 0, "experts used per token (with --routes: the trace's)")
@@ -285,8 +285,8 @@ func describeRouting(r *synth.Routing, c synth.Config, w io.Writer) error {
 	return err
 }
 
-// inflate writes the model at path again, with experts that are factor times as wide. On a terminal
-// it also says how large they are.
+// inflate writes the model at path again, with feed-forward networks that are factor times as wide.
+// On a terminal it also says how large the model and its experts are.
 func inflate(ctx context.Context, path string, factor int, seed uint64, out string, stdout, stderr io.Writer) error {
 	in, err := regular.Open(path)
 	if err != nil {
@@ -320,7 +320,10 @@ func inflate(ctx context.Context, path string, factor int, seed uint64, out stri
 	if !cli.IsTerminal(stderr) {
 		return nil
 	}
-	_, err = fmt.Fprintf(stderr, "%s: %s, an expert has %s in a layer\n", out, humanize.IBytes(uint64(inf.Size)),
-		humanize.IBytes(uint64(inf.ExpertBytes)))
+	size := humanize.IBytes(uint64(inf.Size))
+	if inf.ExpertBytes > 0 {
+		size += fmt.Sprintf(", an expert has %s in a layer", humanize.IBytes(uint64(inf.ExpertBytes)))
+	}
+	_, err = fmt.Fprintf(stderr, "%s: %s\n", out, size)
 	return err
 }

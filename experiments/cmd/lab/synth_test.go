@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/testenv"
 )
 
@@ -106,6 +107,10 @@ func TestInflate(t *testing.T) {
 	write("dense.gguf")
 	write("moe.gguf", moe...)
 	write("float.gguf", append(moe, "--type", "F16")...)
+	(&gguftest.Model{
+		KVs:     []gguftest.KV{{Key: "general.architecture", Value: "llama"}},
+		Tensors: []gguftest.Tensor{{Name: "blk.0.attn_q.weight", Type: gguf.F32, Shape: []int64{64, 64}}},
+	}).Write(t, filepath.Join(dir, "attention.gguf"))
 	if err := os.WriteFile(filepath.Join(dir, "text"), []byte("no model"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +122,8 @@ func TestInflate(t *testing.T) {
 		"quantised":  {[]string{"--inflate", "4", "moe.gguf"}, 0, ""},
 		"over it":    {[]string{"--inflate", "4", "moe.gguf", "--seed", "3"}, 0, ""},
 		"float":      {[]string{"--inflate", "4", "float.gguf"}, 0, "zeros"},
-		"dense":      {[]string{"--inflate", "4", "dense.gguf"}, 1, "no experts"},
+		"dense":      {[]string{"--inflate", "4", "dense.gguf"}, 0, ""},
+		"attention":  {[]string{"--inflate", "4", "attention.gguf"}, 1, "no feed-forward networks"},
 		"no model":   {[]string{"--inflate", "4", "text"}, 1, "text"},
 		"no file":    {[]string{"--inflate", "4", "none"}, 1, "none"},
 		"directory":  {[]string{"--inflate", "4", "."}, 1, "regular"},
