@@ -59,7 +59,7 @@ func (s *study) collect(ctx context.Context) error {
 	s.sums.Passes = s.pattern.Passes()
 	if cycle := s.in.cycle(s.pattern); cycle != nil {
 		s.sums.Helped = func(memory int64, compute time.Duration, disk float64) time.Duration {
-			return plan.Foresee(cycle, plan.Auto{}, memory, compute, plan.ReachedShare*disk).Token
+			return plan.ForeseeReached(cycle, memory, compute, disk).Token
 		}
 	}
 	if !s.in.capture.HasPageIns() {

@@ -362,7 +362,7 @@ func (o *whatifOptions) configure(
 			}
 		} else {
 			c.Helped = func(memory int64) (float64, time.Duration) {
-				f := plan.Foresee(cycle, plan.Auto{}, memory, c.Compute, plan.ReachedShare*c.Bandwidth)
+				f := plan.ForeseeReached(cycle, memory, c.Compute, c.Bandwidth)
 				return float64(f.Missed), f.Token
 			}
 		}

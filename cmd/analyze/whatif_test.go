@@ -132,7 +132,10 @@ func plantBatches(t *testing.T, meta *tables.Meta) (dir string) {
 			Type: "Q8_0", Shape: []int64{batchSize},
 		},
 	}
-	meta.Detail, meta.Models = tables.DetailOp, []tables.ModelInfo{
+	if meta.Detail == "" {
+		meta.Detail = tables.DetailOp
+	}
+	meta.Models = []tables.ModelInfo{
 		{Path: "/b.gguf", Bytes: batchSize, Fingerprint: planted.Fingerprint},
 	}
 	w, err := trace.Create(dir, meta, structure)
@@ -144,6 +147,14 @@ func plantBatches(t *testing.T, meta *tables.Meta) (dir string) {
 		a := tables.Access{
 			Step: i, Token: i, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Bytes: batchSize, Timestamp: begin,
 			Duration: 20e6, Stall: tables.NotObserved,
+		}
+		if meta.Detail == tables.DetailOpIO {
+			a.Stall = 0
+			if err := w.PageIn(&tables.PageInRow{
+				Timestamp: begin, Step: i, File: "b.gguf", Bytes: batchSize, Op: a.Op, Rereads: i,
+			}); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if err := errors.Join(w.Access(&a),
 			w.Step(&tables.StepRow{
@@ -375,5 +386,30 @@ func TestWhatIfGivesPrefetchdItsShareOfTheDisk(t *testing.T) {
 	r := got.Rows[0].Results[at]
 	if want := plan.ReachedShare * 10e6 / r.Missed; r.Missed <= 0 || math.Abs(r.TokS/want-1) > 0.02 {
 		t.Errorf("%+v, want %g tokens per second", r, want)
+	}
+}
+
+// The verdict on a capture expects of prefetchd the same share of the disk.
+func TestVerdictGivesPrefetchdItsShareOfTheDisk(t *testing.T) {
+	const disk = 1e9
+	dir := plantBatches(t, &tables.Meta{
+		Detail: tables.DetailOpIO,
+		Memory: &tables.Memory{LimitBytes: 10 << 20, OtherBytes: 4 << 20, Of: "/a memory.max"},
+		Disk:   &tables.Disk{Device: "1:2", BytesPerSecond: disk, Least: disk, Most: disk},
+	})
+	code, stdout, stderr := execute(t, "-c", dir, "-o", t.TempDir(), "--json")
+	var said struct {
+		Outlook struct {
+			TokensPerSecond float64 `json:"tokens_per_second_prefetchd"`
+		}
+	}
+	if err := json.Unmarshal([]byte(stdout), &said); code != cli.OK || err != nil {
+		t.Fatalf("exit %d, %v: %s", code, err, stderr)
+	}
+	// In so little memory nothing is kept, and each step of two tokens reads all. The step's only op computes for 20 ms
+	// when all of that is there.
+	const want = 2 / (0.020 + batchSize/(plan.ReachedShare*disk))
+	if got := said.Outlook.TokensPerSecond; math.Abs(got/want-1) > 0.02 {
+		t.Errorf("%g tokens per second are expected, want %g", got, want)
 	}
 }

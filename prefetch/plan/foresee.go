@@ -35,6 +35,11 @@ const (
 	folio = 2 << 20
 )
 
+// ForeseeReached is [Foresee] for prefetchd's default strategy, with the share of the disk's best rate that it reaches.
+func ForeseeReached(c *pattern.Cycle, memory int64, compute time.Duration, disk float64) Foreseen {
+	return Foresee(c, Auto{}, memory, compute, ReachedShare*disk)
+}
+
 // Foresee plans for a target that reads this cycle and computes for so long in a token. memory is how many
 // bytes there are for the model and its helper, and disk how many bytes per second the disk delivers. The
 // file system is taken to have large folios. Experts, and other slices that are gathered, are not counted.
