@@ -211,37 +211,23 @@ func (r *Report) cells(row Row) []string {
 }
 
 // WriteText writes the report for a terminal.
-func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w) }
+func (r *Report) WriteText(w io.Writer) error { return r.Sections().Document().WriteText(w) }
 
 // WriteMarkdown writes the report for a document.
-func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
+func (r *Report) WriteMarkdown(w io.Writer) error { return r.Sections().Document().WriteMarkdown(w) }
 
-// PartNames are the parts of a report for people, from top to bottom (see [Report.Part]).
-var PartNames = []string{"conditions", "scenes", "remarks"}
-
-// Part returns the part of the report with one of [PartNames]: the conditions, the table with a row for each scene, and
-// the remarks, of which the first says whether harm was seen. It is nil for another name.
-func (r *Report) Part(name string) tabular.Document {
-	switch name {
-	case "conditions":
-		return tabular.Document{r.conditions()}
-	case "scenes":
-		table := &tabular.Table{Columns: columns}
-		for _, row := range r.Rows {
-			table.Rows = append(table.Rows, r.cells(row))
-		}
-		return tabular.Document{table}
-	case "remarks":
-		return tabular.Document{r.remarks()}
+// Sections are the conditions, the table with a row for each scene, and the remarks, of which the first says whether
+// harm was seen.
+func (r *Report) Sections() tabular.Sections {
+	table := &tabular.Table{Columns: columns}
+	for _, row := range r.Rows {
+		table.Rows = append(table.Rows, r.cells(row))
 	}
-	return nil
-}
-
-func (r *Report) document() (d tabular.Document) {
-	for _, name := range PartNames {
-		d = append(d, r.Part(name)...)
+	return tabular.Sections{
+		{Name: "conditions", Document: tabular.Document{r.conditions()}},
+		{Name: "scenes", Document: tabular.Document{table}},
+		{Name: "remarks", Document: tabular.Document{r.remarks()}},
 	}
-	return d
 }
 
 // conditions are what was the same in all runs.

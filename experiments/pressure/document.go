@@ -19,41 +19,26 @@ import (
 const mib = 1 << 20
 
 // WriteText writes the report for a terminal.
-func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w) }
+func (r *Report) WriteText(w io.Writer) error { return r.Sections().Document().WriteText(w) }
 
 // WriteMarkdown writes the report for a document.
-func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
+func (r *Report) WriteMarkdown(w io.Writer) error { return r.Sections().Document().WriteMarkdown(w) }
 
-// PartNames are the parts of a report for people, from top to bottom (see [Report.Part]).
-var PartNames = []string{"conditions", "settings", "overview", "remarks"}
-
-// Part returns the part of the report with one of [PartNames]: the conditions, a table for each setting, the table with
-// a row for each setting (empty if there is only one), and the remarks. It is nil for another name.
-func (r *Report) Part(name string) tabular.Document {
-	switch name {
-	case "conditions":
-		return tabular.Document{r.conditions()}
-	case "settings":
-		d := tabular.Document{}
-		for i := range r.Results {
-			if r.hasRuns(i) {
-				d = append(d, r.table(&r.Results[i]))
-			}
+// Sections are the conditions, the settings with a table for each, the overview with a row for each setting (empty if
+// there is only one), and the remarks.
+func (r *Report) Sections() tabular.Sections {
+	settings := tabular.Document{}
+	for i := range r.Results {
+		if r.hasRuns(i) {
+			settings = append(settings, r.table(&r.Results[i]))
 		}
-		return d
-	case "overview":
-		return tabular.Document{r.overview()}
-	case "remarks":
-		return tabular.Document{r.remarks()}
 	}
-	return nil
-}
-
-func (r *Report) document() (d tabular.Document) {
-	for _, name := range PartNames {
-		d = append(d, r.Part(name)...)
+	return tabular.Sections{
+		{Name: "conditions", Document: tabular.Document{r.conditions()}},
+		{Name: "settings", Document: settings},
+		{Name: "overview", Document: tabular.Document{r.overview()}},
+		{Name: "remarks", Document: tabular.Document{r.remarks()}},
 	}
-	return d
 }
 
 // ---- the conditions under which the numbers were measured

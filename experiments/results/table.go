@@ -11,14 +11,13 @@ import (
 	"slices"
 	"strings"
 
-	"tensorcast/experiments/harm"
 	"tensorcast/experiments/pressure"
 	"tensorcast/internal/tabular"
 	"tensorcast/trace/tables"
 )
 
 // WriteTable writes the document's report as Markdown: the named parts in this order, or all of it if none is named.
-// Parts are [pressure.PartNames] and [harm.PartNames]; reports of other kinds have none.
+// Only reports of [Pressure] and [Harm] have parts (see their Sections).
 func (d *Document) WriteTable(w io.Writer, parts ...string) error {
 	r, err := d.Open()
 	if err != nil {
@@ -27,23 +26,16 @@ func (d *Document) WriteTable(w io.Writer, parts ...string) error {
 	if len(parts) == 0 {
 		return r.WriteMarkdown(w)
 	}
-	var names []string
-	switch r.(type) {
-	case *pressure.Report:
-		names = pressure.PartNames
-	case *harm.Report:
-		names = harm.PartNames
+	sectioned, ok := r.(interface{ Sections() tabular.Sections })
+	if !ok {
+		return fmt.Errorf("a report of kind %s has no parts", d.Kind)
 	}
-	parted, _ := r.(interface{ Part(string) tabular.Document })
-	var all tabular.Document
-	for _, part := range parts {
-		if !slices.Contains(names, part) {
-			return fmt.Errorf("a report of kind %s has no part %q: it has %s", d.Kind, part, strings.Join(names, ", "))
-		}
-		all = append(all, parted.Part(part)...)
+	picked, err := sectioned.Sections().Pick(parts...)
+	if err != nil {
+		return err
 	}
 	var b bytes.Buffer
-	if err := all.WriteMarkdown(&b); err != nil {
+	if err := picked.WriteMarkdown(&b); err != nil {
 		return err
 	}
 	if b.Len() == 0 {

@@ -116,3 +116,18 @@ func TestErrorsAreTheWriters(t *testing.T) {
 		}
 	}
 }
+
+// Sections are written from top to bottom, and picked by name in any order.
+func TestSections(t *testing.T) {
+	s := Sections{{"a", Document{Lines{"one"}}}, {"b", nil}, {"c", Document{Lines{"two"}, Lines{"three"}}}}
+	if text, _ := writeBoth(t, s.Document()); text != "one\n\ntwo\n\nthree\n" {
+		t.Errorf("%q", text)
+	}
+	d, err := s.Pick("c", "b", "a")
+	if text, _ := writeBoth(t, d); err != nil || text != "two\n\nthree\n\none\n" {
+		t.Errorf("%v, %q", err, text)
+	}
+	if d, err := s.Pick("a", "x"); d != nil || err == nil || !strings.Contains(err.Error(), `"x": it has a, b, c`) {
+		t.Errorf("%v, error %v, want one that names the parts", d, err)
+	}
+}
