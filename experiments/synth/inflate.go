@@ -4,9 +4,10 @@ package synth
 // text and routing, and the bytes of a large one.
 //
 // The feed-forward width is multiplied: that of each expert, or in a model without experts that of
-// each layer. The added blocks have a scale of 0 and random digits. So an added hidden unit is 0, and its column of the down projection is, too. ggml adds up
-// whole blocks in their order, so each sum gets zeros at its end and keeps its bits. The digits are
-// random so that neither a file system nor a disk can compress the file.
+// each layer. The added blocks have a scale of 0 and random digits. So an added hidden unit is 0, and
+// its column of the down projection is, too. ggml adds up whole blocks in their order, so each sum
+// gets zeros at its end and keeps its bits. The digits are random so that neither a file system nor a
+// disk can compress the file.
 
 import (
 	"bufio"

@@ -196,9 +196,6 @@ func (o *pressureOptions) measure(ctx context.Context, stdout, stderr io.Writer)
 	return errors.Join(err, o.write(stdout, r))
 }
 
-// maxSaved bounds the file of --from.
-const maxSaved = results.MaxBytes
-
 // showSaved writes what an earlier series measured.
 func (o *pressureOptions) showSaved(cmd *cobra.Command) error {
 	for _, flag := range []string{"model", "x", "experts", "limit", "variant", "noise", "repeat", "readahead",
@@ -216,7 +213,7 @@ func (o *pressureOptions) showSaved(cmd *cobra.Command) error {
 	if err := o.checkOutputs(); err != nil {
 		return cli.Usage(err)
 	}
-	data, err := regular.Read(o.from, maxSaved)
+	data, err := regular.Read(o.from, results.MaxBytes)
 	if err != nil {
 		return err
 	}
