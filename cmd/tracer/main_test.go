@@ -149,10 +149,12 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 	in := llamatest.ForTest(t)
 	cases := map[string]struct {
 		model   synth.Config
+		real    bool // instead of model
 		flags   []string
 		warmup  string
 		threads int
 	}{
+		"real":              {real: true},
 		"dense":             {model: denseModel},
 		"dense perf events": {model: denseModel, flags: []string{"--perf-events"}},
 		"dense tied F16": {
@@ -168,8 +170,14 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
+			var path string
+			if tc.real {
+				path = llamatest.Gemma(t).File
+			} else {
+				path = llamatest.Model(t, tc.model)
+			}
 			o := llama.Options{
-				Model: llamatest.Model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6,
+				Model: path, Prompt: "the quick brown fox", Tokens: 6,
 				Threads: max(tc.threads, 1), NoRepack: true, Warmup: tc.warmup,
 				Ops: filepath.Join(t.TempDir(), "ops.jsonl"),
 			}

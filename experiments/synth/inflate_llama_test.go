@@ -61,6 +61,7 @@ func TestInflatedInLlama(t *testing.T) {
 		c.Type = typ
 		models[typ.String()] = func(t *testing.T) string { return llamatest.Model(t, c) }
 	}
+	models["dense, real"] = func(t *testing.T) string { return llamatest.Gemma(t).File }
 	for _, typ := range []gguf.Type{gguf.F16, gguf.Q8_0, gguf.Q4_K} {
 		c := synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: typ, Seed: 1}
 		models["dense "+typ.String()] = func(t *testing.T) string { return llamatest.Model(t, c) }
@@ -81,7 +82,7 @@ func sameInLlama(t *testing.T, in *llama.Installation, a, b string, experts bool
 	t.Helper()
 	text := filepath.Join(t.TempDir(), "text")
 	if err := os.WriteFile(text,
-		[]byte(strings.Repeat("The page cache holds what was read, until somebody needs the memory. ", 4)),
+		[]byte(strings.Repeat("The page cache holds what was read, until somebody needs the memory. ", 20)),
 		0o600); err != nil {
 		t.Fatal(err)
 	}

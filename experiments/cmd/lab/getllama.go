@@ -52,9 +52,9 @@ Exit codes: 0 done, 1 failure, 2 wrong usage.`,
 	return cmd
 }
 
-// symlink makes path a symbolic link to dir. An existing link is replaced atomically; anything else
+// symlink makes path a symbolic link to target. An existing link is replaced atomically; anything else
 // at path is an error.
-func symlink(dir, path string) error {
+func symlink(target, path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case err == nil && info.Mode().Type() != fs.ModeSymlink:
@@ -63,7 +63,7 @@ func symlink(dir, path string) error {
 		return fmt.Errorf("link: %w", err)
 	}
 	tmp := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d.tmp", filepath.Base(path), os.Getpid()))
-	if err := os.Symlink(dir, tmp); err != nil {
+	if err := os.Symlink(target, tmp); err != nil {
 		return fmt.Errorf("link: %w", err)
 	}
 	if err := os.Rename(tmp, path); err != nil {

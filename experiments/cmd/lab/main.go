@@ -49,7 +49,7 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		{target, serverloadCommand()}, {target, divergenceCommand()},
 		{device, attentionCommand()}, {device, hyperCommand()}, {device, rooflineCommand()},
 		{device, fabricplanCommand()}, {device, fabricCommand()},
-		{material, synthCommand()}, {material, getllamaCommand()},
+		{material, synthCommand()}, {material, getllamaCommand()}, {material, getmodelCommand()},
 		{data, resultsCommand()},
 	} {
 		c.GroupID = c.group

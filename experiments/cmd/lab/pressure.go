@@ -41,6 +41,7 @@ type pressureOptions struct {
 	parquet   string
 	figure    string
 	bytes     string // a figure
+	texts     bool
 }
 
 // traceTokens is how many tokens are traced. They suffice to see whether all tokens read the same.
@@ -156,6 +157,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, results.Pressure, "all runs", "table")
+	f.BoolVar(&o.texts, "texts", false, "also print what each variant said (JSON always has the texts)")
 	f.StringVar(&o.parquet, "parquet", "", "also write the runs to this `file` as a Parquet table, a row for each")
 	f.StringVar(&o.figure, "figure", "",
 		"also draw tok/s against x, with the bound above, to this `file`: "+strings.Join(chart.Formats, ", "))
@@ -241,6 +243,14 @@ func (o *pressureOptions) showSaved(cmd *cobra.Command) error {
 // mostly have the same reason.
 func (o *pressureOptions) write(stdout io.Writer, r *pressure.Report) error {
 	err := o.print(stdout, r)
+	if texts := r.Texts(); o.texts && !o.json {
+		write := texts.WriteText
+		if o.markdown {
+			write = texts.WriteMarkdown
+		}
+		_, newline := fmt.Fprintln(stdout)
+		err = cmp.Or(err, newline, write(stdout))
+	}
 	if o.parquet != "" {
 		err = cmp.Or(err, outfile.Write(o.parquet,
 			func(w io.Writer) error { return trace.WriteParquet(w, r.Columns()) }))

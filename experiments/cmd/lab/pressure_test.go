@@ -177,6 +177,10 @@ func TestFrom(t *testing.T) {
 	if code, again, _ := lab(t.Context(), "pressure", "--from", out); code != 0 || again != stdout {
 		t.Errorf("exit %d\n%s\nwant\n%s", code, again, stdout)
 	}
+	code, said, _ := lab(t.Context(), "pressure", "--from", out, "--texts", "--markdown")
+	if table := "| variant | runs | said |\n"; code != 0 || !strings.Contains(said, table) {
+		t.Errorf("exit %d, want %q in\n%s", code, table, said)
+	}
 	// An output that cannot be written does not keep the others from being written. It is reported
 	// once.
 	if err := os.Remove(table); err != nil {

