@@ -84,6 +84,10 @@ Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 			if err := o.check(); err != nil {
 				return cli.Usage(err)
 			}
+			if o.write != "" && !cmd.Flags().Changed("rows") {
+				// The writer refuses a matrix that keeps its bound in some of its rows only.
+				o.rows = 0
+			}
 			return o.plan(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -104,7 +108,7 @@ Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 	f.BoolVar(&o.form.Shared, "shared", false, "with --planes: one factor for all planes of a block, not one for each")
 	f.Float64Var(&o.trytes, "trytes", 0,
 		"calibrate trytes: each tensor's values `DB` decibels above their error, or more")
-	f.IntVar(&o.rows, "rows", 256, "measure this many rows of each matrix, evenly spread; 0 for all")
+	f.IntVar(&o.rows, "rows", 256, "measure this many rows of each matrix, evenly spread; 0 for all (with --write: all of them)")
 	f.BoolVar(&o.markdown, "markdown", false, "print Markdown")
 	f.BoolVar(&o.json, "json", false, "print the plan as JSON")
 	f.StringVar(&o.figure, "figure", "", "draw the front to a PNG `file`")
