@@ -7,13 +7,13 @@ BIN     := bin
 # The Debian and Ubuntu packages that provide a program.
 package_gcc := gcc libc6-dev
 package_npm := npm
-package_pip3 := python3-pip
 package_chromium := chromium
 package_g++ := g++
 package_systemd-analyze := systemd
 package_java := default-jre-headless
 NEEDED := gcc npm
-# Modules of Debian's Python, whose packages are python3-MODULE.
+# Modules of Debian's Python that are needed, with their packages.
+package_ensurepip := python3-venv
 MODULES :=
 FUZZTIME := 60s
 # Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The race detector sees this process
@@ -74,7 +74,7 @@ deps:
 	@command -v go >/dev/null || { echo "missing: Go 1.26 or later (Debian 12's own is older; any Go from 1.21 on fetches the right one)"; exit 1; }
 	@missing=""; \
 	$(foreach p,$(NEEDED),command -v $(p) >/dev/null || missing="$$missing $(package_$(p))";) \
-	$(foreach m,$(MODULES),/usr/bin/python3 -c 'import $(m)' 2>/dev/null || missing="$$missing python3-$(m)";) \
+	$(foreach m,$(MODULES),/usr/bin/python3 -c 'import $(m)' 2>/dev/null || missing="$$missing $(package_$(m))";) \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "installing:$$missing"; apt-get update -qq && apt-get install -y --no-install-recommends $$missing; \
@@ -86,7 +86,7 @@ deps:
 		echo "mounting tracefs, which tracer needs to observe pages read from disk"; mount -t tracefs tracefs /sys/kernel/tracing || true; \
 	fi
 
-demo: NEEDED += pip3 # fetches the real model
+demo: MODULES += ensurepip # fetches the real model
 demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too little memory; results in demo/
 	./experiments/demo.sh
 
@@ -96,8 +96,8 @@ docs: ## make the tables and figures of the documents from experiments/results; 
 docs-check: # do they differ from their data? (a test of experiments/results asks the same)
 	go run $(LDFLAGS) ./experiments/cmd/lab results docs --check
 
-test: NEEDED += chromium g++ systemd-analyze pip3 # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services, the fourth fetches a real model
-test: MODULES += pandas # reads the tables that README says it reads
+test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
+test: MODULES += ensurepip # makes the environments with pandas and others, which read the tables, and fetches a real model
 test: deps ## run every test; those that need root run only as root, and say so
 	@rm -rf $(RERUNS)
 	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)

@@ -1,9 +1,11 @@
 package cmd_test
 
-// This file opens tables in polars and in pandas, with the command lines of docs/tables.md.
+// This file opens tables in polars for Node, and in pandas, pyarrow, polars and DuckDB for Python, with the command
+// lines of docs/tables.md.
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,12 +23,10 @@ import (
 	"tensorcast/trace/tracetest"
 )
 
-// nodeLine and pandasLine match the document's command lines that can be run. With pandas these are
-// the lines that read CSV, because for other formats pandas needs a package that Debian does not
-// have.
+// nodeLine and pythonLine match the document's command lines.
 var (
 	nodeLine   = regexp.MustCompile(`(?m)^ *(node -e ".*")$`)
-	pandasLine = regexp.MustCompile(`(?m)^ *(python3 -c ".*read_csv.*")$`)
+	pythonLine = regexp.MustCompile(`(?m)^ *(python3 -c ".*")$`)
 )
 
 func TestDataFrames(t *testing.T) {
@@ -36,12 +36,12 @@ func TestDataFrames(t *testing.T) {
 	if err := tracetest.Write(capture, tracetest.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	// run runs a line of a shell, with Debian's python3.
+	// run runs a line of a shell.
 	run := func(t *testing.T, line string, env ...string) string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, "bash", "-c", strings.Replace(line, "python3 ", "/usr/bin/python3 ", 1))
+		cmd := exec.CommandContext(ctx, "bash", "-c", line)
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -70,14 +70,14 @@ func TestDataFrames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	follow := func(t *testing.T, lines *regexp.Regexp, env ...string) {
+	follow := func(t *testing.T, count int, lines *regexp.Regexp, in func(line string) string, env ...string) {
 		t.Helper()
 		all := lines.FindAllSubmatch(page, -1)
-		if len(all) != 2 {
-			t.Fatalf("docs/tables.md shows %d lines, want 2", len(all))
+		if len(all) != count {
+			t.Fatalf("docs/tables.md shows %d lines, want %d", len(all), count)
 		}
 		for _, m := range all {
-			if out := run(t, string(m[1]), env...); strings.Count(out, "\n") < 2 {
+			if out := run(t, in(string(m[1])), env...); strings.Count(out, "\n") < 2 {
 				t.Errorf("%s: %q", m[1], out)
 			}
 		}
@@ -103,24 +103,52 @@ func TestDataFrames(t *testing.T) {
 				t.Errorf("%s has rows: %s, want true", table, got)
 			}
 		}
-		follow(t, nodeLine, env)
+		follow(t, 2, nodeLine, func(line string) string { return line }, env)
 	})
-	t.Run("pandas", func(t *testing.T) {
-		err := exec.Command("/usr/bin/python3", "-c", "import pandas").Run()
-		if err != nil && os.Getenv("CI") == "" {
-			t.Skip("no pandas here: apt-get install python3-pandas")
+	t.Run("python", func(t *testing.T) {
+		python := llamatest.Python(t)
+		in := func(line string) string { return strings.Replace(line, "python3 ", python+" ", 1) }
+		frame := func(expression string) string {
+			return run(t, in(`python3 -c "import pandas as pd; print(`+expression+`)"`))
 		}
-		python := func(expression string) string {
-			return run(t, `python3 -c "import pandas as pd; print(`+expression+`)"`)
-		}
-		got := python("pd.read_csv('analysis/layers.csv').read_bytes.sum()")
+		got := frame("pd.read_csv('analysis/layers.csv').read_bytes.sum()")
 		if want := fmt.Sprint(ofContext); got != want {
 			t.Errorf("bytes of all layers %s, want %s", got, want)
 		}
 		// Null values are read as missing.
-		if got := python("pd.read_csv('analysis/rereads.csv').layer.isna().sum() > 0"); got != "True" {
+		if got := frame("pd.read_csv('analysis/rereads.csv').layer.isna().sum() > 0"); got != "True" {
 			t.Errorf("there are tensors without a layer: %s, want True", got)
 		}
-		follow(t, pandasLine)
+		follow(t, 4, pythonLine, in)
+
+		script, err := filepath.Abs(filepath.Join("testdata", "readers.py"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tables map[string]int
+		out := run(t, in("python3 "+script+" tracer.capture analysis"))
+		if err := json.Unmarshal([]byte(out), &tables); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for _, name := range trace.TableNames() {
+			if tables[name] == 0 {
+				t.Errorf("%s has no rows: %s", name, out)
+			}
+		}
+		out = run(t, in("python3 "+filepath.Join(filepath.Dir(script), "..", "..", "docs", "examples", "rereads.py")))
+		want, err := c.Rereads(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		top := want.Tensors[0]
+		line := fmt.Sprintf(`(?m)^ *%d +%s +%d `, top.Model, regexp.QuoteMeta(top.Name), top.RereadBytes)
+		if top.RereadBytes == 0 || !regexp.MustCompile(line).MatchString(out) {
+			t.Errorf("want %d bytes of %s that were read again:\n%s", top.RereadBytes, top.Name, out)
+		}
+		for _, name := range []string{"csv layers", "csv pattern", "csv rereads"} {
+			if tables[name] == 0 {
+				t.Errorf("%s has no rows: %s", name, out)
+			}
+		}
 	})
 }

@@ -35,7 +35,7 @@ var notRun = map[string]string{
 	"llama-server ":       "it runs all the time here",
 	"curl -s http":        "the substitute for llama-server serves nothing",
 	"duckdb ":             "TestDuckDB",
-	"python3 ":            "TestDataFrames runs those with pandas and CSV; Debian lacks packages for the others",
+	"python3 ":            "TestDataFrames",
 	"node ":               "TestDataFrames",
 	"bin/lab getllama":    "the tests have llama.cpp already",
 	"sudo curl --unix-so": "TestStatus of package prefetch/monitor asks the sockets",

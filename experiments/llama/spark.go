@@ -6,9 +6,7 @@ package llama
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 )
 
 // spark are the packages, with the hashes of their files.
@@ -23,23 +21,5 @@ func Spark(ctx context.Context) (python string, err error) {
 		return "", fmt.Errorf("%w: Spark needs a Java (on Debian or Ubuntu: apt-get install default-jre-headless)",
 			ErrUnavailable)
 	}
-	cache, err := cacheDir()
-	if err != nil {
-		return "", err
-	}
-	root := filepath.Join(cache, "spark-3.5.9")
-	err = makeDir(ctx, root, func(tmp string) error {
-		if err := runIn(ctx, tmp, "python3", "-m", "venv", tmp); err != nil {
-			return fmt.Errorf("%w (on Debian or Ubuntu: apt-get install python3-venv)", err)
-		}
-		list := filepath.Join(tmp, "requirements.txt")
-		if err := os.WriteFile(list, []byte(spark), 0o600); err != nil {
-			return err
-		}
-		// Its programs name the directory in which they were installed, which gets another name now. The interpreter
-		// does not.
-		return runIn(ctx, tmp, filepath.Join(tmp, "bin", "python3"), "-m", "pip", "install", "--quiet",
-			"--no-cache-dir", "--require-hashes", "--requirement", list)
-	})
-	return filepath.Join(root, "bin", "python3"), err
+	return pythonWith(ctx, "spark-3.5.9", spark)
 }

@@ -5,16 +5,12 @@ package llamatest
 import (
 	"bytes"
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
-	"tensorcast/experiments/llama"
 	"tensorcast/experiments/synth"
-	"tensorcast/internal/testenv"
 )
 
 // keptBytes bounds what [Model] keeps in memory of the models that it has made.
@@ -64,22 +60,6 @@ func bytesOf(ctx context.Context, cfg synth.Config) ([]byte, error) {
 		kept.models[cfg], kept.bytes = model.Bytes(), kept.bytes+size
 	}
 	return model.Bytes(), nil
-}
-
-// Gemma returns a small real model. The test is skipped with the reason where Python's package index does not give it,
-// in CI too: a package there may be withdrawn by those who made it, which must not stop work on anything else.
-func Gemma(t testing.TB) llama.Model {
-	t.Helper()
-	testenv.NeedMachine(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // for a network that drops packets
-	defer cancel()
-	m, err := llama.GetModel(ctx, llama.Gemma)
-	if errors.Is(err, llama.ErrUnavailable) {
-		t.Skip(err)
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	return m
 }
 
 // Trained returns the path of a trained model in ../shared/data/models, seen from the module's

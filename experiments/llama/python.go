@@ -1,0 +1,56 @@
+package llama
+
+// This file makes virtual environments of Python with packages of its index, whose hashes are checked. Tests open
+// tables in them and compare with other readers of GGUF.
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// dataFrames are pandas, pyarrow, polars, DuckDB and gguf, with what they depend on, for Python 3.11 to 3.13 on amd64.
+// A newer version has other hashes: pip download fetches the files, and sha256sum tells them.
+//
+//go:embed python.txt
+var dataFrames string
+
+// Python returns a Python interpreter that can import pandas, pyarrow, polars, duckdb and gguf. It is one of a virtual
+// environment and takes 620 MiB of disk. The cache and the errors are those of [Install].
+func Python(ctx context.Context) (python string, err error) {
+	return pythonWith(ctx, "python-1", dataFrames)
+}
+
+// pythonWith returns the interpreter of a virtual environment with these packages, which are listed with their hashes as
+// pip wants it. The environment is in the cache under that name, which changes with the list.
+func pythonWith(ctx context.Context, name, requirements string) (python string, err error) {
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	root := filepath.Join(cache, name)
+	err = makeDir(ctx, root, func(tmp string) error {
+		if err := makeVenv(ctx, tmp); err != nil {
+			return err
+		}
+		list := filepath.Join(tmp, "requirements.txt")
+		if err := os.WriteFile(list, []byte(requirements), 0o600); err != nil {
+			return err
+		}
+		// Its programs name the directory in which they were installed, which gets another name now. The interpreter
+		// does not.
+		return runIn(ctx, tmp, filepath.Join(tmp, "bin", "python3"), "-m", "pip", "install", "--quiet",
+			"--no-cache-dir", "--require-hashes", "--requirement", list)
+	})
+	return filepath.Join(root, "bin", "python3"), err
+}
+
+// makeVenv makes a virtual environment with pip in the directory dir.
+func makeVenv(ctx context.Context, dir string) error {
+	if err := runIn(ctx, filepath.Dir(dir), "python3", "-m", "venv", dir); err != nil {
+		return fmt.Errorf("%w (on Debian or Ubuntu: apt-get install python3-venv)", err)
+	}
+	return nil
+}
