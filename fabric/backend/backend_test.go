@@ -487,6 +487,56 @@ func TestLikeCPU(t *testing.T) {
 	}
 }
 
+// TestRounding: ggml's code for processors without fused multiply-adds rounds sums of Q2_0 in another way, and so does
+// a build whose compiler chose to. Then the library says so, and otherwise it says nothing.
+func TestRounding(t *testing.T) {
+	in := llamatest.ForTest(t)
+	old := &llama.Installation{Dir: t.TempDir()}
+	old.Driver = filepath.Join(old.Dir, filepath.Base(in.Driver))
+	files, err := os.ReadDir(in.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	variant := false
+	for _, f := range files {
+		if strings.HasPrefix(f.Name(), "libggml-cpu-") {
+			if f.Name() != "libggml-cpu-sandybridge.so" {
+				continue
+			}
+			variant = true
+		}
+		data, err := os.ReadFile(filepath.Join(in.Dir, f.Name()))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(old.Dir, f.Name()), data, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !variant {
+		t.Skip("this llama.cpp has no code for processors without fused multiply-adds")
+	}
+	lib := buildBackend(t)
+	model := llamatest.Model(t, small)
+	for _, tt := range []struct {
+		in   *llama.Installation
+		told bool
+	}{{in, false}, {old, true}} {
+		d, _ := startDevice(t)
+		cmd := tt.in.Command(t.Context(), llama.Options{Model: model, Prompt: "a", Tokens: 2, Threads: 1})
+		cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH="+lib)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		if err := cmd.Run(); err != nil || d.Status().Products == 0 {
+			t.Fatalf("%v, %+v: %s", err, d.Status(), &stderr)
+		}
+		if n := strings.Count(stderr.String(), "rounds each product of Q2_0"); n > 1 || (n == 1) != tt.told {
+			t.Errorf("%s: said %d times that sums are rounded in another way, want it told: %t\n%s", tt.in.Dir, n, tt.told,
+				&stderr)
+		}
+	}
+}
+
 // commonPrefix counts the first elements that are the same.
 func commonPrefix(a, b []int32) (n int) {
 	for n < min(len(a), len(b)) && a[n] == b[n] {

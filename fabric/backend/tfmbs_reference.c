@@ -30,6 +30,46 @@ int compute_here(const struct part *p) {
 	return STATUS_SUCCESS;
 }
 
+/* Blocks of ggml's Q2_0 and Q8_0: the scale is a half. */
+struct q2_block {
+	uint16_t scale;
+	uint8_t codes[16]; /* four weights a byte, each its code less 1 */
+};
+struct q8_block {
+	uint16_t scale;
+	int8_t values[32];
+};
+
+/* ggml multiplies a row of Q2_0 by a loop in C, and adds the product of each block to the row's sum. Where the compiler
+ * could use fused multiply-adds (processors with FMA) the product is not rounded before it is added, and the device
+ * computes so, too. Elsewhere it is, and also where a compiler computes the products of several blocks at once, as GCC
+ * 12 does with -march=native. Here the product of the second block, (1 + 2^-10)^2 * 4063, needs more bits than a
+ * float has. The first block takes 4064 away from it, so that the bits that were rounded off can be seen. */
+static bool rounds_products(const struct traits *t) {
+	const uint16_t one = 0x3c00, more = 0x3c01; /* halves: 1, 1 + 2^-10 */
+	struct q2_block rows[2] = {{one, {0}}, {more, {0}}};
+	struct q8_block vector[4] = {{one, {0}}, {one, {0}}, {more, {0}}, {one, {0}}};
+	memset(rows[1].codes, 0xaa, 8); /* weights of 1; those of the first block are -1 */
+	memset(vector[0].values, 127, 32);
+	memset(vector[2].values, 127, 32);
+	vector[2].values[0] = 126;
+	float sum = 0;
+	t->vec_dot(128, &sum, 0, rows, 0, vector, 0, 1);
+	const double scale = 1 + 1.0 / 1024;
+	return sum != (float)(scale * scale * 4063 - 4064); /* a double holds all bits of that */
+}
+
+void tell_rounding(int32_t type) {
+	static bool told;
+	if (told || strcmp(api.ggml_type_name(type), "q2_0")) return;
+	told = true;
+	const struct traits *t = api.traits ? api.traits(type) : NULL;
+	if (t && rounds_products(t))
+		fprintf(stderr,
+		    "tfmbs: this build of ggml rounds each product of Q2_0 before it adds it; the device does not, so the text "
+		    "may differ from that of the CPU\n");
+}
+
 /* What was compared since it was last said. The weights' lock guards it. */
 static struct {
 	bool on;

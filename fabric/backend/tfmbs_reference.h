@@ -22,6 +22,10 @@ struct part {
 /* Computes the results of a part. 0, or STATUS_ALLOC_FAILED. */
 int compute_here(const struct part *p);
 
+/* Says once if this ggml rounds sums of Q2_0 in another way than the device, so that results may differ in their last
+ * bits. type is that of weights which the device has. The weights' lock is held. */
+void tell_rounding(int32_t type);
+
 /* Takes TFMBS_VALIDATE from the environment. */
 void configure_validation(void);
 

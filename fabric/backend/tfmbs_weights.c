@@ -3,6 +3,7 @@
 /* Keeps the table of weights and brings them to the device. */
 #define _GNU_SOURCE
 #include "tfmbs_weights.h"
+#include "tfmbs_reference.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -270,6 +271,7 @@ bool ensure_on_device(const struct tensor *t) {
 			if (e) release_weight(w);
 			w->on_device = !e;
 			count_weight(w, 1);
+			if (w->on_device) tell_rounding(t->type);
 			if (w->on_device && !(held && w->count > 1)) mark_cold(t, n);
 		}
 	}
