@@ -60,7 +60,7 @@ type Panel struct {
 type Curve struct {
 	Name   string  // in the legend; "": it is not there
 	Points []Point // in the order of X
-	Bound  bool    // it bounds the others: drawn dashed, without marks, in no colour
+	Bound  bool    // it bounds the others: drawn dashed (those after the first dotted), without marks, in no colour
 	Dots   bool    // for many points: they are small, and no line joins them
 	Steps  bool    // for many points: each value holds up to the next point, and no marks are drawn
 }
@@ -200,13 +200,15 @@ func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) err
 
 	legend := newLegend()
 	number := 0 // of the next curve that has a colour
+	bounds := 0
 	for i := range in.Curves {
 		c := in.Curves[i]
 		c.Points = f.placed(c.Points)
 		var err error
 		switch {
 		case c.Bound && len(c.Points) > 0:
-			err = addBound(p, &legend, &c)
+			err = addBound(p, &legend, &c, bounds)
+			bounds++
 		case !c.Bound:
 			if len(c.Points) > 0 {
 				err = addCurve(p, &legend, &c, number)
@@ -258,12 +260,15 @@ func newPlot(title, x, y string) *plot.Plot {
 	return p
 }
 
-func addBound(p *plot.Plot, legend *plot.Legend, c *Curve) error {
+func addBound(p *plot.Plot, legend *plot.Legend, c *Curve, number int) error {
 	l, err := plotter.NewLine(toXYs(c.Points))
 	if err != nil {
 		return err
 	}
 	l.Color, l.Width, l.Dashes = ink, vg.Points(1.5), []vg.Length{vg.Points(5), vg.Points(3)}
+	if number > 0 {
+		l.Dashes = []vg.Length{vg.Points(1.5), vg.Points(3)}
+	}
 	p.Add(l)
 	legend.Add(c.Name, l)
 	return nil

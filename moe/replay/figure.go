@@ -34,7 +34,8 @@ func (st *Study) Figures(more ...Recall) []Figure {
 	return []Figure{{"hits", st.hitsFigure()}, {"recall", st.recallFigure(more)}, {"reads", st.readsFigure()}}
 }
 
-// hitsFigure draws the hit rate of each policy against the cache's size. Belady's bounds the others.
+// hitsFigure draws the hit rate of each policy against the cache's size. Belady's bounds the others from above, and
+// what would be found if routers chose at random from below.
 func (st *Study) hitsFigure() *chart.Figure {
 	rooms := slices.SortedFunc(slices.Values(slices.Concat(st.Rooms, st.Curve)),
 		func(a, b RoomResult) int { return cmp.Compare(a.Bytes, b.Bytes) })
@@ -57,6 +58,12 @@ func (st *Study) hitsFigure() *chart.Figure {
 		}
 		p.Curves = append(p.Curves, c)
 	}
+	// What is above this line is what the routers' choices give away.
+	random := chart.Curve{Name: "random routing", Bound: true}
+	for x := 0.0; x <= 100; x += 10 {
+		random.Points = append(random.Points, chart.Point{X: x, Y: x})
+	}
+	p.Curves = append(p.Curves, random)
 	f.Panels = []chart.Panel{p}
 	return f
 }

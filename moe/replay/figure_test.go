@@ -65,7 +65,10 @@ func TestFigures(t *testing.T) {
 	if !belady.Bound || len(belady.Points) != 12 || belady.Points[0].X != 5 || belady.Points[11].X != 90 {
 		t.Fatalf("the last curve is %+v, want Belady's as a bound", belady)
 	}
-	for _, c := range hits {
+	if random := hits[len(hits)-1]; !random.Bound || random.Points[3].X != random.Points[3].Y {
+		t.Errorf("the last curve is %+v, want that of random routing", random)
+	}
+	for _, c := range hits[:at+1] {
 		for i, p := range c.Points {
 			if p.Y > belady.Points[i].Y+1e-9 || p.X != belady.Points[i].X {
 				t.Errorf("%s hits %v at %v, want at most Belady's %v", c.Name, p.Y, p.X, belady.Points[i])
