@@ -470,3 +470,21 @@ func equal(a, b color.Color) bool {
 	R, G, B, A := b.RGBA()
 	return r == R && g == G && b1 == B && al == A
 }
+
+func TestPlaceLabel(t *testing.T) {
+	for _, tt := range []struct {
+		x, width    int
+		share       float64
+		taken, want int
+	}{
+		{20, 30, 0, 0, 20},                 // begins at the beginning of the scale
+		{100, 30, 0.1, 50, 85},             // in the middle
+		{200, 60, 1, 115, 141},             // ends at its end
+		{200, 100, 1, 115, 115 + labelGap}, // but for that there is no room
+		{100, 80, 0.1, 90, 90 + labelGap},
+	} {
+		if got := placeLabel(tt.x, tt.width, tt.share, tt.taken); got != tt.want {
+			t.Errorf("%+v: begins at %d", tt, got)
+		}
+	}
+}

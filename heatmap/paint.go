@@ -165,6 +165,23 @@ func (f *layout) paintLabels() {
 	}
 }
 
+// placeLabel returns where the label of a tick at x begins: in the middle below it, or within the scale at its ends. It
+// gives way to the right of what is taken already; there is room beyond the scale.
+func placeLabel(x, width int, share float64, taken int) (left int) {
+	switch {
+	case share <= 0:
+		left = x
+	case share >= 1:
+		left = x + 1 - width
+	default:
+		left = x - width/2
+	}
+	if taken > 0 {
+		left = max(left, taken+labelGap)
+	}
+	return left
+}
+
 func (f *layout) paintLegend() {
 	y := f.drawLines(f.scaleTop, f.scale, bodyStyle) + 6
 	f.fillBox(margin-1, y-1, margin+barWidth+1, y+barHeight+1, frame)
@@ -175,18 +192,14 @@ func (f *layout) paintLegend() {
 	if ticks == nil {
 		ticks = shareTicks
 	}
+	taken := 0 // by the labels so far: the end of the last one
 	for _, t := range ticks {
 		x := margin + int(math.Round(scalePosition(t.Share)*(barWidth-1)))
 		f.fillBox(x, y+barHeight+1, x+1, y+barHeight+1+tickLength, faint)
-		align := text.XAlignment(text.XCenter)
-		switch {
-		case t.Share <= 0:
-			align = text.XLeft
-		case t.Share >= 1:
-			align = text.XRight
-			x++
-		}
-		f.drawText(x, y+barHeight+tickLength+f.lineHeight(smallStyle)/2, t.Label, smallStyle, align, ink)
+		width := f.textWidth(t.Label, smallStyle)
+		left := placeLabel(x, width, t.Share, taken)
+		f.drawText(left, y+barHeight+tickLength+f.lineHeight(smallStyle)/2, t.Label, smallStyle, text.XLeft, ink)
+		taken = left + width
 	}
 	x := margin + barWidth + 40
 	middle := y + barHeight/2
