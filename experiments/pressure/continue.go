@@ -37,45 +37,70 @@ type MachineState struct {
 // ErrOtherSeries says that an earlier report is of another series, which cannot be continued.
 var ErrOtherSeries = errors.New("the earlier runs are of another series")
 
-// checkSame reports what differs between an earlier series on this machine and the one that is to continue it. s.report
-// is the new report, in which nothing was measured yet.
-func (s *series) checkSame(earlier *Report) error {
-	var differs []string
-	note := func(same bool, what string, was, is any) {
-		if !same {
-			differs = append(differs, fmt.Sprintf("%s (%v then, and %v now)", what, was, is))
-		}
+// differences collects what differs between two series.
+type differences []string
+
+func (d *differences) note(same bool, what string, was, is any) {
+	if !same {
+		*d = append(*d, fmt.Sprintf("%s (%v then, and %v now)", what, was, is))
 	}
-	r, cfg := s.report, &s.cfg
-	note(earlier.Model.Path == r.Model.Path, "the model", earlier.Model.Path, r.Model.Path)
-	note(earlier.Model.Bytes == r.Model.Bytes, "the model's size", earlier.Model.Bytes, r.Model.Bytes)
-	note(slices.Equal(earlier.Target, r.Target), "the target", strings.Join(earlier.Target, " "),
-		strings.Join(r.Target, " "))
-	note(slices.Equal(earlier.Variants, r.Variants), "the variants", nameVariants(earlier.Variants),
-		nameVariants(r.Variants))
+}
+
+func (d *differences) err() error {
+	if len(*d) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: what differs is %s", ErrOtherSeries, strings.Join(*d, ", "))
+}
+
+// IsOf fails with [ErrOtherSeries] if the report is not of the series that a configuration describes: another model,
+// target or start-up, other variants or settings. How often all is repeated does not count.
+func (r *Report) IsOf(cfg *Config) error {
+	var d differences
+	d.note(r.Model.Path == cfg.Model, "the model", r.Model.Path, cfg.Model)
+	d.note(slices.Equal(r.Target, cfg.Target), "the target", strings.Join(r.Target, " "), strings.Join(cfg.Target, " "))
+	d.note(slices.Equal(r.Variants, cfg.Variants), "the variants", nameVariants(r.Variants), nameVariants(cfg.Variants))
 	var settings []Setting
-	for i := range earlier.Results {
-		settings = append(settings, earlier.Results[i].Setting)
+	for i := range r.Results {
+		settings = append(settings, r.Results[i].Setting)
 	}
-	note(slices.Equal(settings, cfg.Settings), "the settings", settings, cfg.Settings)
-	note(slices.Equal(earlier.LeftOut, r.LeftOut), "what is left out", len(earlier.LeftOut), len(r.LeftOut))
-	note(earlier.Skip == r.Skip, "the start-up", earlier.Skip, r.Skip)
-	note(earlier.Throttle == r.Throttle, "the throttle", earlier.Throttle, r.Throttle)
-	note(earlier.Disk.Name == r.Disk.Name, "the disk", earlier.Disk.Name, r.Disk.Name)
+	d.note(slices.Equal(settings, cfg.Settings), "the settings", settings, cfg.Settings)
+	d.note(slices.Equal(r.LeftOut, cfg.LeftOut), "what is left out", len(r.LeftOut), len(cfg.LeftOut))
+	d.note(r.Skip == cfg.Skip, "the start-up", r.Skip, cfg.Skip)
+	d.note(r.Throttle == cfg.Throttle, "the throttle", r.Throttle, cfg.Throttle)
+	return d.err()
+}
+
+// CountMissing is how many runs under a limit the report lacks of the series that a configuration describes.
+func (r *Report) CountMissing(cfg *Config) (n int) {
+	for i := range cfg.Settings {
+		n += max(len(cfg.turns(i))-r.countAt(i), 0)
+	}
+	return n
+}
+
+// checkSame fails with [ErrOtherSeries] if an earlier report is not of this series on this machine. s.report is the new
+// report, in which nothing was measured yet.
+func (s *series) checkSame(earlier *Report) error {
+	if err := earlier.IsOf(&s.cfg); err != nil {
+		return err
+	}
+	var d differences
+	r := s.report
+	d.note(earlier.Model.Bytes == r.Model.Bytes, "the model's size", earlier.Model.Bytes, r.Model.Bytes)
+	d.note(earlier.Disk.Name == r.Disk.Name, "the disk", earlier.Disk.Name, r.Disk.Name)
 	was, is := earlier.Host, r.Host
 	was.Load, is.Load = 0, 0
-	note(was == is, "the machine", was.Kernel+" "+was.CPU, is.Kernel+" "+is.CPU)
-	if len(differs) > 0 {
-		return fmt.Errorf("%w: what differs is %s", ErrOtherSeries, strings.Join(differs, ", "))
-	}
-	return nil
+	d.note(was == is, "the machine", was.Kernel+" "+was.CPU, is.Kernel+" "+is.CPU)
+	return d.err()
 }
 
 // nameVariants writes variants for people.
 func nameVariants(all []Variant) string {
 	var texts []string
 	for _, v := range all {
-		texts = append(texts, strings.TrimSpace(strings.Join([]string{v.Name + ":", v.Helper, v.Launcher, v.Flags}, " ")))
+		words := []string{v.Name + ":", v.Helper, v.Launcher, v.Flags}
+		texts = append(texts, strings.TrimSpace(strings.Join(words, " ")))
 	}
 	return strings.Join(texts, "; ")
 }

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// keptAfter measures a series, and returns what was kept of it after n runs, as a process that was killed then leaves it.
+// keptAfter measures a series, and returns what was kept of it after n runs, as a process that was killed then leaves
+// it.
 func keptAfter(t *testing.T, cfg Config, n int) (kept []byte) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -37,7 +38,7 @@ func TestContinue(t *testing.T) {
 	cfg.LeftOut = []LeftOut{{"other", 1, "It makes no sense there."}}
 	want := []string{"plain 0 0", "other 0 0", "again 0 0", "again 0 1", "other 0 1", "plain 0 1", "plain 1 0",
 		"again 1 0", "again 1 1", "plain 1 1"}
-	for _, after := range []int{7} { // one run of the second setting
+	for _, after := range []int{4, 7} {
 		kept := keptAfter(t, cfg, after)
 		if !strings.Contains(string(kept), `"interrupted":true`) {
 			t.Errorf("what was kept does not say that it was interrupted: %s", kept)

@@ -81,8 +81,9 @@ func (d *decoder) decodeStruct(n *yaml.Node, name string, v reflect.Value) {
 }
 
 // forms says what a value of a kind is, for people.
-var forms = map[reflect.Kind]string{reflect.String: "a text", reflect.Int: "a whole number", reflect.Float64: "a number",
-	reflect.Bool: "true or false"}
+var forms = map[reflect.Kind]string{
+	reflect.String: "a text", reflect.Int: "a whole number", reflect.Float64: "a number", reflect.Bool: "true or false",
+}
 
 func (d *decoder) decodeScalar(n *yaml.Node, name string, v reflect.Value) {
 	into := v.Addr().Interface()

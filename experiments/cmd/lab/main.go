@@ -44,7 +44,8 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		group string
 		*cobra.Command
 	}{
-		{target, pressureCommand()}, {target, firstTokenCommand()}, {target, overheadCommand()},
+		{target, pressureCommand()}, {target, matrixCommand()},
+		{target, firstTokenCommand()}, {target, overheadCommand()},
 		{target, accountingCommand()}, {target, harmCommand()}, {target, soakCommand()}, {target, latencyCommand()},
 		{target, serverloadCommand()}, {target, divergenceCommand()},
 		{device, attentionCommand()}, {device, hyperCommand()}, {device, rooflineCommand()},

@@ -129,7 +129,8 @@ func readSaved(t *testing.T, path string, kind results.Kind, report any) *result
 func TestHelp(t *testing.T) {
 	_, stdout, _ := lab(t.Context(), "--help")
 	for name, flag := range map[string]string{
-		"pressure": "--variant NAME", "firsttoken": "--start", "harm": "--scenes", "soak": "--minutes",
+		"pressure": "--variant NAME", "matrix": "--plan",
+		"firsttoken": "--start", "harm": "--scenes", "soak": "--minutes",
 		"overhead": "--observer NAME=COMMAND", "accounting": "--rate", "serverload": "--clients",
 		"divergence": "--candidate",
 		"attention":  "--tolerance", "hyper": "--coding", "fabricplan": "--profile accurate|balanced|fast",

@@ -36,6 +36,10 @@ type synthOptions struct {
 	typeName string
 }
 
+func newSynthOptions() *synthOptions {
+	return &synthOptions{cfg: synth.Config{Arch: synth.Archs()[0]}, typeName: "Q8_0"}
+}
+
 // synthModel is a model that can be written.
 type synthModel struct {
 	Size int64
@@ -48,7 +52,7 @@ type synthModel struct {
 }
 
 func synthCommand() *cobra.Command {
-	o := synthOptions{cfg: synth.Config{Arch: synth.Archs()[0]}, typeName: "Q8_0"}
+	o := newSynthOptions()
 	var out string
 	cmd := &cobra.Command{
 		Use:   "synth -o MODEL {--size SIZE | --layers N --embd N --ff N --heads N | --inflate N SOURCE}",
@@ -331,8 +335,8 @@ func describeRouting(r *synth.Routing, c synth.Config, w io.Writer) error {
 	return err
 }
 
-// inflated is the model at path with experts that are factor times as wide. On a terminal it is also said how large they
-// are.
+// inflated is the model at path with experts that are factor times as wide. On a terminal it is also said how large
+// they are.
 func inflated(path string, factor int, seed uint64) (_ *synthModel, err error) {
 	in, err := regular.Open(path)
 	if err != nil {
