@@ -1,8 +1,8 @@
 // Package matrix measures many models, amounts of memory and strategies with package pressure: one series for each
 // model, whose settings are the amounts of memory and whose variants are the strategies. "lab matrix" runs it.
 //
-// What is measured is said by a file in YAML ([Parse]; experiments/matrix.yaml is the project's). Combinations that make
-// no sense are named there with the reason, and the reports name them, too. A [Plan] has all combinations, and an
+// What is measured is said by a file in YAML ([Parse]; experiments/matrix.yaml is the project's). Combinations that
+// make no sense are named there with the reason, and the reports name them, too. A [Plan] has all combinations, and an
 // estimate of how long they take.
 //
 // Each series is saved as a document of package results, after every run. A series that was interrupted, or whose
@@ -56,7 +56,8 @@ type Model struct {
 	Get   string `yaml:"get"`   // the name of a model that can be downloaded
 	// Mixture says that shares of memory are shares of the experts, beside the rest.
 	Mixture bool `yaml:"mixture"`
-	// Repack lets llama.cpp copy weights into another layout, as it does by default. Tokens then read nothing of the file.
+	// Repack lets llama.cpp copy weights into another layout, as it does by default. Tokens then read nothing of the
+	// file.
 	Repack bool   `yaml:"repack"`
 	Prompt string `yaml:"prompt"`
 	Tokens int    `yaml:"tokens"` // instead of the file's
@@ -249,7 +250,8 @@ func (f *File) Select(models, memory, strategies []string) (*File, error) {
 	}{{"model", models, allModels}, {"amount of memory", memory, allMemory}, {"strategy", strategies, allStrategies}} {
 		for _, name := range list.names {
 			if !slices.Contains(list.known, name) {
-				return nil, fmt.Errorf("there is no %s %q: they are %s", list.what, name, strings.Join(list.known, ", "))
+				return nil, fmt.Errorf("there is no %s %q: they are %s", list.what, name,
+					strings.Join(list.known, ", "))
 			}
 		}
 	}

@@ -67,7 +67,8 @@ func NewPlan(ctx context.Context, f *File, materials Materials) (*Plan, error) {
 			s.settings = append(s.settings, set)
 			for _, strategy := range f.Strategies {
 				if because := f.whyLeftOut(s.Model.Name, memory.Name, strategy.Name); because != "" {
-					s.leftOut = append(s.leftOut, pressure.LeftOut{Variant: strategy.Name, Setting: at, Because: because})
+					s.leftOut = append(s.leftOut, pressure.LeftOut{
+						Variant: strategy.Name, Setting: at, Because: because})
 				} else {
 					s.runs += f.Repeat
 				}

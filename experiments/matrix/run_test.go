@@ -64,7 +64,8 @@ func scripted(t *testing.T) (*Plan, Options) {
 	model, target := filepath.Join(dir, "model"), filepath.Join(dir, "target.sh")
 	content := make([]byte, modelBytes)
 	rand.NewChaCha8([32]byte{}).Read(content)
-	if err := errors.Join(os.WriteFile(model, content, 0o644), os.WriteFile(target, []byte(script), 0o644)); err != nil {
+	if err := errors.Join(os.WriteFile(model, content, 0o644),
+		os.WriteFile(target, []byte(script), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	// A repacked model is not traced, as a script cannot be.
@@ -91,7 +92,8 @@ left-out:
 	return p, Options{Dir: dir, Materials: made(model), Commands: map[string]string{"sleep": "/bin/sleep"},
 		Target:  func(llama.Options) []string { return []string{"/bin/sh", target, model} },
 		Command: "lab matrix",
-		Disk:    pressure.DiskOptions{Settings: []pressure.DiskSetting{{Block: 1 << 20, Depth: 4}}, PointTime: 20 * time.Millisecond},
+		Disk: pressure.DiskOptions{Settings: []pressure.DiskSetting{{Block: 1 << 20, Depth: 4}},
+			PointTime: 20 * time.Millisecond},
 	}
 }
 
@@ -117,7 +119,7 @@ func TestRun(t *testing.T) {
 		}
 		last = max(last, done)
 		if d, err := results.ReadFile(path); err == nil && strings.HasPrefix(what, "one: again: token") {
-			if r, err := pressure.ReadReport(d.Report, -1); err == nil && len(r.Runs) == 5 { // one at the second setting
+			if r, err := pressure.ReadReport(d.Report, -1); err == nil && len(r.Runs) == 5 { // at the second setting
 				cancel()
 			}
 		}
@@ -165,8 +167,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("%q", notes)
 	}
 
-	// What is complete is not measured again. More rounds are added. Another matrix is refused, and so is a file that is
-	// no document.
+	// What is complete is not measured again. Another matrix is refused, and so is a file that is no document.
 	before, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -35,12 +35,14 @@ func TestMatrixUsage(t *testing.T) {
 		{[]string{"x"}, "unknown command"},
 		{[]string{"-f", good, "--model", "big", "--plan"}, `there is no model "big": they are tiny`},
 	})
-	for strategies, want := range map[string]string{
-		"  - {name: plain, hepler: x}\n":                                                             `unknown key "hepler": did you mean "helper"?`,
-		"  - {name: x, helper: '{prefetch} --wait'}\n":                                               "commands are lab, prefetchd",
-		"  - {name: plain}\ncommands: {name: x}\n":                                                   `command "x": path: say where it is`,
-		"  - {name: x, helper: '{own} --pid {pid}'}\ncommands: {name: own, path: /no/such/binary}\n": "/no/such/binary: no such",
+	for _, test := range []struct{ strategies, want string }{
+		{"  - {name: plain, hepler: x}\n", `unknown key "hepler": did you mean "helper"?`},
+		{"  - {name: x, helper: '{prefetch} --wait'}\n", "commands are lab, prefetchd"},
+		{"  - {name: plain}\ncommands: {name: x}\n", `command "x": path: say where it is`},
+		{"  - {name: x, helper: '{own} --pid {pid}'}\ncommands: {name: own, path: /no/such/binary}\n",
+			"/no/such/binary: no such"},
 	} {
+		strategies, want := test.strategies, test.want
 		code, stdout, stderr := lab(t.Context(), "matrix", "--plan", "-f", matrixFileOf(t, strategies))
 		if code != 1 || stdout != "" || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%q: exit %d, %q%q; want 1 and one line with %q", strategies, code, stdout, stderr, want)
