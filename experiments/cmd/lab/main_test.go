@@ -135,7 +135,7 @@ func TestHelp(t *testing.T) {
 		"divergence": "--candidate",
 		"attention":  "--tolerance", "hyper": "--coding", "fabricplan": "--profile accurate|balanced|fast",
 		"synth": "--type F32|F16|Q8_0|Q4_0|Q4_K", "getllama": "--link PATH",
-		"results": "lab results docs --check",
+		"results": "lab results docs --check", "dataset": "--trained",
 	} {
 		if !strings.Contains(stdout, "\n  "+name+" ") {
 			t.Errorf("lab --help does not name %s:\n%s", name, stdout)
