@@ -57,7 +57,7 @@ type Model struct {
 	// Mixture says that shares of memory are shares of the experts, beside the rest.
 	Mixture bool `yaml:"mixture"`
 	// Repack lets llama.cpp copy weights into another layout, as it does by default. Tokens then read nothing of the
-	// file.
+	// file, and its size counts as what a token reads.
 	Repack bool   `yaml:"repack"`
 	Prompt string `yaml:"prompt"`
 	Tokens int    `yaml:"tokens"` // instead of the file's

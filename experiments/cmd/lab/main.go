@@ -51,7 +51,8 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		{device, attentionCommand()}, {device, hyperCommand()}, {device, rooflineCommand()},
 		{device, fabricplanCommand()}, {device, fabricCommand()},
 		{material, synthCommand()}, {material, getllamaCommand()},
-		{data, resultsCommand()}, {data, datasetCommand()},
+		{data, resultsCommand()},
+		{data, datasetCommand()},
 	} {
 		c.GroupID = c.group
 		root.AddCommand(c.Command)
