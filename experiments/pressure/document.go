@@ -62,6 +62,9 @@ func (r *Report) conditions() tabular.Lines {
 			"and each MiB has the target compute %s us longer",
 			number(r.BesideBW/mib), len(r.Beside), percent(r.BesideBW/r.DiskBW), number(r.DiskCost*mib*1e6))
 	}
+	if text := r.statesText(); text != "" {
+		add("%s", text)
+	}
 	if r.Throttle > 0 {
 		add("throttle: the runs may read %s MiB/s: their bandwidth is %s MiB/s", inMiB(r.Throttle), number(r.BW/mib))
 	}
@@ -131,6 +134,9 @@ func (r *Report) table(at *Result) *tabular.Table {
 	}
 	for i := range at.Summaries {
 		s := &at.Summaries[i]
+		if s.Runs == 0 && r.isLeftOut(s.Variant, at) {
+			continue
+		}
 		add(s.Variant, func(m *metric) []string { return m.summaryCells(s) })
 	}
 	return t
@@ -254,6 +260,15 @@ func (r *Report) remarks() tabular.Lines {
 		add("INTERRUPTED after %d runs: those that were to follow are missing, and what is measured after them.",
 			len(r.Runs))
 	}
+	for _, resumed := range r.Resumed {
+		add("The series was interrupted after %d runs, and went on at %s.", resumed.AfterRuns,
+			resumed.Time.UTC().Format("2006-01-02 15:04"))
+	}
+	if state := r.busiest(); state.Busy+state.Steal > quiet {
+		add("NOT QUIET: when nothing of the series ran, others had %s of the processors.",
+			percent(state.Busy+state.Steal))
+	}
+	lines = append(lines, r.leftOutRemarks()...)
 	repeats := 0
 	for i := range r.Results {
 		for _, s := range r.Results[i].Summaries {
@@ -292,6 +307,70 @@ func (r *Report) remarks() tabular.Lines {
 	}
 	if slices.ContainsFunc(r.Unlimited, func(u Run) bool { return !u.TextSame }) {
 		add("The target's text differs between runs without a limit: its equality means nothing here.")
+	}
+	return lines
+}
+
+// quiet is the share of the processors that others have on a machine that is quiet enough.
+const quiet = 0.1
+
+// statesText says what the machine did when nothing of the series ran; empty if that was not looked at.
+func (r *Report) statesText() string {
+	if len(r.States) == 0 {
+		return ""
+	}
+	of := func(s *MachineState) string {
+		return fmt.Sprintf("%s of the processors busy and %s stolen, a load of %s", percent(s.Busy), percent(s.Steal),
+			number(s.Load))
+	}
+	text := "beside the series: " + of(&r.States[0]) + " before it"
+	if last := len(r.States) - 1; last > 0 && !r.Interrupted {
+		text += "; " + of(&r.States[last]) + " after it"
+	}
+	return text
+}
+
+// busiest is the state in which others had most of the processors.
+func (r *Report) busiest() (most MachineState) {
+	for _, s := range r.States {
+		if s.Busy+s.Steal > most.Busy+most.Steal {
+			most = s
+		}
+	}
+	return most
+}
+
+// isLeftOut says whether a variant was not to be run at a setting.
+func (r *Report) isLeftOut(variant string, at *Result) bool {
+	return slices.ContainsFunc(r.LeftOut, func(l LeftOut) bool {
+		return l.Variant == variant && &r.Results[l.Setting] == at
+	})
+}
+
+// leftOutRemarks name what was left out, with a line for each reason and the settings that it holds at.
+func (r *Report) leftOutRemarks() (lines tabular.Lines) {
+	settings := map[LeftOut][]string{} // by variant and reason
+	var order []LeftOut
+	for _, l := range r.LeftOut {
+		at := r.Results[l.Setting].Setting.String()
+		l.Setting = 0
+		if settings[l] == nil {
+			order = append(order, l)
+		}
+		settings[l] = append(settings[l], at)
+	}
+	type line struct{ because, at string }
+	variants := map[line][]string{}
+	var all []line
+	for _, l := range order {
+		key := line{l.Because, strings.Join(settings[l], "; ")}
+		if variants[key] == nil {
+			all = append(all, key)
+		}
+		variants[key] = append(variants[key], l.Variant)
+	}
+	for _, l := range all {
+		lines = append(lines, fmt.Sprintf("Left out at %s: %s. %s", l.at, strings.Join(variants[l], ", "), l.because))
 	}
 	return lines
 }

@@ -10,6 +10,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"tensorcast/internal/chart"
 	"tensorcast/internal/stats"
@@ -25,6 +26,48 @@ const (
 	boundPoints       = 200
 	expertBoundPoints = 40
 )
+
+// Shown is a variant that a figure shows, under another name if it has one.
+type Shown struct{ Variant, Name string }
+
+// ErrNoVariant says that a report has no variant of a name.
+var ErrNoVariant = errors.New("there is no such variant")
+
+// show keeps the curves that are shown, in their order and under their names; all if none is said.
+func (r *Report) show(f *chart.Figure, shown []Shown) error {
+	if len(shown) == 0 {
+		return nil
+	}
+	var indices []int
+	for _, s := range shown {
+		i := slices.IndexFunc(r.Variants, func(v Variant) bool { return v.Name == s.Variant })
+		if i < 0 {
+			var names []string
+			for _, v := range r.Variants {
+				names = append(names, v.Name)
+			}
+			return fmt.Errorf("%w: %q; there are %s", ErrNoVariant, s.Variant, strings.Join(names, ", "))
+		}
+		indices = append(indices, i)
+	}
+	f.High = 0
+	for p := range f.Panels {
+		kept := f.Panels[p].Curves[:1:1] // the bound
+		for n, i := range indices {
+			c := f.Panels[p].Curves[1+i]
+			if c.Name = cmp.Or(shown[n].Name, shown[n].Variant); len(c.Points) > 0 {
+				kept = append(kept, c)
+			}
+		}
+		f.Panels[p].Curves = kept
+		for _, c := range kept {
+			for _, point := range c.Points {
+				f.High = max(f.High, 1.08*point.Y, 1.08*point.High)
+			}
+		}
+	}
+	return nil
+}
 
 // speedFigure is the figure of tok/s against what fits, with a panel for each readahead. Their
 // range of x is wider than that of the points.
@@ -123,9 +166,14 @@ func (r *Report) boundCurve(from, to float64, steady bool) (points []chart.Point
 // WriteFigure draws tok/s against x, or against the share of the experts that fits, in one of the
 // [chart.Formats]. It shows the medians of each variant, the range of its runs as upright bars, and
 // the bound above them. Each readahead has a panel. The speed is that of the steady state if the
-// runs have one. It fails with [ErrNoFigure] if there is nothing to draw.
-func (r *Report) WriteFigure(w io.Writer, format string) error {
-	return writeFigure(w, r.speedFigure(), format)
+// runs have one. shown says which variants are drawn; without it all are. It fails with [ErrNoFigure] if there is
+// nothing to draw, and with [ErrNoVariant].
+func (r *Report) WriteFigure(w io.Writer, format string, shown ...Shown) error {
+	f := r.speedFigure()
+	if err := r.show(f, shown); err != nil {
+		return err
+	}
+	return writeFigure(w, f, format)
 }
 
 // WriteBytesFigure draws what the disk gave for each generated token: the median of each variant's

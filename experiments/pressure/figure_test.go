@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -46,6 +47,28 @@ func drawn() *Report {
 	}
 	r.summarise()
 	return r
+}
+
+// Only the variants that are shown are in the figure, in their order and under their names, and its height is theirs.
+func TestShown(t *testing.T) {
+	r := drawn()
+	f := r.speedFigure()
+	all := f.High
+	if err := r.show(f, []Shown{{"static", "pinned"}, {Variant: "plain"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range f.Panels {
+		if c := p.Curves; len(c) != 3 || !c[0].Bound || c[1].Name != "pinned" || len(c[1].Points) != 3 ||
+			c[2].Name != "plain" || len(c[2].Points) != 4 {
+			t.Errorf("%s: %+v, want the bound, pinned and plain", p.Title, c)
+		}
+	}
+	if f.High <= 0 || f.High > all {
+		t.Errorf("a height of %v, want no more than %v", f.High, all)
+	}
+	if err := r.WriteFigure(io.Discard, "svg", Shown{Variant: "none"}); !errors.Is(err, ErrNoVariant) {
+		t.Errorf("%v, want ErrNoVariant", err)
+	}
 }
 
 func TestSpeeds(t *testing.T) {

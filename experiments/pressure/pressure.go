@@ -80,6 +80,16 @@ type Config struct {
 	Repeat   int // runs of each variant at each setting
 	Skip     int // tokens that are the start-up
 	Variants []Variant
+	// LeftOut are the variants that are not run at a setting.
+	LeftOut []LeftOut
+	// Earlier is the report of the same series, which was interrupted; nil: there is none. What it has is not measured
+	// again, but for what a token reads and one reading of the disk. It fails with [ErrOtherSeries] if the report is of
+	// another one.
+	Earlier *Report
+	// Keep, if not nil, is called with the report after each run under a limit, so that nothing is lost if this process
+	// is killed. The report then says that it was interrupted, and is only valid during the call. An error ends the
+	// series.
+	Keep func(*Report) error
 	// Throttle is how many bytes per second target and helper together may read from the disk under
 	// the limit; 0: as many as it gives.
 	Throttle int64
@@ -140,7 +150,7 @@ func (c *Config) check() error {
 			return fmt.Errorf("two variants are named %s", v.Name)
 		}
 	}
-	return nil
+	return c.checkLeftOut()
 }
 
 // String describes the setting: "x = 0.85, readahead 128 KiB".

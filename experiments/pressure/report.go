@@ -23,6 +23,12 @@ type Report struct {
 	Target  []string  `json:"target"`
 	// Interrupted says that some runs, and the measurements after them, are missing.
 	Interrupted bool `json:"interrupted,omitempty"`
+	// Resumed says where a series went on that was interrupted.
+	Resumed []Resumption `json:"resumed,omitempty"`
+	// States are what the machine did before, at each resumption, and after the series.
+	States []MachineState `json:"machine_states,omitempty"`
+	// LeftOut are the variants that were not to be run at a setting.
+	LeftOut []LeftOut `json:"left_out,omitempty"`
 
 	// Skip is how many tokens at the beginning of a run are its start-up.
 	Skip int `json:"skip"`
@@ -219,6 +225,11 @@ func (r *Report) check() error {
 	for _, run := range r.Runs {
 		if run.Setting < 0 || run.Setting >= len(r.Results) {
 			return fmt.Errorf("a run at setting %d of %d", run.Setting, len(r.Results))
+		}
+	}
+	for _, l := range r.LeftOut {
+		if l.Setting < 0 || l.Setting >= len(r.Results) {
+			return fmt.Errorf("a variant is left out at setting %d of %d", l.Setting, len(r.Results))
 		}
 	}
 	for _, run := range r.Unlimited {

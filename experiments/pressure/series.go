@@ -58,7 +58,7 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	if cfg.Trace == nil {
 		cfg.Trace = cfg.Target
 	}
-	s := &series{cfg: cfg, settle: settle, total: unlimitedRuns + len(cfg.Settings)*cfg.Repeat*len(cfg.Variants)}
+	s := &series{cfg: cfg, settle: settle, total: unlimitedRuns + cfg.countRuns()}
 	if err := s.open(); err != nil {
 		return nil, err
 	}
@@ -80,12 +80,17 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	}
 	s.report = &Report{
 		Started: time.Now(), Host: host.Read(), Target: cfg.Target, Variants: cfg.Variants, Skip: cfg.Skip,
-		Throttle: cfg.Throttle,
-		Disk:     DiskInfo{Name: s.disk.name, ReadaheadKiBBefore: before},
-		Model:    ModelInfo{Path: cfg.Model, Bytes: s.model.Size, TokenBytes: cfg.Weights},
+		Throttle: cfg.Throttle, LeftOut: cfg.LeftOut,
+		Disk:  DiskInfo{Name: s.disk.name, ReadaheadKiBBefore: before},
+		Model: ModelInfo{Path: cfg.Model, Bytes: s.model.Size, TokenBytes: cfg.Weights},
 	}
 	if cfg.Throttle > 0 {
 		if err := s.checkThrottle(); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Earlier != nil {
+		if err := s.checkSame(cfg.Earlier); err != nil {
 			return nil, err
 		}
 	}
@@ -113,11 +118,70 @@ func (s *series) progress(what string) {
 
 // runAll makes all measurements and runs.
 func (s *series) runAll(ctx context.Context) error {
-	r := s.report
+	if err := s.watchMachine(ctx); err != nil {
+		return err
+	}
 	if err := s.traceWeights(ctx); err != nil {
 		return err
 	}
+	if s.cfg.Earlier != nil {
+		if err := s.adopt(s.cfg.Earlier); err != nil {
+			return err
+		}
+		if err := s.readDisk(ctx); err != nil {
+			return err
+		}
+	} else if err := s.measureOnce(ctx); err != nil {
+		return err
+	}
+	r := s.report
+	for i, set := range s.cfg.Settings {
+		if r.countAt(i) >= len(s.cfg.turns(i)) {
+			continue
+		}
+		if set.Readahead > 0 {
+			if err := s.disk.setReadahead(set.Readahead); err != nil {
+				return err
+			}
+		}
+		var err error
+		if r.Results[i].ReadaheadKiB, err = s.disk.readahead(); err != nil {
+			return err
+		}
+		if err := s.runSetting(ctx, i); err != nil {
+			return err
+		}
+	}
+	if err := s.measureCompute(ctx, ", afterwards"); err != nil {
+		return err
+	}
+	if err := s.readBeside(ctx); err != nil {
+		return err
+	}
+	if err := s.watchMachine(ctx); err != nil {
+		return err
+	}
+	s.progress("")
+	return nil
+}
 
+// watchTime is how long the machine is watched for what others do.
+const watchTime = 500 * time.Millisecond
+
+// watchMachine notes what the machine does while nothing of the series runs.
+func (s *series) watchMachine(ctx context.Context) error {
+	s.progress("looking at what else the machine does")
+	state, err := host.Watch(ctx, watchTime)
+	if err != nil {
+		return err
+	}
+	s.report.States = append(s.report.States, MachineState{len(s.report.Runs), state})
+	return nil
+}
+
+// measureOnce measures what all settings have in common.
+func (s *series) measureOnce(ctx context.Context) error {
+	r := s.report
 	// The first run without a limit starts cold. All of the model that it needs is then charged to
 	// its group, so the rest of the group's usage is the target's own memory. The others find
 	// everything in memory: they measure the computing time.
@@ -141,30 +205,7 @@ func (s *series) runAll(ctx context.Context) error {
 	if err := s.readDisk(ctx); err != nil {
 		return err
 	}
-	if err := s.readBeside(ctx); err != nil {
-		return err
-	}
-	for i, set := range s.cfg.Settings {
-		if set.Readahead > 0 {
-			if err := s.disk.setReadahead(set.Readahead); err != nil {
-				return err
-			}
-		}
-		if r.Results[i].ReadaheadKiB, err = s.disk.readahead(); err != nil {
-			return err
-		}
-		if err := s.runSetting(ctx, i); err != nil {
-			return err
-		}
-	}
-	if err := s.measureCompute(ctx, ", afterwards"); err != nil {
-		return err
-	}
-	if err := s.readBeside(ctx); err != nil {
-		return err
-	}
-	s.progress("")
-	return nil
+	return s.readBeside(ctx)
 }
 
 // traceWeights finds out what a token reads, unless the configuration says it.
@@ -193,13 +234,14 @@ func (s *series) traceWeights(ctx context.Context) error {
 	return nil
 }
 
-// runSetting runs all variants at a setting, and measures the disk in the middle and at the end.
+// runSetting makes the runs of a setting that are missing, and measures the disk in the middle and at the end.
 func (s *series) runSetting(ctx context.Context, setting int) error {
 	r := s.report
-	turns := runOrder(len(s.cfg.Variants), s.cfg.Repeat)
-	for i, v := range turns {
+	turns := s.cfg.turns(setting)
+	inRound := len(turns) / s.cfg.Repeat
+	for i := r.countAt(setting); i < len(turns); i++ {
 		run, err := s.run(ctx, runSpec{
-			variant: s.cfg.Variants[v], setting: setting, round: i / len(s.cfg.Variants),
+			variant: s.cfg.Variants[turns[i]], setting: setting, round: i / inRound,
 			limit: r.Results[setting].Limit, throttle: s.cfg.Throttle,
 		})
 		if err != nil {
@@ -209,11 +251,29 @@ func (s *series) runSetting(ctx context.Context, setting int) error {
 		run.TextSame = run.Outcome == Finished && run.Text == first.Text && slices.Equal(run.Tokens, first.Tokens)
 		r.Runs = append(r.Runs, *run)
 		s.done++
+		if err := s.keep(); err != nil {
+			return err
+		}
 		if i+1 == len(turns)/2 || i+1 == len(turns) {
 			if err := s.readDisk(ctx); err != nil {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// keep has the caller keep what was measured so far.
+func (s *series) keep() error {
+	if s.cfg.Keep == nil {
+		return nil
+	}
+	r := s.report
+	r.Interrupted = true
+	defer func() { r.Interrupted = false }()
+	r.summarise() // without a replay of experts, which takes seconds: who reads the report makes it
+	if err := s.cfg.Keep(r); err != nil {
+		return fmt.Errorf("keep what was measured: %w", err)
 	}
 	return nil
 }

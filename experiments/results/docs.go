@@ -23,10 +23,11 @@ import (
 //	<!-- /results -->
 //
 // NAME is that of a document in [Dir], and PART says what of its report is shown (see [Document.WriteTable]). With
-// figure=FILE.svg instead of parts it is a figure, in a file beside the text.
+// figure=FILE.svg instead of parts it is a figure, in a file beside the text or in a directory below. What follows then
+// names the variants that are drawn (see [Document.WriteFigure]).
 var (
 	beginMark = regexp.MustCompile(`^<!-- results: ([^ ]+)((?: [^ ]+)*) -->$`)
-	svgForm   = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*\.svg$`)
+	svgForm   = regexp.MustCompile(`^([a-z0-9][a-z0-9-]*/)*[a-z0-9][a-z0-9-]*\.svg$`)
 )
 
 const (
@@ -193,7 +194,7 @@ func (t *text) content(name string, options []string) (string, error) {
 		return "", err
 	}
 	var b bytes.Buffer
-	if figure, ok := strings.CutPrefix(strings.Join(options, " "), "figure="); ok {
+	if figure, ok := strings.CutPrefix(strings.Join(options[:min(len(options), 1)], ""), "figure="); ok {
 		if !svgForm.MatchString(figure) {
 			return "", fmt.Errorf("figure=%s: want the name of an SVG file beside the text, as in figure=speed.svg", figure)
 		}
@@ -201,7 +202,7 @@ func (t *text) content(name string, options []string) (string, error) {
 			return "", fmt.Errorf("figure=%s: another figure has that name", figure)
 		}
 		var svg bytes.Buffer
-		if err := d.WriteFigure(&svg, "svg"); err != nil {
+		if err := d.WriteFigure(&svg, "svg", options[1:]...); err != nil {
 			return "", fmt.Errorf("%s: %w", name, err)
 		}
 		t.names = append(t.names, figure)

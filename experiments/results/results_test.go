@@ -495,18 +495,44 @@ func TestUpdateDocs(t *testing.T) {
 	}
 }
 
+// A figure may lie in a directory below its text, and show chosen variants under other names.
+func TestFigureOfVariants(t *testing.T) {
+	dir, _ := checkout(t, "# A text\n")
+	file := filepath.Join(dir, "README.md")
+	text := "<!-- results: runs figure=docs/speed.svg plain=alone -->\n<!-- /results -->\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	figure := filepath.Join(dir, "docs", "speed.svg")
+	if changed, err := UpdateDocs(dir); err != nil || !slices.Equal(changed, []string{figure, file}) {
+		t.Fatalf("%v, %v; want the figure and the text", changed, err)
+	}
+	svg, err := os.ReadFile(figure)
+	if err != nil || !strings.Contains(string(svg), ">alone<") || strings.Contains(string(svg), ">plain<") {
+		t.Errorf("%v; want a figure of alone, and none of plain", err)
+	}
+	if data, err := os.ReadFile(file); err != nil || !strings.Contains(string(data), "](docs/speed.svg)") {
+		t.Errorf("%v, %s", err, data)
+	}
+	if err := CheckDocs(dir); err != nil {
+		t.Error(err)
+	}
+}
+
 // Marks that are wrong are told with file and line, and nothing is written.
 func TestWrongMarks(t *testing.T) {
 	for text, want := range map[string]string{
-		"a\n<!-- results: runs -->\n":                                "a.md:2: the table has no end",
-		"<!-- /results -->\n":                                        "a.md:1: <!-- /results --> without",
-		"<!-- results: runs -->\n<!-- results: runs -->\n":           "a.md:2: another table begins",
-		"<!-- results: -->\n<!-- /results -->":                       "is no mark",
-		"<!-- results: none -->\n<!-- /results -->":                  `no document "none"`,
-		"<!-- results: ../runs -->\n<!-- /results -->":               "no name of a document",
-		"<!-- results: runs all -->\n<!-- /results -->":              `no part "all"`,
-		"<!-- results: runs figure=../x.svg -->\n<!-- /results -->":  "name of an SVG file",
-		"<!-- results: runs remarks scenes -->\n<!-- /results -->\n": `no part "scenes"`,
+		"a\n<!-- results: runs -->\n":                                 "a.md:2: the table has no end",
+		"<!-- /results -->\n":                                         "a.md:1: <!-- /results --> without",
+		"<!-- results: runs -->\n<!-- results: runs -->\n":            "a.md:2: another table begins",
+		"<!-- results: -->\n<!-- /results -->":                        "is no mark",
+		"<!-- results: none -->\n<!-- /results -->":                   `no document "none"`,
+		"<!-- results: ../runs -->\n<!-- /results -->":                "no name of a document",
+		"<!-- results: runs all -->\n<!-- /results -->":               `no part "all"`,
+		"<!-- results: runs figure=../x.svg -->\n<!-- /results -->":   "name of an SVG file",
+		"<!-- results: runs figure=/x.svg -->\n<!-- /results -->":     "name of an SVG file",
+		"<!-- results: runs figure=x.svg auto -->\n<!-- /results -->": `no such variant: "auto"; there are plain`,
+		"<!-- results: runs remarks scenes -->\n<!-- /results -->\n":  `no part "scenes"`,
 	} {
 		dir, file := checkout(t, text)
 		changed, err := UpdateDocs(dir)

@@ -50,8 +50,9 @@ var ErrNoFigure = errors.New("only series of lab pressure have a figure")
 
 // WriteFigure draws tok/s against the share of the model that fits in memory, with a curve for each variant and one for
 // the bound, in one of the formats of package chart. The same document gives the same bytes. It fails with
-// [ErrNoFigure] for other kinds than [Pressure].
-func (d *Document) WriteFigure(w io.Writer, format string) error {
+// [ErrNoFigure] for other kinds than [Pressure]. curves name the variants that are drawn, as NAME or NAME=LABEL;
+// without them all are.
+func (d *Document) WriteFigure(w io.Writer, format string, curves ...string) error {
 	r, err := d.Open()
 	if err != nil {
 		return err
@@ -60,7 +61,12 @@ func (d *Document) WriteFigure(w io.Writer, format string) error {
 	if !ok {
 		return fmt.Errorf("%w: this one is of lab %s", ErrNoFigure, d.Kind)
 	}
-	return p.WriteFigure(w, format)
+	var shown []pressure.Shown
+	for _, curve := range curves {
+		variant, label, _ := strings.Cut(curve, "=")
+		shown = append(shown, pressure.Shown{Variant: variant, Name: label})
+	}
+	return p.WriteFigure(w, format, shown...)
 }
 
 // machineText says in a few words on which machine a series was measured.

@@ -8,6 +8,8 @@
 // The file is YAML, read strictly ([Parse]): an unknown key, a key that is there twice, and a value of another form
 // are errors with their line. What a file says decides what a program does that runs as root. So [Read] takes only a
 // file that nobody else can have written.
+//
+// A file whose parts have parts is read as strictly into a struct ([Decode]).
 package config
 
 import (

@@ -19,28 +19,34 @@ import (
 // error joins a [*Problem] for each thing that is wrong; then there are no settings. An empty file has none.
 func Parse(where string, data []byte, keys Keys) ([]Setting, error) {
 	p := parser{where: where, keys: keys}
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	var document, more yaml.Node
-	err := decoder.Decode(&document)
-	if errors.Is(err, io.EOF) {
-		return nil, nil
-	}
-	if err == nil {
-		if err = decoder.Decode(&more); err == nil {
-			p.refuse(&more, "a second document begins: want one")
-		} else if errors.Is(err, io.EOF) {
-			err = nil
-		}
-	}
-	if err != nil {
-		p.refuseSyntax(err)
-	} else {
-		p.readDocument(&document)
+	if document := p.readOne(data); document != nil {
+		p.readDocument(document)
 	}
 	if len(p.problems) > 0 {
 		return nil, errors.Join(p.problems...)
 	}
 	return p.settings, nil
+}
+
+// readOne reads the only document of a file; nil if the file is empty or no YAML, or has another document.
+func (p *parser) readOne(data []byte) *yaml.Node {
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	var document, more yaml.Node
+	err := decoder.Decode(&document)
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err == nil {
+		if err = decoder.Decode(&more); err == nil {
+			p.refuse(&more, "a second document begins: want one")
+			return nil
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		p.refuseSyntax(err)
+		return nil
+	}
+	return &document
 }
 
 // parser collects what a file says, and what is wrong with it.
@@ -81,7 +87,7 @@ func (p *parser) readDocument(document *yaml.Node) {
 	p.readPairs(top, "lines such as KEY: VALUE", func(key, value *yaml.Node) {
 		kind, known := p.keys[key.Value]
 		if !known {
-			p.refuse(key, "unknown key %q: %s", key.Value, p.suggest(key.Value))
+			p.refuse(key, "unknown key %q: %s", key.Value, suggest(key.Value, p.keys.names()))
 			return
 		}
 		before := len(p.problems)
@@ -147,9 +153,8 @@ func (p *parser) readValues(key string, kind Kind, n *yaml.Node) (all []Value) {
 	return all
 }
 
-// suggest says which key somebody may have meant: the nearest one, and where that is far away, all.
-func (p *parser) suggest(key string) string {
-	names := p.keys.names()
+// suggest says which key of names somebody may have meant: the nearest one, and where that is far away, all.
+func suggest(key string, names []string) string {
 	nearest, least := "", len(key)
 	for _, name := range names {
 		if d := levenshtein.ComputeDistance(strings.ToLower(strings.ReplaceAll(key, "_", "-")), name); d < least {

@@ -6,7 +6,7 @@
 // takes the columns model and run from the names of the directories. So the tables have no column with one of these
 // names: the number of a model in its capture, which is "model" in the capture, is "model_index" here.
 //
-// The table of hidden states is left out, because its rows have another width with each model.
+// The table of hidden states is left out unless it is asked for, because its rows have another width with each model.
 //
 // A data set tells what was said as its captures do (tokens, and which rows of the embeddings were read). So its
 // directories and files are readable by their owner only.
@@ -48,6 +48,20 @@ type Options struct {
 	Model, Run string
 	// Replace puts the run in the place of one that has its name.
 	Replace bool
+	// Hidden adds the table of hidden states.
+	Hidden bool
+	// ForOthers leaves out what tells one machine from another of its kind: which disk it has.
+	ForOthers bool
+}
+
+// tables are the names of the tables of a capture that a run has, without the one that describes it.
+func (o Options) tables(c *trace.Capture) (names []string) {
+	for _, name := range trace.TableNames() {
+		if c.HasTable(name) && (o.Hidden || name+".arrows" != trace.HiddenFile) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // Partition is a run in a data set.
@@ -65,7 +79,7 @@ func Append(ctx context.Context, path string, c *trace.Capture, o Options) (p Pa
 	if p.Model, p.Run, err = o.names(c.Meta); err != nil {
 		return Partition{}, err
 	}
-	describe, err := runColumns(ctx, c)
+	describe, err := runColumns(ctx, c, o)
 	if err != nil {
 		return Partition{}, err
 	}
@@ -93,10 +107,7 @@ func Append(ctx context.Context, path string, c *trace.Capture, o Options) (p Pa
 		p.Files = append(p.Files, run.Path(file))
 		return run.Write(file, fileMode, write)
 	}
-	for _, table := range trace.TableNames() {
-		if table+".arrows" == trace.HiddenFile || !c.HasTable(table) {
-			continue
-		}
+	for _, table := range o.tables(c) {
 		err := write(table, func(w io.Writer) error {
 			return trace.WriteParquetBatches(w, withoutModel(c.TableColumns(ctx, table)))
 		})

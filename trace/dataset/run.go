@@ -36,7 +36,7 @@ func withoutModel(batches iter.Seq2[[]tables.Column, error]) iter.Seq2[[]tables.
 
 // runColumns are the columns of the one row that describes a run. Sizes are bytes, and null where they are not known
 // or there is no limit. generation_seconds is the time of the decodes that generated generation_tokens.
-func runColumns(ctx context.Context, c *trace.Capture) ([]tables.Column, error) {
+func runColumns(ctx context.Context, c *trace.Capture, o Options) ([]tables.Column, error) {
 	m := c.Meta
 	var generated, ns int64
 	for s, err := range c.Steps() {
@@ -71,6 +71,10 @@ func runColumns(ctx context.Context, c *trace.Capture) ([]tables.Column, error) 
 	if disk == nil {
 		disk = &tables.Disk{}
 	}
+	which := disk.Identity
+	if o.ForOthers {
+		which = ""
+	}
 	return []tables.Column{
 		text("started", m.Started.UTC().Format(time.RFC3339)),
 		real("seconds", m.Seconds),
@@ -92,7 +96,7 @@ func runColumns(ctx context.Context, c *trace.Capture) ([]tables.Column, error) 
 		number("cpus", int64(m.Host.CPUs)),
 		size("host_memory_bytes", m.Host.MemoryBytes),
 		size("memory_limit_bytes", memory.LimitBytes),
-		text("disk", disk.Identity),
+		text("disk", which),
 		size("disk_bytes_per_second", int64(disk.BytesPerSecond)),
 		size("disk_readahead_bytes", int64(disk.ReadaheadKiB)<<10),
 	}, nil

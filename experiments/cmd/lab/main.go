@@ -44,13 +44,15 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		group string
 		*cobra.Command
 	}{
-		{target, pressureCommand()}, {target, firstTokenCommand()}, {target, overheadCommand()},
+		{target, pressureCommand()}, {target, matrixCommand()},
+		{target, firstTokenCommand()}, {target, overheadCommand()},
 		{target, accountingCommand()}, {target, harmCommand()}, {target, soakCommand()}, {target, latencyCommand()},
 		{target, serverloadCommand()}, {target, divergenceCommand()},
 		{device, attentionCommand()}, {device, hyperCommand()}, {device, rooflineCommand()},
 		{device, fabricplanCommand()}, {device, fabricCommand()},
 		{material, synthCommand()}, {material, getllamaCommand()}, {material, getmodelCommand()},
 		{data, resultsCommand()},
+		{data, datasetCommand()},
 	} {
 		c.GroupID = c.group
 		root.AddCommand(c.Command)

@@ -129,12 +129,13 @@ func readSaved(t *testing.T, path string, kind results.Kind, report any) *result
 func TestHelp(t *testing.T) {
 	_, stdout, _ := lab(t.Context(), "--help")
 	for name, flag := range map[string]string{
-		"pressure": "--variant NAME", "firsttoken": "--start", "harm": "--scenes", "soak": "--minutes",
+		"pressure": "--variant NAME", "matrix": "--plan",
+		"firsttoken": "--start", "harm": "--scenes", "soak": "--minutes",
 		"overhead": "--observer NAME=COMMAND", "accounting": "--rate", "serverload": "--clients",
 		"divergence": "--candidate",
 		"attention":  "--tolerance", "hyper": "--coding", "fabricplan": "--profile accurate|balanced|fast",
 		"synth": "--type F32|F16|Q8_0|Q4_0|Q4_K", "getllama": "--link PATH",
-		"results": "lab results docs --check",
+		"results": "lab results docs --check", "dataset": "--trained",
 	} {
 		if !strings.Contains(stdout, "\n  "+name+" ") {
 			t.Errorf("lab --help does not name %s:\n%s", name, stdout)

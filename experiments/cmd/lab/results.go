@@ -144,7 +144,8 @@ func resultsDocsCommand() *cobra.Command {
 
 by the table of the document NAME in experiments/results, and names each file that it changed. PARTs are
 those of "lab results table". With figure=FILE.svg instead of PARTs it draws the document's figure into
-that file beside the text. Lines that are indented, or in a fence of code, are examples and stay.
+that file beside the text, or in a directory below; variants may follow, as those of --curve of "lab
+results figure" do. Lines that are indented, or in a fence of code, are examples and stay.
 
 DIR is the checkout; by default it is the one that the command is run in. The same data give the same
 bytes.
@@ -268,6 +269,7 @@ Exit codes: 0 written; 1 failed; 2 wrong usage.`,
 
 func resultsFigureCommand() *cobra.Command {
 	var out string
+	var curves []string
 	cmd := &cobra.Command{
 		Use:   "figure FILE|NAME -o FILE",
 		Short: "Draw tokens per second against the share of the model that fits",
@@ -276,8 +278,9 @@ with a curve for each variant, the range of its runs as upright bars, and the bo
 exceed. The format follows from the name: ` + strings.Join(chart.Formats, ", ") + `. The same document gives the same
 bytes.
 ` + aboutNames,
-		Example: `  lab results figure late-dense -o speed.svg`,
-		Args:    cobra.ExactArgs(1),
+		Example: `  lab results figure late-dense -o speed.svg
+  lab results figure demo/matrix/dense-q8_0.json -o speed.svg --curve plain --curve auto=prefetchd`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			format := chart.FormatOf(out)
 			if !slices.Contains(chart.Formats, format) {
@@ -287,10 +290,12 @@ bytes.
 			if err != nil {
 				return err
 			}
-			return outfile.Write(out, func(w io.Writer) error { return d.WriteFigure(w, format) })
+			return outfile.Write(out, func(w io.Writer) error { return d.WriteFigure(w, format, curves...) })
 		},
 	}
 	cmd.Flags().StringVarP(&out, "output", "o", "", "the `file` that is drawn")
+	cmd.Flags().StringArrayVar(&curves, "curve", nil,
+		"draw this variant, `NAME[=LABEL]`, beside the bound; may be repeated (default: all variants)")
 	return cmd
 }
 

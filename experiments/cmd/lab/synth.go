@@ -27,12 +27,33 @@ import (
 // dimensions are the flags that --size replaces.
 var dimensions = []string{"layers", "embd", "ff", "heads", "kv-heads"}
 
+// synthOptions are the flags that describe a model.
+type synthOptions struct {
+	cfg      synth.Config
+	routes   string
+	size     int64
+	factor   int
+	typeName string
+}
+
+func newSynthOptions() *synthOptions {
+	return &synthOptions{cfg: synth.Config{Arch: synth.Archs()[0]}, typeName: "Q8_0"}
+}
+
+// synthModel is a model that can be written.
+type synthModel struct {
+	Size int64
+	// Active is about the share of its bytes that a token reads.
+	Active float64
+	write  func(ctx context.Context, w io.Writer, moved func(written int64)) error
+	// describe says on stderr what was written to out.
+	describe func(out string, stderr io.Writer) error
+	close    func() error
+}
+
 func synthCommand() *cobra.Command {
-	cfg := synth.Config{Arch: synth.Archs()[0]}
-	var out, routes string
-	var size int64
-	var factor int
-	typeName := "Q8_0"
+	o := newSynthOptions()
+	var out string
 	cmd := &cobra.Command{
 		Use:   "synth -o MODEL {--size SIZE | --layers N --embd N --ff N --heads N | --inflate N SOURCE}",
 		Short: "Write a GGUF model with random weights that llama.cpp loads and runs, or one with heavier experts",
@@ -75,64 +96,91 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
   lab synth -o routed.gguf --routes qwen.route.csv.gz --arch qwen3moe --layers 24 --embd 1024 --ff 384 --heads 16
   lab synth -o - --size 20MB --type F16 | sha256sum
   lab synth -o big.gguf --inflate 32 tiny-moe-q8_0.gguf`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			switch inflate := cmd.Flags().Changed("inflate"); {
-			case !inflate && len(args) > 0:
-				return fmt.Errorf("unexpected argument %q (the model's name goes after -o; --inflate N makes a "+
-					"copy of one)", args[0])
-			case inflate && len(args) != 1:
-				return fmt.Errorf("%d models to inflate: name one", len(args))
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Args: checkSource,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if out == "" {
 				return cli.Usagef("no output: say -o model.gguf, or -o - for stdout")
 			}
-			if len(args) > 0 {
-				if err := checkInflation(cmd); err != nil {
-					return cli.Usage(err)
-				}
-				return inflate(cmd.Context(), args[0], factor, cfg.Seed, out, cmd.OutOrStdout(), cmd.ErrOrStderr())
-			}
-			var err error
-			if cfg.Type, err = synth.ParseType(typeName); err != nil {
-				return cli.Usage(err)
-			}
-			if cfg.Routes, err = readRoutes(cmd, routes); err != nil {
+			m, err := o.model(cmd, args)
+			if err != nil {
 				return err
 			}
-			if cfg.Routes != nil && !cmd.Flags().Changed("vocab") {
-				cfg.Vocab = 0
-			}
-			if cfg.Table != 0 && cmd.Flags().Changed("vocab") {
-				return cli.Usagef("--table says how many tokens there are: leave out --vocab, or --table")
-			}
-			if cfg.Table != 0 && !cmd.Flags().Changed("arch") {
-				cfg.Arch = "" // the one that has a table
-			}
-			if cfg, err = applySize(cmd, cfg, size); err != nil {
-				return cli.Usage(err)
-			}
-			plan, err := synth.NewPlanContext(cmd.Context(), cfg)
+			defer func() { err = errors.Join(err, m.close()) }()
+			stderr := cmd.ErrOrStderr()
+			err = writeModel(out, m.Size, func(w io.Writer, moved func(int64)) error {
+				return m.write(cmd.Context(), w, moved)
+			}, cmd.OutOrStdout(), stderr)
 			if err != nil {
-				return asUsage(err)
+				return fmt.Errorf("write model: %w", err)
 			}
-			return writePlan(cmd.Context(), plan, out, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return m.describe(out, stderr)
 		},
 	}
-	f := cmd.Flags()
-	f.SortFlags = false
-	f.StringVarP(&out, "output", "o", "", "file to write; - for stdout")
-	cli.SizeVar(f, &size, "size", "size of the file (1.2GB, 700MiB): chooses the dimensions")
-	cli.EnumVar(cmd, &typeName, "type", "", []string{"F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q2_0", "Q1_0", "TQ1_0",
+	cmd.Flags().SortFlags = false
+	cmd.Flags().StringVarP(&out, "output", "o", "", "file to write; - for stdout")
+	o.add(cmd)
+	return cmd
+}
+
+// checkSource checks that there is a model to inflate where one is needed, and nowhere else.
+func checkSource(cmd *cobra.Command, args []string) error {
+	switch inflate := cmd.Flags().Changed("inflate"); {
+	case !inflate && len(args) > 0:
+		return fmt.Errorf("unexpected argument %q (the model's name goes after -o; --inflate N makes a "+
+			"copy of one)", args[0])
+	case inflate && len(args) != 1:
+		return fmt.Errorf("%d models to inflate: name one", len(args))
+	}
+	return nil
+}
+
+// model finds out what the flags and arguments of a command describe. The caller closes the model.
+func (o *synthOptions) model(cmd *cobra.Command, args []string) (*synthModel, error) {
+	if len(args) > 0 {
+		if err := checkInflation(cmd); err != nil {
+			return nil, cli.Usage(err)
+		}
+		return inflated(args[0], o.factor, o.cfg.Seed)
+	}
+	cfg := o.cfg
+	var err error
+	if cfg.Type, err = synth.ParseType(o.typeName); err != nil {
+		return nil, cli.Usage(err)
+	}
+	if cfg.Routes, err = readRoutes(cmd, o.routes); err != nil {
+		return nil, err
+	}
+	if cfg.Routes != nil && !cmd.Flags().Changed("vocab") {
+		cfg.Vocab = 0
+	}
+	if cfg.Table != 0 && cmd.Flags().Changed("vocab") {
+		return nil, cli.Usagef("--table says how many tokens there are: leave out --vocab, or --table")
+	}
+	if cfg.Table != 0 && !cmd.Flags().Changed("arch") {
+		cfg.Arch = "" // the one that has a table
+	}
+	if cfg, err = applySize(cmd, cfg, o.size); err != nil {
+		return nil, cli.Usage(err)
+	}
+	plan, err := synth.NewPlanContext(cmd.Context(), cfg)
+	if err != nil {
+		return nil, asUsage(err)
+	}
+	return planned(plan), nil
+}
+
+// add adds the flags.
+func (o *synthOptions) add(cmd *cobra.Command) {
+	f, cfg := cmd.Flags(), &o.cfg
+	cli.SizeVar(f, &o.size, "size", "size of the file (1.2GB, 700MiB): chooses the dimensions")
+	cli.EnumVar(cmd, &o.typeName, "type", "", []string{"F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q2_0", "Q1_0", "TQ1_0",
 		"TQ2_0"}, "weight type")
-	f.IntVar(&factor, "inflate", 0,
+	f.IntVar(&o.factor, "inflate", 0,
 		"copy a model, with feed-forward networks (experts) `N` times as wide; text and routing stay the same")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
 	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model (with --routes: the trace's)")
 	f.IntVar(&cfg.Used, "used", 0, "experts used per token (with --routes: the trace's)")
-	f.StringVar(&routes, "routes", "", "`FILE` with the trace of what routers are to choose, token by token")
+	f.StringVar(&o.routes, "routes", "", "`FILE` with the trace of what routers are to choose, token by token")
 	f.Float64Var(&cfg.Recall, "recall", synth.UsualRecall, "with --routes: the share of a layer's choice that the "+
 		"router before foretells;\nthe default was measured on trained models")
 	cli.EnumVar(cmd, &cfg.Arch, "arch", "", synth.Archs(), "architecture, which has a kind of router")
@@ -155,7 +203,6 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.IntVar(&cfg.KVHeads, "kv-heads", 0, "key/value heads (default: as many as --heads)")
 	f.IntVar(&cfg.Vocab, "vocab", synth.ByteVocab, "tokens; with --routes the trace's come on top by default")
 	f.IntVar(&cfg.Ctx, "ctx", 4096, "context length to declare")
-	return cmd
 }
 
 // checkInflation returns an error if a flag is set that describes a model. With --inflate the model
@@ -240,29 +287,32 @@ func writeModel(out string, size int64, write func(w io.Writer, moved func(writt
 	return outfile.Write(out, func(w io.Writer) error { return write(w, moved) })
 }
 
-// writePlan writes a model with random weights. On a terminal it also describes the model.
-func writePlan(ctx context.Context, plan *synth.Plan, out string, stdout, stderr io.Writer) error {
-	err := writeModel(out, plan.Size,
-		func(w io.Writer, moved func(int64)) error { return plan.Write(ctx, w, moved) }, stdout, stderr)
-	if err != nil {
-		return fmt.Errorf("write model: %w", err)
-	}
-	if r := plan.Routing; r != nil {
-		if err := describeRouting(r, plan.Config, stderr); err != nil {
-			return err
-		}
-	}
-	if !cli.IsTerminal(stderr) {
-		return nil
-	}
+// planned is a model with random weights. On a terminal it is also described.
+func planned(plan *synth.Plan) *synthModel {
 	c := plan.Config
-	kind := "dense"
+	m := &synthModel{Size: plan.Size, Active: 1, write: plan.Write, close: func() error { return nil }}
 	if c.Experts > 0 {
-		kind = fmt.Sprintf("%d experts, %d used", c.Experts, c.Used)
+		m.Active = float64(c.Used) / float64(c.Experts)
 	}
-	_, err = fmt.Fprintf(stderr, "%s: %s, %v, %s: %d layers, width %d, feed-forward %d, %d heads (%d key/value)\n",
-		out, humanize.IBytes(uint64(plan.Size)), c.Type, kind, c.Layers, c.Embd, c.FF, c.Heads, c.KVHeads)
-	return err
+	m.describe = func(out string, stderr io.Writer) error {
+		if r := plan.Routing; r != nil {
+			if err := describeRouting(r, c, stderr); err != nil {
+				return err
+			}
+		}
+		if !cli.IsTerminal(stderr) {
+			return nil
+		}
+		kind := "dense"
+		if c.Experts > 0 {
+			kind = fmt.Sprintf("%d experts, %d used", c.Experts, c.Used)
+		}
+		_, err := fmt.Fprintf(stderr,
+			"%s: %s, %v, %s: %d layers, width %d, feed-forward %d, %d heads (%d key/value)\n",
+			out, humanize.IBytes(uint64(plan.Size)), c.Type, kind, c.Layers, c.Embd, c.FF, c.Heads, c.KVHeads)
+		return err
+	}
+	return m
 }
 
 // describeRouting says what was planted of a trace.
@@ -285,45 +335,49 @@ func describeRouting(r *synth.Routing, c synth.Config, w io.Writer) error {
 	return err
 }
 
-// inflate writes the model at path again, with feed-forward networks that are factor times as wide.
-// On a terminal it also says how large the model and its experts are.
-func inflate(ctx context.Context, path string, factor int, seed uint64, out string, stdout, stderr io.Writer) error {
+// inflated is the model at path with feed-forward networks that are factor times as wide. On a terminal it is also said
+// how large it and its experts are.
+func inflated(path string, factor int, seed uint64) (_ *synthModel, err error) {
 	in, err := regular.Open(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer in.Close()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, in.Close())
+		}
+	}()
 	info, err := in.Stat()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	f, err := gguf.Parse(in, info.Size())
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	inf, err := synth.NewInflation(f, factor, seed)
 	if err != nil {
-		return asUsage(fmt.Errorf("%s: %w", path, err))
+		return nil, asUsage(fmt.Errorf("%s: %w", path, err))
 	}
-	err = writeModel(out, inf.Size,
-		func(w io.Writer, moved func(int64)) error { return inf.Write(ctx, w, in, moved) }, stdout, stderr)
-	if err != nil {
-		return fmt.Errorf("write model: %w", err)
-	}
-	if inf.Zeros > inf.Size/100 {
-		if _, err := fmt.Fprintf(stderr,
-			"%s of the model are zeros, because its type has no scales: they compress, and a file system may "+
-				"store them as holes when the file is copied\n", humanize.IBytes(uint64(inf.Zeros))); err != nil {
-			return err
+	m := &synthModel{Size: inf.Size, Active: 1, close: in.Close}
+	m.write = func(ctx context.Context, w io.Writer, moved func(int64)) error { return inf.Write(ctx, w, in, moved) }
+	m.describe = func(out string, stderr io.Writer) error {
+		if inf.Zeros > inf.Size/100 {
+			if _, err := fmt.Fprintf(stderr,
+				"%s of the model are zeros, because its type has no scales: they compress, and a file system may "+
+					"store them as holes when the file is copied\n", humanize.IBytes(uint64(inf.Zeros))); err != nil {
+				return err
+			}
 		}
+		if !cli.IsTerminal(stderr) {
+			return nil
+		}
+		size := humanize.IBytes(uint64(inf.Size))
+		if inf.ExpertBytes > 0 {
+			size += fmt.Sprintf(", an expert has %s in a layer", humanize.IBytes(uint64(inf.ExpertBytes)))
+		}
+		_, err := fmt.Fprintf(stderr, "%s: %s\n", out, size)
+		return err
 	}
-	if !cli.IsTerminal(stderr) {
-		return nil
-	}
-	size := humanize.IBytes(uint64(inf.Size))
-	if inf.ExpertBytes > 0 {
-		size += fmt.Sprintf(", an expert has %s in a layer", humanize.IBytes(uint64(inf.ExpertBytes)))
-	}
-	_, err = fmt.Fprintf(stderr, "%s: %s\n", out, size)
-	return err
+	return m, nil
 }

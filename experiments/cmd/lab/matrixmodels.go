@@ -1,0 +1,137 @@
+package main
+
+// This file makes the models of "lab matrix", or gets them.
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/matrix"
+	"tensorcast/gguf"
+	"tensorcast/internal/outfile"
+	"tensorcast/internal/regular"
+)
+
+// matrixModels makes models in a directory, in which they stay.
+type matrixModels struct {
+	dir      string
+	progress func(done, total int64, what string)
+}
+
+// Describe implements [matrix.Materials].
+func (m *matrixModels) Describe(ctx context.Context, model *matrix.Model) (matrix.Shape, error) {
+	switch {
+	case model.Synth != "":
+		s, err := synthOf(ctx, model.Synth)
+		if err != nil {
+			return matrix.Shape{}, err
+		}
+		return matrix.Shape{Bytes: s.Size, Active: s.Active}, s.close()
+	case model.Get != "":
+		return describeGot(model.Get)
+	}
+	return shapeOf(model.Path)
+}
+
+// Make implements [matrix.Materials].
+func (m *matrixModels) Make(ctx context.Context, model *matrix.Model) (path string, err error) {
+	switch {
+	case model.Get != "":
+		return getModel(ctx, model.Get, m.progress)
+	case model.Path != "":
+		return filepath.Abs(model.Path)
+	}
+	s, err := synthOf(ctx, model.Synth)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	// The same flags give the same bytes. The name of the file appears in figures, so the hash is the directory's.
+	sum := sha256.Sum256([]byte(strings.Join(strings.Fields(model.Synth), " ")))
+	name := model.Name + ".gguf"
+	if path, err = filepath.Abs(filepath.Join(m.dir, fmt.Sprintf("%x", sum[:5]), name)); err != nil {
+		return "", err
+	}
+	dir, err := outfile.OpenDir(filepath.Dir(path), 0o755)
+	if err != nil {
+		return "", err
+	}
+	dir.Close()
+	switch info, err := os.Stat(path); {
+	case err == nil && info.Size() == s.Size:
+		return path, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return "", err
+	}
+	return path, outfile.Write(path, func(w io.Writer) error {
+		return s.write(ctx, w, func(written int64) { m.progress(written, s.Size, "making "+name) })
+	})
+}
+
+// synthOf is the model that flags of lab synth describe. The caller closes it.
+func synthOf(ctx context.Context, flags string) (*synthModel, error) {
+	o := newSynthOptions()
+	cmd := &cobra.Command{Use: "synth"}
+	cmd.SetContext(ctx)
+	o.add(cmd)
+	err := cmd.ParseFlags(strings.Fields(flags))
+	if err == nil {
+		err = checkSource(cmd, cmd.Flags().Args())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("synth: %w", err)
+	}
+	m, err := o.model(cmd, cmd.Flags().Args())
+	if err != nil {
+		return nil, fmt.Errorf("synth: %w", err)
+	}
+	return m, nil
+}
+
+// shapeOf describes a GGUF file.
+func shapeOf(path string) (s matrix.Shape, err error) {
+	f, err := regular.Open(path)
+	if err != nil {
+		return s, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return s, err
+	}
+	g, err := gguf.Parse(f, info.Size())
+	if err != nil {
+		return s, fmt.Errorf("%s: %w", path, err)
+	}
+	s = matrix.Shape{Bytes: info.Size(), Active: 1}
+	arch, _ := g.String("general.architecture")
+	all, _ := g.Uint(arch + ".expert_count")
+	if used, ok := g.Uint(arch + ".expert_used_count"); ok && used <= all && used > 0 {
+		s.Active = float64(used) / float64(all)
+	}
+	return s, nil
+}
+
+// ---- models that are downloaded
+
+// errNoGet says that this build cannot get models.
+var errNoGet = errors.New("models cannot be downloaded by this build: name its file with path")
+
+// describeGot describes a model that was downloaded before, or is to be.
+func describeGot(name string) (matrix.Shape, error) {
+	return matrix.Shape{}, fmt.Errorf("%s: %w", name, errNoGet)
+}
+
+// getModel returns the path of a model by its name, which it downloads if it is not there.
+func getModel(_ context.Context, name string, _ func(done, total int64, what string)) (string, error) {
+	return "", fmt.Errorf("%s: %w", name, errNoGet)
+}
