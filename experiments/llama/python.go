@@ -23,8 +23,8 @@ func Python(ctx context.Context) (python string, err error) {
 	return pythonWith(ctx, "python-1", dataFrames)
 }
 
-// pythonWith returns the interpreter of a virtual environment with these packages, which are listed with their hashes as
-// pip wants it. The environment is in the cache under that name, which changes with the list.
+// pythonWith returns the interpreter of a virtual environment with these packages, which are listed with their hashes,
+// as pip wants it. The environment is in the cache under that name, which changes with the list.
 func pythonWith(ctx context.Context, name, requirements string) (python string, err error) {
 	cache, err := cacheDir()
 	if err != nil {

@@ -53,7 +53,9 @@ type Model struct {
 	Name  string `yaml:"name"`
 	Synth string `yaml:"synth"` // flags of lab synth, without -o
 	Path  string `yaml:"path"`  // the user's own GGUF file
-	Get   string `yaml:"get"`   // the name of a model that can be downloaded
+	Get   string `yaml:"get"`   // the name of a model that can be downloaded (lab getmodel)
+	// Inflate makes what Path or Get names so many times as wide (lab synth --inflate). 0 leaves it as it is.
+	Inflate int `yaml:"inflate"`
 	// Mixture says that shares of memory are shares of the experts, beside the rest.
 	Mixture bool `yaml:"mixture"`
 	// Repack lets llama.cpp copy weights into another layout, as it does by default. Tokens then read nothing of the
@@ -201,6 +203,10 @@ func (m *Model) check(f *File) (problems []string) {
 	}
 	if given != 1 {
 		problems = append(problems, fmt.Sprintf("model %q: give one of synth, path and get", m.Name))
+	}
+	if m.Inflate != 0 && (m.Inflate < 2 || m.Synth != "") {
+		problems = append(problems, fmt.Sprintf("model %q: inflate is a number from 2 on, for what path or get names "+
+			"(synth takes --inflate itself)", m.Name))
 	}
 	if tokens := m.tokens(f); tokens <= f.Skip {
 		problems = append(problems, fmt.Sprintf("model %q: of %d tokens none is left after a start-up of %d", m.Name,

@@ -168,6 +168,7 @@ func TestRefused(t *testing.T) {
 		{"repeat: 3", "repeat: 0", "x.yaml: repeat: 0: want 1 or more"},
 		{"skip: 2", "skip: 10", `x.yaml: model "dense": of 10 tokens none is left after a start-up of 10`},
 		{"path: m.gguf", "path: m.gguf, get: x", `model "experts": give one of synth, path and get`},
+		{"path: m.gguf", "path: m.gguf, inflate: 1", `model "experts": inflate is a number from 2 on`},
 		{"synth: --size 40MB", "mixture: false", `model "dense": give one of synth, path and get`},
 		{"name: half", "name: fits", `memory: the name "fits" is there twice`},
 		{"name: dense", "name: ../x", `models: the name "../x": want letters`},

@@ -12,7 +12,8 @@ func TestTexts(t *testing.T) {
 		Unlimited: []Run{{Outcome: Finished, Text: "a\n\nb"}, {Outcome: Finished, Text: "a\n\nb"}},
 		Runs: []Run{
 			{Variant: "help", Outcome: Finished, Text: "c"}, {Variant: "plain", Outcome: Killed},
-			{Variant: "help", Outcome: Finished, Text: strings.Repeat("é", 200)}, {Variant: "help", Outcome: Finished, Text: "c"},
+			{Variant: "help", Outcome: Finished, Text: strings.Repeat("é", 200)},
+			{Variant: "help", Outcome: Finished, Text: "c"},
 		},
 	}
 	var b strings.Builder

@@ -60,6 +60,7 @@ The file is YAML (by default ` + matrixFile + ` of the checkout). A part of it i
       - {name: old, path: /opt/old/prefetchd}
     models:
       - {name: mine, path: /models/mine.gguf}
+      - {name: real, get: gemma3-270m, inflate: 6}   # as lab getmodel and lab synth --inflate
       - {name: made, synth: --size 400MB --type Q8_0, repack: true}
       - {name: experts, synth: --size 600MB --experts 32 --used 4, mixture: true}
     memory:

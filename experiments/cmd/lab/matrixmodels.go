@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tensorcast/experiments/llama"
 	"tensorcast/experiments/matrix"
 	"tensorcast/gguf"
 	"tensorcast/internal/outfile"
@@ -29,34 +30,62 @@ type matrixModels struct {
 
 // Describe implements [matrix.Materials].
 func (m *matrixModels) Describe(ctx context.Context, model *matrix.Model) (matrix.Shape, error) {
-	switch {
-	case model.Synth != "":
-		s, err := synthOf(ctx, model.Synth)
+	if s, _, err := m.made(ctx, model); s != nil || err != nil {
 		if err != nil {
 			return matrix.Shape{}, err
 		}
 		return matrix.Shape{Bytes: s.Size, Active: s.Active}, s.close()
-	case model.Get != "":
-		return describeGot(model.Get)
 	}
-	return shapeOf(model.Path)
+	path, err := m.found(ctx, model)
+	if err != nil {
+		return matrix.Shape{}, err
+	}
+	return shapeOf(path)
+}
+
+// found returns the path of a model that is not made: the user's own, or one that is downloaded if it is not there yet.
+func (m *matrixModels) found(ctx context.Context, model *matrix.Model) (string, error) {
+	if model.Path != "" {
+		return filepath.Abs(model.Path)
+	}
+	if model.Get != llama.Gemma.Name {
+		return "", fmt.Errorf("get: %q is not known: there is %s", model.Get, llama.Gemma.Name)
+	}
+	m.progress(0, llama.Gemma.Size, "getting "+model.Get)
+	got, err := llama.GetModel(ctx, llama.Gemma)
+	return got.File, err
+}
+
+// made is the model that has to be written, and a text that tells it from others; nil if it has not. The caller closes
+// it.
+func (m *matrixModels) made(ctx context.Context, model *matrix.Model) (s *synthModel, key string, err error) {
+	switch {
+	case model.Synth != "":
+		s, err = synthOf(ctx, model.Synth)
+		return s, strings.Join(strings.Fields(model.Synth), " "), err
+	case model.Inflate > 1:
+		source, err := m.found(ctx, model)
+		if err != nil {
+			return nil, "", err
+		}
+		s, err = inflated(source, model.Inflate, 1)
+		return s, fmt.Sprintf("%s %d", source, model.Inflate), err
+	}
+	return nil, "", nil
 }
 
 // Make implements [matrix.Materials].
 func (m *matrixModels) Make(ctx context.Context, model *matrix.Model) (path string, err error) {
-	switch {
-	case model.Get != "":
-		return getModel(ctx, model.Get, m.progress)
-	case model.Path != "":
-		return filepath.Abs(model.Path)
-	}
-	s, err := synthOf(ctx, model.Synth)
+	s, key, err := m.made(ctx, model)
 	if err != nil {
 		return "", err
 	}
+	if s == nil {
+		return m.found(ctx, model)
+	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	// The same flags give the same bytes. The name of the file appears in figures, so the hash is the directory's.
-	sum := sha256.Sum256([]byte(strings.Join(strings.Fields(model.Synth), " ")))
+	sum := sha256.Sum256([]byte(key))
 	name := model.Name + ".gguf"
 	if path, err = filepath.Abs(filepath.Join(m.dir, fmt.Sprintf("%x", sum[:5]), name)); err != nil {
 		return "", err
@@ -119,19 +148,4 @@ func shapeOf(path string) (s matrix.Shape, err error) {
 		s.Active = float64(used) / float64(all)
 	}
 	return s, nil
-}
-
-// ---- models that are downloaded
-
-// errNoGet says that this build cannot get models.
-var errNoGet = errors.New("models cannot be downloaded by this build: name its file with path")
-
-// describeGot describes a model that was downloaded before, or is to be.
-func describeGot(name string) (matrix.Shape, error) {
-	return matrix.Shape{}, fmt.Errorf("%s: %w", name, errNoGet)
-}
-
-// getModel returns the path of a model by its name, which it downloads if it is not there.
-func getModel(_ context.Context, name string, _ func(done, total int64, what string)) (string, error) {
-	return "", fmt.Errorf("%s: %w", name, errNoGet)
 }
