@@ -171,11 +171,12 @@ fuzz: ## fuzz the parsers, FUZZTIME (a minute) each; then 10,000 damaged capture
 	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -args -lies
 	go test $(LDFLAGS) -run '^TestDamagedStreams$$' -v ./capture/preload -args -streams 10000
 
-lint: ## gofmt, vet, staticcheck, tables of documents against their data; with clang 14 the layout of C, and generated code
+lint: ## gofmt, vet, staticcheck, golangci-lint (.golangci.yaml), tables of documents against their data; with clang 14 the layout of C, and generated code
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
 	go vet -tags noasm $(TWINS)
 	go tool staticcheck ./...
+	go tool -modfile=internal/lint/go.mod golangci-lint run --show-stats=false ./...
 	@$(MAKE) -s docs-check
 	staticcheck=$$(go tool -n staticcheck) && cd packaging/kubernetes && go vet ./... && $$staticcheck ./...
 	@if clang-format --version 2>/dev/null | grep -q ' version 14\.'; then clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h' | grep -v _amd64.h); \

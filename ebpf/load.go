@@ -46,8 +46,9 @@ func (t *Tracer) load() error {
 	}
 	// Make it a target at once: it may fork or read pages before its ggml is found.
 	if err := t.objs.Targets.Put(uint32(t.opts.PID), traceTargetConfig{Follow: asFlag(t.opts.Follow)}); err != nil {
-		return errors.Join(fmt.Errorf("configure the probes: %w", err),
-			t.system.detach(), t.system.close(), t.reader.Close(), t.objs.Close())
+		err = errors.Join(fmt.Errorf("configure the probes: %w", err), t.system.detach())
+		t.system.close()
+		return errors.Join(err, t.reader.Close(), t.objs.Close())
 	}
 	return nil
 }

@@ -51,10 +51,14 @@ func openSystem(objs *traceObjects, opts Options) (*system, error) {
 	}
 	s := &system{coll: coll, io: io}
 	if err := s.attach(wanted, opts); err != nil {
-		return nil, errors.Join(err, s.detach(), s.close())
+		err = errors.Join(err, s.detach())
+		s.close()
+		return nil, err
 	}
 	if err := s.watchHints(opts.Hints); err != nil {
-		return nil, errors.Join(err, s.detach(), s.close())
+		err = errors.Join(err, s.detach())
+		s.close()
+		return nil, err
 	}
 	return s, nil
 }
@@ -229,11 +233,10 @@ func (s *system) detach() error {
 	return errors.Join(errs...)
 }
 
-func (s *system) close() error {
+func (s *system) close() {
 	if s != nil {
 		s.coll.Close()
 	}
-	return nil
 }
 
 // dispatchSystem handles an event of these programs.

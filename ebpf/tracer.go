@@ -145,7 +145,9 @@ func (t *Tracer) Detach() error {
 
 // Close removes all probes and unloads the programs. Call it after Run has returned.
 func (t *Tracer) Close() error {
-	errs := []error{t.Detach(), t.reader.Close(), t.system.close(), t.objs.Close()}
+	errs := []error{t.Detach(), t.reader.Close()}
+	t.system.close()
+	errs = append(errs, t.objs.Close())
 	for _, p := range t.targets {
 		errs = append(errs, p.process.Close())
 	}

@@ -217,7 +217,7 @@ func (m *machine) runX86Data(inst x86asm.Inst, next uint64) {
 				set(at)
 				return
 			}
-			m.recordX86Table(from, next)
+			m.recordX86Table(from)
 			v := m.load(at, inst.MemBytes)
 			switch inst.Op {
 			case x86asm.CMP, x86asm.TEST:
@@ -281,7 +281,7 @@ func (m *machine) evalX86Address(a x86asm.Mem, next uint64) value {
 
 // recordX86Table records the base address of an indexed read: (%rax,%rdi,8), (%rdx,%rax) with a
 // scaled index in either, or table(,%rdi,8).
-func (m *machine) recordX86Table(a x86asm.Mem, next uint64) {
+func (m *machine) recordX86Table(a x86asm.Mem) {
 	if a.Index == 0 {
 		return
 	}

@@ -245,7 +245,7 @@ func (c *comparison) departureOf(d *Determinism, s *Step) int {
 	c.follows[s.sequence] = slices.EqualFunc(c.skeleton, c.pattern.skeleton(s.Reads), c.differ.same)
 	departure := -1
 	if !slices.EqualFunc(c.ref.reads, s.Reads, c.differ.same) {
-		if departure = c.knownDeparture(d, s); departure < 0 {
+		if departure = c.knownDeparture(s); departure < 0 {
 			departure = len(d.Departures)
 			d.Departures = append(d.Departures, c.describeDeparture(s))
 		}
@@ -268,7 +268,7 @@ func (c *comparison) describeDeparture(s *Step) Departure {
 
 // knownDeparture returns the departure of an earlier sequence that counts as equal in this phase,
 // or -1.
-func (c *comparison) knownDeparture(d *Determinism, s *Step) int {
+func (c *comparison) knownDeparture(s *Step) int {
 	for other, at := range c.departures {
 		if at >= 0 && len(c.pattern.sequences[other]) == len(s.Reads) &&
 			slices.EqualFunc(c.pattern.sequences[other], s.Reads, c.differ.same) {

@@ -144,7 +144,8 @@ environment: see prefetchd config.
 
 With --fabric an emulated device in the command's memory holds part of the weights in fewer bytes,
 with a stated error (accurate: none; balanced: 23.5 dB; fast: 15 dB), and computes with them. So
-each token reads less from disk, but the text changes. The device gives memory back when others need
+each token reads less from disk, but the text changes: a small real model loses 14 % of perplexity
+with balanced, and becomes useless with fast (docs/measurements/real-model.md). The device gives memory back when others need
 it, and the kernel would kill it before the command.
 
 With --dry-run it learns what a token reads, or takes that from --pattern. It measures the room and

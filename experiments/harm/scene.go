@@ -112,7 +112,7 @@ const (
 func parseScene(text string) (Scene, error) {
 	name, amount, given := strings.Cut(text, ":")
 	s := Scene{text: text, kind: kind(name)}
-	ok := true
+	var ok bool
 	switch s.kind {
 	case none, moved, shared, killHelper, termHelper, stopHelper, stopTarget, killTarget:
 		ok = !given

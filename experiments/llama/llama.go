@@ -80,7 +80,7 @@ func InstallFrom(ctx context.Context, dir string) (*Installation, error) {
 // empty, p is fetched.
 func install(ctx context.Context, cache, user string, p npmPackage) (*Installation, error) {
 	libs, link := "", os.Symlink // symbolic, so that a rebuilt library of the user is used at once
-	dir := cache
+	var dir string
 	if user != "" {
 		var err error
 		if libs, err = findLibs(user); err != nil {

@@ -130,10 +130,7 @@ func (r *runner) runSeries(ctx context.Context, s *Series) error {
 	if err != nil {
 		return err
 	}
-	cfg, err := r.config(s, model)
-	if err != nil {
-		return err
-	}
+	cfg := r.config(s, model)
 	path := filepath.Join(r.Dir, s.Model.Name+".json")
 	begun := time.Now()
 	if cfg.Earlier, err = r.readEarlier(path, begun); err != nil {
@@ -177,7 +174,7 @@ func countFailed(report *pressure.Report) (n int) {
 }
 
 // config is the configuration of a series.
-func (r *runner) config(s *Series, model string) (pressure.Config, error) {
+func (r *runner) config(s *Series, model string) pressure.Config {
 	f := r.File
 	driver := llama.Options{Model: model, Prompt: s.Model.prompt(f), Tokens: s.Model.tokens(f), Threads: f.Threads,
 		NoRepack: !s.Model.Repack, Mark: 3}
@@ -191,7 +188,7 @@ func (r *runner) config(s *Series, model string) (pressure.Config, error) {
 	if s.Model.Repack { // its tokens read nothing of the file that a tracer could see
 		cfg.Weights = s.Shape.Bytes
 	}
-	return cfg, nil
+	return cfg
 }
 
 // traceTokens is how many tokens are traced. They suffice to see whether all tokens read the same.

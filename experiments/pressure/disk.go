@@ -151,7 +151,7 @@ func diskBandwidth(ctx context.Context, path string, extents []Extent, opts Disk
 	if err != nil {
 		return DiskResult{}, err
 	}
-	defer free()
+	defer free() //nolint:errcheck // it unmaps memory
 
 	result := DiskResult{Alignment: alignment}
 	for _, set := range opts.Settings {

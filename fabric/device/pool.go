@@ -51,10 +51,16 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// Total and Used are in bytes. Extents is the number of free extents, Largest the size of the largest one in bytes.
-func (p *Pool) Total() int   { return len(p.memory) }
-func (p *Pool) Used() int    { return p.used }
+// Total is the size in bytes.
+func (p *Pool) Total() int { return len(p.memory) }
+
+// Used is in bytes.
+func (p *Pool) Used() int { return p.used }
+
+// Extents is the number of free extents.
 func (p *Pool) Extents() int { return len(p.free) }
+
+// Largest is the size of the largest free extent in bytes.
 func (p *Pool) Largest() int {
 	n := 0
 	for _, e := range p.free {

@@ -102,7 +102,7 @@ func (b *Bars) Write(w io.Writer, format string) error {
 
 // labelWidth is the room for the labels: as much as the longest one needs, within bounds.
 func (b *Bars) labelWidth() (widest vg.Length) {
-	style := newPlot("", "", "").Y.Tick.Label
+	style := newPlot("", "").Y.Tick.Label
 	for _, label := range b.Labels {
 		widest = max(widest, style.Width(label))
 	}
@@ -148,7 +148,7 @@ func (p *BarPanel) longestBar() (most float64) {
 // drawPanel draws a panel with its legend.
 func (b *Bars) drawPanel(panel int, at draw.Canvas) error {
 	in, n := &b.Panels[panel], len(b.Labels)
-	p := newPlot("", in.XLabel, "")
+	p := newPlot(in.XLabel, "")
 	p.X.Tick.Marker = plot.TickerFunc(func(low, high float64) []plot.Tick { return makeTicks(low, high, 5) })
 	lines := plotter.NewGrid()
 	lines.Vertical.Color, lines.Horizontal.Color = gridInk, nil

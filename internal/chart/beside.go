@@ -25,7 +25,7 @@ type beside struct {
 }
 
 func newBeside(title, x, y, caption string) *beside {
-	f := &beside{plot: newPlot("", x, y), legend: newLegend(), title: title, caption: caption}
+	f := &beside{plot: newPlot(x, y), legend: newLegend(), title: title, caption: caption}
 	f.plot.X.Tick.Marker, f.plot.Y.Tick.Marker = plot.TickerFunc(evenTicks), plot.TickerFunc(evenTicks)
 	return f
 }

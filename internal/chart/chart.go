@@ -181,7 +181,7 @@ func (f *Figure) legendWidth() (widest vg.Length) {
 
 // drawPanel draws a panel with its legend.
 func (f *Figure) drawPanel(in *Panel, legendWidth vg.Length, at draw.Canvas) error {
-	p := newPlot("", f.XLabel, f.YLabel)
+	p := newPlot(f.XLabel, f.YLabel)
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(evenTicks), plot.TickerFunc(evenTicks)
 	low, high := 0., f.High
 	if f.Low > 0 {
@@ -248,9 +248,9 @@ func (f *Figure) placed(points []Point) (all []Point) {
 }
 
 // newPlot makes an empty plot in this package's fonts.
-func newPlot(title, x, y string) *plot.Plot {
+func newPlot(x, y string) *plot.Plot {
 	p := plot.New()
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
+	p.X.Label.Text, p.Y.Label.Text = x, y
 	p.Title.TextStyle.Font.Size, p.Title.Padding = vg.Points(13), vg.Points(8)
 	for _, style := range []*text.Style{
 		&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label,

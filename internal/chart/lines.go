@@ -87,7 +87,7 @@ const sideMargin vg.Length = 20
 
 // wrapCaption breaks a caption into lines.
 func wrapCaption(s string, wide vg.Length) paragraph {
-	style := newPlot("", "", "").X.Label.TextStyle
+	style := newPlot("", "").X.Label.TextStyle
 	style.Font.Size, style.XAlign, style.YAlign = vg.Points(8), draw.XLeft, draw.YBottom
 	fits := func(line string) bool { return style.Width(line) <= wide-sideMargin }
 	return paragraph{lines: Wrap(s, mostCaptionLines, fits), style: style, each: vg.Points(11)}
@@ -95,7 +95,7 @@ func wrapCaption(s string, wide vg.Length) paragraph {
 
 // wrapTitle breaks a title into lines.
 func wrapTitle(s string, wide vg.Length) paragraph {
-	style := newPlot("", "", "").Title.TextStyle
+	style := newPlot("", "").Title.TextStyle
 	style.Font.Size, style.XAlign, style.YAlign = vg.Points(13), draw.XLeft, draw.YBottom
 	fits := func(line string) bool { return style.Width(line) <= wide-sideMargin }
 	return paragraph{lines: Wrap(s, mostTitleLines, fits), style: style, each: vg.Points(17), center: true}

@@ -255,7 +255,7 @@ func TestCalibrated(t *testing.T) {
 	p := newPredictor(t, r, Options{})
 	scores := make([]float32, r.Experts)
 	const bins = 5
-	var said, true_, count [bins]float64
+	var said, actual, count [bins]float64
 	for token := range 1500 {
 		in, chosen := f.token()
 		p.Begin(moe.UnknownID)
@@ -269,7 +269,7 @@ func TestCalibrated(t *testing.T) {
 						said[b] += q
 						count[b]++
 						if slices.Contains(chosen[layer], int32(e)) {
-							true_[b]++
+							actual[b]++
 						}
 					}
 				}
@@ -282,8 +282,8 @@ func TestCalibrated(t *testing.T) {
 	for b := range bins {
 		if count[b] < 200 {
 			t.Errorf("%g scores of probability %d/%d, want more", count[b], b, bins)
-		} else if math.Abs(said[b]-true_[b])/count[b] > 0.08 {
-			t.Errorf("of experts with probability %.3f the share %.3f was chosen", said[b]/count[b], true_[b]/count[b])
+		} else if math.Abs(said[b]-actual[b])/count[b] > 0.08 {
+			t.Errorf("of experts with probability %.3f the share %.3f was chosen", said[b]/count[b], actual[b]/count[b])
 		}
 	}
 }

@@ -48,7 +48,7 @@ func Bandwidth(at proc.Place, blocks []pages.Range) (perSecond float64, err erro
 			if err != nil {
 				return err
 			}
-			defer free()
+			defer free() //nolint:errcheck // it unmaps memory
 			// At least once: it may have waited for a processor.
 			for turn := 0; turn == 0 || time.Since(begun) < bandwidthTime; turn++ {
 				i := next.Add(1) - 1
