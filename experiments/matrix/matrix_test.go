@@ -5,6 +5,7 @@ package matrix
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -47,7 +48,7 @@ func (s shapes) Describe(_ context.Context, m *Model) (Shape, error) {
 	if shape, ok := s[m.Name]; ok {
 		return shape, nil
 	}
-	return Shape{}, errors.New("it is not there")
+	return Shape{}, fmt.Errorf("%w: it is not there", ErrMissing)
 }
 
 func (s shapes) Make(_ context.Context, m *Model) (string, error) { return m.Path, nil }

@@ -3,6 +3,7 @@ package main
 // This file tests "lab matrix", also with a real llama.cpp.
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,6 +47,25 @@ func TestMatrixUsage(t *testing.T) {
 		code, stdout, stderr := lab(t.Context(), "matrix", "--plan", "-f", matrixFileOf(t, strategies))
 		if code != 1 || stdout != "" || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%q: exit %d, %q%q; want 1 and one line with %q", strategies, code, stdout, stderr, want)
+		}
+	}
+	for model, want := range map[string]string{
+		"--size 12MB --tpye Q8_0":              `model "tiny": synth: unknown flag: --tpye`,
+		"--size 12MB --layers 2":               `model "tiny": synth: --size chooses the dimensions`,
+		"--embd 7 --layers 1 --ff 7 --heads 2": `model "tiny": synth: embd`,
+	} {
+		text, err := os.ReadFile(good)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "matrix.yaml")
+		text = bytes.Replace(text, []byte("--size 12MB --type Q8_0"), []byte(model), 1)
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		code, _, stderr := lab(t.Context(), "matrix", "--plan", "-f", path)
+		if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: exit %d, %q; want 1 and one line with %q", model, code, stderr, want)
 		}
 	}
 	code, stdout, stderr := lab(t.Context(), "matrix", "--plan", "-f", good)

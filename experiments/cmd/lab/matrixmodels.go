@@ -17,6 +17,7 @@ import (
 
 	"tensorcast/experiments/matrix"
 	"tensorcast/gguf"
+	"tensorcast/internal/cli"
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/regular"
 )
@@ -87,10 +88,13 @@ func synthOf(ctx context.Context, flags string) (*synthModel, error) {
 	if err == nil {
 		err = checkSource(cmd, cmd.Flags().Args())
 	}
-	if err != nil {
-		return nil, fmt.Errorf("synth: %w", err)
+	var m *synthModel
+	if err == nil {
+		m, err = o.model(cmd, cmd.Flags().Args())
 	}
-	m, err := o.model(cmd, cmd.Flags().Args())
+	if usage := (*cli.UsageError)(nil); errors.As(err, &usage) { // it is not this command line that is wrong
+		err = usage.Err
+	}
 	if err != nil {
 		return nil, fmt.Errorf("synth: %w", err)
 	}
@@ -124,7 +128,7 @@ func shapeOf(path string) (s matrix.Shape, err error) {
 // ---- models that are downloaded
 
 // errNoGet says that this build cannot get models.
-var errNoGet = errors.New("models cannot be downloaded by this build: name its file with path")
+var errNoGet = fmt.Errorf("%w: this build downloads none: name its file with path", matrix.ErrMissing)
 
 // describeGot describes a model that was downloaded before, or is to be.
 func describeGot(name string) (matrix.Shape, error) {
