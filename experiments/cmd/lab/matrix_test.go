@@ -18,11 +18,11 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// matrixFileOf writes a matrix with a tiny model.
+// matrixFileOf writes a matrix with a tiny model. In half of a smaller one, llama.cpp's libraries would take the room.
 func matrixFileOf(t *testing.T, strategies string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "matrix.yaml")
-	text := "repeat: 2\ntokens: 4\nskip: 1\nthreads: 1\nmodels:\n  - {name: tiny, synth: --size 12MB --type Q8_0}\n" +
+	text := "repeat: 2\ntokens: 4\nskip: 1\nthreads: 1\nmodels:\n  - {name: tiny, synth: --size 60MB --type Q8_0}\n" +
 		"memory:\n  - {name: half, share: 0.5}\nstrategies:\n" + strategies
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestMatrixUsage(t *testing.T) {
 			t.Fatal(err)
 		}
 		path := filepath.Join(t.TempDir(), "matrix.yaml")
-		text = bytes.Replace(text, []byte("--size 12MB --type Q8_0"), []byte(model), 1)
+		text = bytes.Replace(text, []byte("--size 60MB --type Q8_0"), []byte(model), 1)
 		if err := os.WriteFile(path, text, 0o644); err != nil {
 			t.Fatal(err)
 		}
