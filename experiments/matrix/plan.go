@@ -15,6 +15,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/tabular"
@@ -46,8 +47,9 @@ type Shape struct {
 
 // Materials makes models, or gets them.
 type Materials interface {
-	// Describe says how large a model is, without making it. It fails with [ErrMissing] or [fs.ErrNotExist] if the
-	// model cannot be had here, and with another error if what the file says of it is wrong.
+	// Describe says how large a model is, without making it. It fails with [ErrMissing], [fs.ErrNotExist] or
+	// [llama.ErrUnavailable] if the model cannot be had here, and with another error if what the file says of it is
+	// wrong.
 	Describe(ctx context.Context, m *Model) (Shape, error)
 	// Make returns the path of a model, which it makes or gets if it is not there.
 	Make(ctx context.Context, m *Model) (path string, err error)
@@ -67,7 +69,7 @@ func NewPlan(ctx context.Context, f *File, materials Materials) (*Plan, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
-		case errors.Is(err, ErrMissing) || errors.Is(err, fs.ErrNotExist):
+		case errors.Is(err, ErrMissing), errors.Is(err, fs.ErrNotExist), errors.Is(err, llama.ErrUnavailable):
 			s.Missing = err
 		case err != nil:
 			return nil, fmt.Errorf("model %q: %w", s.Model.Name, err)
