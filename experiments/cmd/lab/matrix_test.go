@@ -87,7 +87,8 @@ func TestProjectMatrix(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Chdir(root) // as its paths are seen
-		p, err := matrix.NewPlan(t.Context(), f, &matrixModels{dir: t.TempDir()})
+		models := &matrixModels{dir: t.TempDir(), progress: func(int64, int64, string) {}}
+		p, err := matrix.NewPlan(t.Context(), f, models)
 		if err != nil {
 			t.Fatal(err)
 		}
