@@ -5,12 +5,15 @@ package matrix
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
 )
 
@@ -47,7 +50,7 @@ func (s shapes) Describe(_ context.Context, m *Model) (Shape, error) {
 	if shape, ok := s[m.Name]; ok {
 		return shape, nil
 	}
-	return Shape{}, errors.New("it is not there")
+	return Shape{}, fmt.Errorf("%w: it is not there", ErrMissing)
 }
 
 func (s shapes) Make(_ context.Context, m *Model) (string, error) { return m.Path, nil }
@@ -135,6 +138,28 @@ func TestEstimate(t *testing.T) {
 		t.Errorf("%v alone and %v with help, want more alone", a, b)
 	}
 }
+
+// A model that cannot be had is in the plan, and what is wrong with the file ends it.
+func TestMissingModel(t *testing.T) {
+	f := parse(t, sample)
+	for _, missing := range []error{ErrMissing, fs.ErrNotExist, llama.ErrUnavailable} {
+		p, err := NewPlan(t.Context(), f, failing{fmt.Errorf("fetch it: %w", missing)})
+		if err != nil || !errors.Is(p.Series[0].Missing, missing) || len(p.Series) != 2 {
+			t.Errorf("%v: %v, %+v; want two missing models", missing, err, p)
+		}
+	}
+	if p, err := NewPlan(t.Context(), f, failing{errors.New("unknown flag: --x")}); err == nil ||
+		err.Error() != `model "dense": unknown flag: --x` {
+		t.Errorf("%+v, %v; want an error", p, err)
+	}
+}
+
+// failing can describe no model.
+type failing struct{ err error }
+
+func (f failing) Describe(context.Context, *Model) (Shape, error) { return Shape{}, f.err }
+
+func (f failing) Make(context.Context, *Model) (string, error) { return "", f.err }
 
 func TestQuick(t *testing.T) {
 	q, err := parse(t, sample).ForLittleTime()

@@ -4,8 +4,10 @@ package matrix
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/tabular"
@@ -44,20 +47,32 @@ type Shape struct {
 
 // Materials makes models, or gets them.
 type Materials interface {
-	// Describe says how large a model is, without making it. An error says why it cannot be had.
+	// Describe says how large a model is, without making it. It fails with [ErrMissing], [fs.ErrNotExist] or
+	// [llama.ErrUnavailable] if the model cannot be had here, and with another error if what the file says of it is
+	// wrong.
 	Describe(ctx context.Context, m *Model) (Shape, error)
 	// Make returns the path of a model, which it makes or gets if it is not there.
 	Make(ctx context.Context, m *Model) (path string, err error)
 }
 
-// NewPlan makes the plan of a file. Its error is the context's.
+// ErrMissing says that a model cannot be had on this machine.
+var ErrMissing = errors.New("the model cannot be had")
+
+// NewPlan makes the plan of a file. It fails if what the file says of a model is wrong; a model that cannot be had is
+// in the plan as missing.
 func NewPlan(ctx context.Context, f *File, materials Materials) (*Plan, error) {
 	p := &Plan{File: f}
 	for i := range f.Models {
 		s := &Series{Model: f.Models[i]}
-		s.Shape, s.Missing = materials.Describe(ctx, &s.Model)
-		if ctx.Err() != nil {
+		var err error
+		s.Shape, err = materials.Describe(ctx, &s.Model)
+		switch {
+		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
+		case errors.Is(err, ErrMissing), errors.Is(err, fs.ErrNotExist), errors.Is(err, llama.ErrUnavailable):
+			s.Missing = err
+		case err != nil:
+			return nil, fmt.Errorf("model %q: %w", s.Model.Name, err)
 		}
 		for at, memory := range f.Memory {
 			set := pressure.Setting{X: memory.Share, Readahead: f.Readahead}

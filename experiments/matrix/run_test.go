@@ -219,7 +219,7 @@ func TestRunFails(t *testing.T) {
 	}
 	p.File.Strategies = p.File.Strategies[:1]
 	err = p.Run(t.Context(), Options{Dir: t.TempDir()})
-	if err == nil || !strings.Contains(err.Error(), "dense: it is not there\nexperts: it is not there") {
+	if err == nil || !strings.Contains(err.Error(), "it is not there\nexperts: ") {
 		t.Errorf("%v, want an error for each model", err)
 	}
 }

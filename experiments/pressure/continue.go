@@ -127,6 +127,16 @@ func (s *series) adopt(earlier *Report) error {
 	return nil
 }
 
+// readaheadBefore is the disk's readahead before the series, to which it is restored. now is what it is. If that is
+// what a killed process of the same series has set it to, it is what it was before that.
+func (c *Config) readaheadBefore(now int) int {
+	left := slices.ContainsFunc(c.Settings, func(set Setting) bool { return set.Readahead == now })
+	if c.Earlier != nil && c.Earlier.Interrupted && left && c.Earlier.Disk.ReadaheadKiBBefore > 0 {
+		return c.Earlier.Disk.ReadaheadKiBBefore
+	}
+	return now
+}
+
 // turns are the variants of a setting in the order of their runs, without those that are left out there.
 func (c *Config) turns(setting int) []int {
 	var run []int

@@ -98,6 +98,21 @@ func TestContinue(t *testing.T) {
 	}
 }
 
+// What a killed process has left the disk's readahead at is not what it is restored to.
+func TestReadaheadBefore(t *testing.T) {
+	interrupted := &Report{Interrupted: true, Disk: DiskInfo{ReadaheadKiBBefore: 8192}}
+	for _, test := range []struct {
+		earlier   *Report
+		now, want int
+	}{{nil, 128, 128}, {interrupted, 128, 8192}, {interrupted, 4096, 4096}, {&Report{}, 128, 128},
+		{&Report{Interrupted: true}, 128, 128}} {
+		cfg := Config{Settings: []Setting{{X: 0.5, Readahead: 128}}, Earlier: test.earlier}
+		if got := cfg.readaheadBefore(test.now); got != test.want {
+			t.Errorf("%+v, now %d: %d, want %d", test.earlier, test.now, got, test.want)
+		}
+	}
+}
+
 func TestLeftOutRefused(t *testing.T) {
 	good := Config{Model: "m", Target: []string{"t"}, Settings: []Setting{{X: 0.5}}, Repeat: 1,
 		Variants: []Variant{{Name: "plain"}}}

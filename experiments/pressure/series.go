@@ -75,6 +75,7 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	if err != nil {
 		return nil, err
 	}
+	before = cfg.readaheadBefore(before)
 	if slices.ContainsFunc(cfg.Settings, func(set Setting) bool { return set.Readahead > 0 }) {
 		defer func() { err = errors.Join(err, s.disk.setReadahead(before)) }()
 	}

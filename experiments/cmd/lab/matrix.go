@@ -44,7 +44,8 @@ turns, and each round has the order of the one before reversed. What the machine
 before and after each series.
 
 First the models are made that are not there yet, and the plan is printed: how many runs each model has,
-which combinations are left out and why, and about how long all of it takes. With --plan that is all.
+which combinations are left out and why, and about how long all of it takes. With --plan that is all; only a
+model that is downloaded is fetched for it, because its size is not known before.
 
 Each series is kept in -o as a document (NAME.json) after every run. After Ctrl-C, or when the process
 was killed, the same command goes on where it was. A series that is complete is not repeated. A document

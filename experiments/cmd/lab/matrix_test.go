@@ -3,6 +3,7 @@ package main
 // This file tests "lab matrix", also with a real llama.cpp.
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,11 +18,11 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// matrixFileOf writes a matrix with a tiny model.
+// matrixFileOf writes a matrix with a tiny model. In half of a smaller one, llama.cpp's libraries would take the room.
 func matrixFileOf(t *testing.T, strategies string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "matrix.yaml")
-	text := "repeat: 2\ntokens: 4\nskip: 1\nthreads: 1\nmodels:\n  - {name: tiny, synth: --size 12MB --type Q8_0}\n" +
+	text := "repeat: 2\ntokens: 4\nskip: 1\nthreads: 1\nmodels:\n  - {name: tiny, synth: --size 60MB --type Q8_0}\n" +
 		"memory:\n  - {name: half, share: 0.5}\nstrategies:\n" + strategies
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
@@ -48,6 +49,25 @@ func TestMatrixUsage(t *testing.T) {
 			t.Errorf("%q: exit %d, %q%q; want 1 and one line with %q", strategies, code, stdout, stderr, want)
 		}
 	}
+	for model, want := range map[string]string{
+		"--size 12MB --tpye Q8_0":              `model "tiny": synth: unknown flag: --tpye`,
+		"--size 12MB --layers 2":               `model "tiny": synth: --size chooses the dimensions`,
+		"--embd 7 --layers 1 --ff 7 --heads 2": `model "tiny": synth: embd`,
+	} {
+		text, err := os.ReadFile(good)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "matrix.yaml")
+		text = bytes.Replace(text, []byte("--size 60MB --type Q8_0"), []byte(model), 1)
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		code, _, stderr := lab(t.Context(), "matrix", "--plan", "-f", path)
+		if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: exit %d, %q; want 1 and one line with %q", model, code, stderr, want)
+		}
+	}
 	code, stdout, stderr := lab(t.Context(), "matrix", "--plan", "-f", good)
 	if code != 0 || stderr != "" || !strings.Contains(stdout, "All together are 2 runs, which take about") {
 		t.Errorf("exit %d, %q%q; want the plan", code, stdout, stderr)
@@ -67,7 +87,8 @@ func TestProjectMatrix(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Chdir(root) // as its paths are seen
-		p, err := matrix.NewPlan(t.Context(), f, &matrixModels{dir: t.TempDir()})
+		models := &matrixModels{dir: t.TempDir(), progress: func(int64, int64, string) {}}
+		p, err := matrix.NewPlan(t.Context(), f, models)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/matrix"
 	"tensorcast/gguf"
+	"tensorcast/internal/cli"
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/regular"
 )
@@ -116,10 +117,13 @@ func synthOf(ctx context.Context, flags string) (*synthModel, error) {
 	if err == nil {
 		err = checkSource(cmd, cmd.Flags().Args())
 	}
-	if err != nil {
-		return nil, fmt.Errorf("synth: %w", err)
+	var m *synthModel
+	if err == nil {
+		m, err = o.model(cmd, cmd.Flags().Args())
 	}
-	m, err := o.model(cmd, cmd.Flags().Args())
+	if usage := (*cli.UsageError)(nil); errors.As(err, &usage) { // it is not this command line that is wrong
+		err = usage.Err
+	}
 	if err != nil {
 		return nil, fmt.Errorf("synth: %w", err)
 	}
