@@ -61,9 +61,10 @@ func OfProcess(pid int) Program {
 	return p
 }
 
-// OfCommand finds out about a command that does not run yet, which would have this environment.
-func OfCommand(command, env []string) Program {
-	var p Program
+// OfCommand finds out about a command that does not run, which would have this environment. If it ran before, libraries
+// are files that it was seen to map.
+func OfCommand(command, env []string, libraries ...string) Program {
+	p := Program{python: slices.ContainsFunc(libraries, isOfPython)}
 	var files []string
 	if len(command) > 0 {
 		if exe, err := exec.LookPath(command[0]); err == nil {
@@ -77,9 +78,10 @@ func OfCommand(command, env []string) Program {
 	return p
 }
 
-// OfWords finds out what a command line says of itself. The program's files are not looked at.
-func OfWords(command []string) Program {
-	var p Program
+// OfWords finds out what a command line says of itself, and the paths of libraries that the program was seen to map.
+// Its files are not looked at.
+func OfWords(command []string, libraries ...string) Program {
+	p := Program{python: slices.ContainsFunc(libraries, isOfPython)}
 	p.read(nil, command, nil)
 	return p
 }

@@ -69,11 +69,12 @@ func TestRequest(t *testing.T) {
 			py, "-m llama_cpp.server --use_mmap False --use_mlock=1", "", "--use_mmap False", "--use_mlock=1", false,
 		},
 		"python by variable": {
-			py, "-m llama_cpp.server --use_mlock false", "USE_MMAP=0 USE_MLOCK=1", "USE_MMAP=0 in its environment", "", false,
+			py, "-m llama_cpp.server --use_mlock false", "USE_MMAP=0 USE_MLOCK=1", "USE_MMAP=0 in its environment", "",
+			false,
 		},
-		"python maps":            {py, "--use_mmap true", "USE_MMAP=false", "", "", false},
-		"an adapter counts more": {py, "--lora_path x --use_mmap true", "", "--lora_path x", "", false},
-		"python reads no flag":   {py, "--no-repack --load-mode none", "LLAMA_ARG_NO_REPACK=1", "", "", false},
+		"python maps":            {py, "--use_mmap true", "USE_MMAP=false", "", "its default", false},
+		"an adapter counts more": {py, "--lora_path x --use_mmap true", "", "--lora_path x", "its default", false},
+		"python reads no flag":   {py, "--no-repack -lm none", "LLAMA_ARG_NO_REPACK=1", "", "its default", false},
 		"a script":               {pythonLibrary, "--no-mmap", "LLAMA_ARG_MMAP=0", "", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +139,8 @@ func programs(t *testing.T) (dir string) {
 	}
 	build("host/python", nil)
 	build("env/llama_cpp/lib/libllama.so", nil)
-	build("env/python", nil, "-L"+filepath.Join(root, "env/llama_cpp/lib"), "-lllama", "-Wl,-rpath,$ORIGIN/llama_cpp/lib")
+	python := filepath.Join(root, "env/llama_cpp/lib")
+	build("env/python", nil, "-L"+python, "-lllama", "-Wl,-rpath,"+python)
 	return root
 }
 

@@ -24,7 +24,8 @@ func TestPython(t *testing.T) {
 			"start llama_cpp.server with --use_mlock false (or in its environment: USE_MLOCK=false)",
 		},
 		"the server, told": {
-			"python3 -m llama_cpp.server --use_mlock true", library, none, "with --use_mmap true", "with --use_mlock false",
+			"python3 -m llama_cpp.server --use_mlock true", library, none, "with --use_mmap true",
+			"with --use_mlock false",
 		},
 		"by uvicorn": {
 			"python3 /env/bin/uvicorn llama_cpp.server.app:create_app --factory", library, none, "USE_MMAP=true",
@@ -41,8 +42,8 @@ func TestPython(t *testing.T) {
 			"python3 -m llama_cpp.server", "/usr/lib/libc.so", none, "with --use_mmap true", "with --use_mlock false",
 		},
 	} {
-		p := Program{running: true, python: isOfPython(tc.mapped)}
-		p.read(nil, strings.Fields(tc.words), nil)
+		p := OfWords(strings.Fields(tc.words), tc.mapped)
+		p.running = true
 		for change, want := range map[Change]string{KeepLayout: tc.layout, MapFile: tc.mapping, Unlock: tc.unlock} {
 			got := p.Advise(change)
 			if !strings.Contains(got, want) {

@@ -125,6 +125,9 @@ func parseRequest(f features, command, env []string) (r Request) {
 	case f.has(benchUsage):
 		known, env = benchSettings, nil
 	}
+	if f.has(pythonServer) {
+		r.Locked = []string{"its default"}
+	}
 	for _, s := range known {
 		for _, kv := range env {
 			if name, value, _ := strings.Cut(kv, "="); name == s.env {

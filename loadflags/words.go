@@ -128,10 +128,12 @@ func (p Program) adviceFor(c Change) advice {
 		asked = p.request.Locked
 	}
 	a := table[c][d]
-	if len(asked) > 0 && d == server { // without its flag it may do the same, by its default
-		a.env = ""
-	} else if len(asked) > 0 { // a variable could not undo a flag
+	switch { // a variable could not undo a flag
+	case len(asked) == 0:
+	case d != server:
 		return advice{flag: "without " + strings.Join(asked, " and ")}
+	case slices.ContainsFunc(asked, func(written string) bool { return strings.HasPrefix(written, "-") }):
+		a.env = "" // without its flag the server may do the same, by its default
 	}
 	return a
 }
