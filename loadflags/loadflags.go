@@ -2,8 +2,9 @@
 // changes what, for the program that is advised.
 //
 // Programs differ. Newer ones have --load-mode, older ones --no-mmap and --mlock, and in between some have both.
-// llama-bench reads its flags itself. A program that calls libllama has none of them. Which it is, is found out from
-// texts in the program's files, never from a version. What is not known is said for each kind.
+// llama-bench reads its flags itself. A program that calls libllama has none of them, and llama-cpp-python has words of
+// its own. Which it is, is found out from texts in the program's files and from where they lie, never from a version.
+// What is not known is said for each kind.
 package loadflags
 
 // This file defines what is known of a program, and finds it out.
@@ -31,6 +32,7 @@ type Program struct {
 	starter  string // the program that starts it with flags of its own choice; "" if none is known
 	builtFor types  // the types that its libraries can copy to another layout
 	gpu      bool   // it has a library of ggml for a GPU
+	python   bool   // it maps the libraries of llama-cpp-python
 }
 
 // OfProcess finds out about a running process. What may not be read is not known.
@@ -47,6 +49,7 @@ func OfProcess(pid int) Program {
 			name := filepath.Base(m.Path)
 			if m.Executable && (m.Path == exe || strings.Contains(name, "llama") || strings.Contains(name, "ggml")) {
 				files = append(files, m.Locate(pid).Path)
+				p.python = p.python || isOfPython(m.Path)
 			}
 		}
 	}
@@ -58,9 +61,10 @@ func OfProcess(pid int) Program {
 	return p
 }
 
-// OfCommand finds out about a command that does not run yet, which would have this environment.
-func OfCommand(command, env []string) Program {
-	var p Program
+// OfCommand finds out about a command that does not run, which would have this environment. If it ran before, libraries
+// are files that it was seen to map.
+func OfCommand(command, env []string, libraries ...string) Program {
+	p := Program{python: slices.ContainsFunc(libraries, isOfPython)}
 	var files []string
 	if len(command) > 0 {
 		if exe, err := exec.LookPath(command[0]); err == nil {
@@ -74,9 +78,10 @@ func OfCommand(command, env []string) Program {
 	return p
 }
 
-// OfWords finds out what a command line says of itself. The program's files are not looked at.
-func OfWords(command []string) Program {
-	var p Program
+// OfWords finds out what a command line says of itself, and the paths of libraries that the program was seen to map.
+// Its files are not looked at.
+func OfWords(command []string, libraries ...string) Program {
+	p := Program{python: slices.ContainsFunc(libraries, isOfPython)}
 	p.read(nil, command, nil)
 	return p
 }
@@ -87,6 +92,7 @@ func (p *Program) read(files, command, env []string) {
 	p.builtFor = found.types
 	p.gpu = slices.ContainsFunc(files, func(path string) bool { return ggml.GPUOf(path) != "" })
 	p.features = found.features
+	p.features |= pythonFeatures(p.python, command)
 	if p.features.has(benchUsage) && len(command) > 0 {
 		name := filepath.Base(command[0])
 		// One program may hold all tools. Then its first argument says which.

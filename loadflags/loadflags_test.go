@@ -25,6 +25,7 @@ func TestRequest(t *testing.T) {
 		old   = oldFlags | noRepack
 		tool  = loadMode | benchUsage | benchMode
 		older = oldFlags | benchUsage
+		py    = pythonServer
 	)
 	for name, tc := range map[string]struct {
 		of               features
@@ -64,6 +65,17 @@ func TestRequest(t *testing.T) {
 		"older bench":              {older, "-mmp 0", "", "-mmp 0", "", false},
 		"older bench with mapping": {older, "--mmap 1", "", "", "", false},
 		"no value":                 {now, "--load-mode", "", "", "", false},
+		"python": {
+			py, "-m llama_cpp.server --use_mmap False --use_mlock=1", "", "--use_mmap False", "--use_mlock=1", false,
+		},
+		"python by variable": {
+			py, "-m llama_cpp.server --use_mlock false", "USE_MMAP=0 USE_MLOCK=1", "USE_MMAP=0 in its environment", "",
+			false,
+		},
+		"python maps":            {py, "--use_mmap true", "USE_MMAP=false", "", "its default", false},
+		"an adapter counts more": {py, "--lora_path x --use_mmap true", "", "--lora_path x", "its default", false},
+		"python reads no flag":   {py, "--no-repack -lm none", "LLAMA_ARG_NO_REPACK=1", "", "its default", false},
+		"a script":               {pythonLibrary, "--no-mmap", "LLAMA_ARG_MMAP=0", "", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			command := append([]string{"llama-server"}, strings.Fields(tc.words)...)
@@ -126,6 +138,9 @@ func programs(t *testing.T) (dir string) {
 		build(dir+"/llama", nil, "-L"+at, "-lllama-common", "-lllama-bench-impl")
 	}
 	build("host/python", nil)
+	build("env/llama_cpp/lib/libllama.so", nil)
+	python := filepath.Join(root, "env/llama_cpp/lib")
+	build("env/python", nil, "-L"+python, "-lllama", "-Wl,-rpath,"+python)
 	return root
 }
 

@@ -20,11 +20,13 @@ import (
 type features uint8
 
 const (
-	loadMode   features = 1 << iota // --load-mode
-	oldFlags                        // --no-mmap and --mlock
-	noRepack                        // --no-repack
-	benchUsage                      // the flags of llama-bench
-	benchMode                       // its --load-mode
+	loadMode      features = 1 << iota // --load-mode
+	oldFlags                           // --no-mmap and --mlock
+	noRepack                           // --no-repack
+	benchUsage                         // the flags of llama-bench
+	benchMode                          // its --load-mode
+	pythonLibrary                      // the arguments of llama-cpp-python
+	pythonServer                       // the flags of its server
 )
 
 func (f features) has(some features) bool { return f&some != 0 }

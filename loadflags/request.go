@@ -117,8 +117,16 @@ func isFalse(value string) bool {
 // parseRequest reads a command line and an environment. Flags count more than variables.
 func parseRequest(f features, command, env []string) (r Request) {
 	known := settings
-	if f.has(benchUsage) {
+	switch {
+	case f.has(pythonServer):
+		known = pythonSettings
+	case f.has(pythonLibrary):
+		return Request{} // a script loads the model, and neither words nor variables say how
+	case f.has(benchUsage):
 		known, env = benchSettings, nil
+	}
+	if f.has(pythonServer) {
+		r.Locked = []string{"its default"}
 	}
 	for _, s := range known {
 		for _, kv := range env {

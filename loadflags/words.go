@@ -3,6 +3,7 @@ package loadflags
 // This file has the table of what to write where, and makes advice of it.
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -34,11 +35,13 @@ const (
 	flags                   // with --no-mmap and --mlock
 	bench                   // llama-bench with --load-mode
 	oldBench                // llama-bench without it
+	python                  // a script that calls llama-cpp-python
+	server                  // the server of llama-cpp-python
 )
 
 // advice is how a change is asked for.
 type advice struct {
-	flag  string // what to write on the command line, behind "start llama.cpp"; "" if nothing can be written there
+	flag  string // what to write on the command line, behind what starts says; "" if nothing can be written there
 	env   string // what to write into the environment; "" if the program reads none
 	field string // of llama_model_params, if the program may be one that calls libllama
 	none  string // why nothing can be written
@@ -48,7 +51,12 @@ const (
 	otherBuild  = "a llama.cpp that was built with -DGGML_CPU_REPACK=OFF"
 	noBenchFlag = "llama-bench has no flag against copies in another layout; use llama-server or llama-cli, or " + otherBuild
 	noFlag      = "this llama.cpp has no flag against copies in another layout; use a newer one, or " + otherBuild
+	noArgument  = "llama-cpp-python has no argument against copies in another layout; set use_extra_bufts of what its " +
+		"llama_model_default_params returns to False, or install it with CMAKE_ARGS=-DGGML_CPU_REPACK=OFF"
 )
+
+// starts is what a program's flags are given to, where it is not llama.cpp itself.
+var starts = map[dialect]string{python: "load the model", server: "start llama_cpp.server"}
 
 // table says how each change is asked for.
 var table = map[Change]map[dialect]advice{
@@ -58,6 +66,8 @@ var table = map[Change]map[dialect]advice{
 		flags:    {flag: "with --no-repack", env: "LLAMA_ARG_NO_REPACK=1"},
 		bench:    {none: noBenchFlag},
 		oldBench: {none: noBenchFlag},
+		python:   {none: noArgument},
+		server:   {none: noArgument},
 	},
 	MapFile: {
 		unknown: {
@@ -68,6 +78,8 @@ var table = map[Change]map[dialect]advice{
 		flags:    {flag: "without --no-mmap", env: "LLAMA_ARG_MMAP=1"},
 		bench:    {flag: "with --load-mode mmap"},
 		oldBench: {flag: "with --mmap 1"},
+		python:   {flag: "with use_mmap=True and without lora_path"},
+		server:   {flag: "with --use_mmap true and without --lora_path", env: "USE_MMAP=true"},
 	},
 	Unlock: {
 		unknown: {
@@ -78,12 +90,18 @@ var table = map[Change]map[dialect]advice{
 		flags:    {flag: "without --mlock", env: "LLAMA_ARG_MLOCK unset"},
 		bench:    {flag: "with --load-mode mmap"},
 		oldBench: {flag: "with --mmap 1"},
+		python:   {flag: "with use_mlock=False"},
+		server:   {flag: "with --use_mlock false", env: "USE_MLOCK=false"}, // it locks by default
 	},
 }
 
 // dialect returns the kind of program. One with both --load-mode and the old flags warns about the old ones.
 func (p Program) dialect() dialect {
 	switch f := p.features; {
+	case f.has(pythonServer):
+		return server
+	case f.has(pythonLibrary):
+		return python
 	case f.has(benchUsage) && f.has(benchMode):
 		return bench
 	case f.has(benchUsage):
@@ -110,8 +128,12 @@ func (p Program) adviceFor(c Change) advice {
 		asked = p.request.Locked
 	}
 	a := table[c][d]
-	if len(asked) > 0 { // a variable could not undo a flag
+	switch { // a variable could not undo a flag
+	case len(asked) == 0:
+	case d != server:
 		return advice{flag: "without " + strings.Join(asked, " and ")}
+	case slices.ContainsFunc(asked, func(written string) bool { return strings.HasPrefix(written, "-") }):
+		a.env = "" // without its flag the server may do the same, by its default
 	}
 	return a
 }
@@ -136,7 +158,7 @@ func (p Program) Advise(changes ...Change) string {
 		add(&lines, a.none)
 	}
 	if len(write) > 0 {
-		start := "start llama.cpp " + strings.Join(write, ", and ")
+		start := cmp.Or(starts[p.dialect()], "start llama.cpp") + " " + strings.Join(write, ", and ")
 		var others []string
 		if p.running && len(env) > 0 {
 			others = append(others, p.whoseEnvironment()+": "+strings.Join(env, ", "))
@@ -158,7 +180,8 @@ func (p Program) doesAlready(c Change) bool {
 	case KeepLayout:
 		return p.request.InLayout
 	case MapFile:
-		return p.dialect() != unknown && len(p.request.Unmapped) == 0
+		d := p.dialect()
+		return d != unknown && d != python && len(p.request.Unmapped) == 0
 	}
 	return false
 }

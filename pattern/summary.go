@@ -202,11 +202,12 @@ func Warnings(meta *tables.Meta) []string {
 			formatCount(int(n), "event"), c.Faults, c.Unresolved, c.Clipped))
 	}
 	if o := meta.Outside; o.Tensors > 0 {
+		program := loadflags.OfWords(meta.Command, meta.Libraries...)
 		w = append(w, fmt.Sprintf("%s (%s, for example %s) read from memory outside the model file: the target has "+
 			"copies of them, which take as much memory again, and the file's pages are not used; to see them used, %s; "+
 			"only for that, because %s",
 			formatCount(o.Tensors, "tensor"), humanize.IBytes(uint64(max(o.Bytes, 0))), o.Example,
-			loadflags.OfWords(meta.Command).Advise(loadflags.KeepLayout, loadflags.MapFile), loadflags.LayoutGain))
+			program.Advise(loadflags.KeepLayout, loadflags.MapFile), loadflags.LayoutGain))
 	}
 	for _, line := range meta.LayersText() {
 		w = append(w, line+": what is computed elsewhere is not in the pattern")

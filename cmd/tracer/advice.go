@@ -42,15 +42,15 @@ func (o *options) advise(err error) error {
 
 // adviseLoading returns a function that says how a process with a command line is to be started so that it reads its
 // weights from a mapping of the model's file. started is the command line of the target as it was in the beginning: it
-// may be a shell that becomes another program, or start others.
-func (o *options) adviseLoading(started []string) func(command []string) string {
+// may be a shell that becomes another program, or start others. libraries returns files of ggml that were seen in it.
+func (o *options) adviseLoading(started []string, libraries func() []string) func(command []string) string {
 	var program loadflags.Program
 	if o.pid != 0 { // it may have ended when advice is needed
 		program = loadflags.OfProcess(int(o.pid))
 	}
 	return func(command []string) string {
 		if o.pid == 0 || !slices.Equal(command, started) {
-			program = loadflags.OfCommand(command, os.Environ())
+			program = loadflags.OfCommand(command, os.Environ(), libraries()...)
 		}
 		return program.Advise(loadflags.KeepLayout, loadflags.MapFile)
 	}

@@ -61,12 +61,17 @@ func TestAdvice(t *testing.T) {
 // Advice on how a process is to be started goes by its own command line, not by that of a shell that it was before.
 func TestAdviseLoading(t *testing.T) {
 	shell := []string{"sh", "-c", "exec llama-cli"}
-	advise := (&options{}).adviseLoading(shell)
+	var libraries []string
+	advise := (&options{}).adviseLoading(shell, func() []string { return libraries })
 	if got := advise(shell); !strings.Contains(got, "with --no-repack") {
 		t.Errorf("of the shell: %q, want --no-repack", got)
 	}
 	got := advise(strings.Fields("llama-cli -m m.gguf --no-repack --load-mode none"))
 	if got != "start llama.cpp without --load-mode none" {
 		t.Errorf("of what it became: %q, want only what is to be left out", got)
+	}
+	libraries = []string{"/env/lib/python3.11/site-packages/llama_cpp/lib/libggml-cpu.so"}
+	if got := advise(strings.Fields("python3 ask.py")); !strings.Contains(got, "with use_mmap=True") {
+		t.Errorf("of a Python with llama-cpp-python: %q, want its arguments", got)
 	}
 }

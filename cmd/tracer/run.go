@@ -107,7 +107,7 @@ func (s *session) openOutput(ctx context.Context, args []string, log *slog.Logge
 	}
 	around := &surroundings{probe: !s.noProbe, again: s.probeAgain, speeds: disk.UserSpeeds(), log: log}
 	ro := trace.RecorderOptions{
-		Command: args, PID: s.capture.PID(), Log: log, Advise: s.adviseLoading(args),
+		Command: args, PID: s.capture.PID(), Log: log, Advise: s.adviseLoading(args, s.capture.Libraries),
 		Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,
 		Detail: s.detail, Follow: s.follow, NoTokenIDs: s.noTokenIDs, Hidden: s.hidden,
 		RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep,

@@ -4,6 +4,7 @@ package serve
 // one.
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 
@@ -90,12 +91,15 @@ func (s *server) explainKill() {
 	if killed == nil {
 		return
 	}
-	advice := s.foreseen
-	if advice == "" {
-		advice = s.adviseMapped()
+	s.opts.Log.Warn("the target has ended: " + killed.Error() + "; give it more memory, or " + s.adviseLess())
+}
+
+// adviseLess says how the target is to be started so that it needs less memory that cannot be paged out.
+func (s *server) adviseLess() string {
+	if p := loadflags.OfWords(s.words, s.libraries...); len(p.Request().Locked) > 0 {
+		return "so that it does not lock its model in memory, " + p.Advise(loadflags.Unlock)
 	}
-	s.opts.Log.Warn("the target has ended: " + killed.Error() + "; give it more memory, or so that weights are not " +
-		"copied when they are loaded, " + advice)
+	return "so that weights are not copied when they are loaded, " + cmp.Or(s.foreseen, s.adviseMapped())
 }
 
 // noteCommandLine notes the target's command line. A shell may become another program, and of a program that has ended
@@ -112,7 +116,7 @@ func (s *server) adviseMapped() string {
 	if s.judged != nil && s.judged.Weights.Copied > 0 {
 		return s.judged.AdviseMapped()
 	}
-	return loadflags.OfWords(s.words).Advise(loadflags.KeepLayout, loadflags.MapFile)
+	return loadflags.OfWords(s.words, s.libraries...).Advise(loadflags.KeepLayout, loadflags.MapFile)
 }
 
 // formatBytes writes a number of bytes for people.

@@ -54,3 +54,25 @@ func TestAdviseMapped(t *testing.T) {
 		}
 	}
 }
+
+// Of a target that the kernel ended it is said what takes its memory: locks that it asked for, or copies.
+func TestAdviseLess(t *testing.T) {
+	const python = "/env/lib/python3.11/site-packages/llama_cpp/lib/libllama.so"
+	for line, want := range map[string]string{
+		"llama-cli -m m.gguf --no-mmap": "so that weights are not copied when they are loaded, start llama.cpp with " +
+			"--no-repack, and without --no-mmap",
+		"llama-cli -m m.gguf --mlock": "so that it does not lock its model in memory, start llama.cpp without --mlock",
+		"python3 -m llama_cpp.server --model m.gguf": "so that it does not lock its model in memory, start " +
+			"llama_cpp.server with --use_mlock false",
+		"python3 -m llama_cpp.server --model m.gguf --use_mlock false": "so that weights are not copied when they are " +
+			"loaded, llama-cpp-python has no argument against copies",
+	} {
+		s := server{words: strings.Fields(line), libraries: []string{python}}
+		if !strings.HasPrefix(line, "python3") {
+			s.libraries = nil
+		}
+		if got := s.adviseLess(); !strings.HasPrefix(got, want) {
+			t.Errorf("%q: %q, want %q", line, got, want)
+		}
+	}
+}

@@ -96,6 +96,7 @@ type server struct {
 	judged     *holding.Holding // how the target held its model when it was looked at last; nil: it was not
 	foreseen   string           // what to do against copies that do not fit in memory; "" if none were foreseen
 	words      []string         // the target's command line, as it was seen last
+	libraries  []string         // files of ggml that were seen in the target
 	memory     *room.ProcessMemory
 	pages      *pages.Kernel
 	controller *prefetch.Controller
@@ -258,6 +259,9 @@ func (s *server) reportStatus(mustBeNow bool) {
 		return
 	}
 	s.noteCommandLine()
+	if c := s.probes.capture; c != nil {
+		s.libraries = c.Libraries()
+	}
 	s.status.pass(s.controller, func() bool { return s.probes.capture == nil || len(s.probes.capture.Libraries()) > 0 })
 }
 
