@@ -86,17 +86,17 @@ func makeDir(ctx context.Context, dir string, fill func(tmp string) error) error
 	}
 	tmp, err := os.MkdirTemp(parent, newPrefix)
 	if err != nil {
-		return fmt.Errorf("install llama.cpp: %w", err)
+		return fmt.Errorf("install %s: %w", filepath.Base(dir), err)
 	}
 	defer os.RemoveAll(tmp) // a no-op after the rename
 	if err := fill(tmp); err != nil {
-		return fmt.Errorf("install llama.cpp: %w", err)
+		return fmt.Errorf("install %s: %w", filepath.Base(dir), err)
 	}
 	if err := os.Chmod(tmp, 0o755); err != nil {
-		return fmt.Errorf("install llama.cpp: %w", err)
+		return fmt.Errorf("install %s: %w", filepath.Base(dir), err)
 	}
 	if err := os.Rename(tmp, dir); err != nil {
-		return fmt.Errorf("install llama.cpp: %w", err)
+		return fmt.Errorf("install %s: %w", filepath.Base(dir), err)
 	}
 	return nil
 }
@@ -105,12 +105,12 @@ func makeDir(ctx context.Context, dir string, fill func(tmp string) error) error
 func removeUnfinished(parent string) error {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
-		return fmt.Errorf("install llama.cpp: %w", err)
+		return fmt.Errorf("clean the cache: %w", err)
 	}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), newPrefix) {
 			if err := os.RemoveAll(filepath.Join(parent, e.Name())); err != nil {
-				return fmt.Errorf("install llama.cpp: %w", err)
+				return fmt.Errorf("clean the cache: %w", err)
 			}
 		}
 	}
@@ -138,7 +138,7 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 		select {
 		case <-ctx.Done():
 			f.Close()
-			return nil, fmt.Errorf("wait for another process to install llama.cpp: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("wait for another process, which fills the cache: %w", context.Cause(ctx))
 		case <-tick.C:
 		}
 	}
