@@ -9,6 +9,7 @@ package_gcc := gcc libc6-dev
 package_npm := npm
 package_chromium := chromium
 package_g++ := g++
+package_cmake := cmake
 package_systemd-analyze := systemd
 package_java := default-jre-headless
 NEEDED := gcc npm
@@ -37,7 +38,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test reruns test-unit test-manifests spark soak vm bench experiments overhead dataset lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -120,6 +121,12 @@ test-manifests: ## test the manifests of Kubernetes
 spark: NEEDED += java
 spark: deps ## read a data set of 100 runs in Apache Spark
 	SPARK=1 go test -count 1 $(LDFLAGS) -run '^TestDataset$$' -v ./cmd
+
+# make test skips it: it takes cmake, g++ and Python's package index, and the first time ten minutes, in which a llama.cpp is built.
+llama-cpp-python: NEEDED += cmake g++
+llama-cpp-python: MODULES += ensurepip
+llama-cpp-python: deps ## trace and help llama-cpp-python: a script, and its server (root)
+	LLAMA_CPP_PYTHON=1 go test -count 1 -timeout 90m $(LDFLAGS) -run '^TestLlamaCppPython$$' -v ./cmd
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
 	go test -short $(LDFLAGS) ./...

@@ -23,9 +23,10 @@ func Python(ctx context.Context) (python string, err error) {
 	return pythonWith(ctx, "python-1", dataFrames)
 }
 
-// pythonWith returns the interpreter of a virtual environment with these packages, which are listed with their hashes,
-// as pip wants it. The environment is in the cache under that name, which changes with the list.
-func pythonWith(ctx context.Context, name, requirements string) (python string, err error) {
+// pythonWith returns the interpreter of a virtual environment with these packages, which are listed with their hashes
+// as pip wants it. Then come packages that are built from source by what the environment has by then. The environment
+// is in the cache under that name, which changes with the lists.
+func pythonWith(ctx context.Context, name, requirements string, sources ...string) (python string, err error) {
 	cache, err := cacheDir()
 	if err != nil {
 		return "", err
@@ -35,16 +36,29 @@ func pythonWith(ctx context.Context, name, requirements string) (python string, 
 		if err := makeVenv(ctx, tmp); err != nil {
 			return err
 		}
-		list := filepath.Join(tmp, "requirements.txt")
-		if err := os.WriteFile(list, []byte(requirements), 0o600); err != nil {
-			return err
-		}
 		// Its programs name the directory in which they were installed, which gets another name now. The interpreter
 		// does not.
-		return runIn(ctx, tmp, filepath.Join(tmp, "bin", "python3"), "-m", "pip", "install", "--quiet",
-			"--no-cache-dir", "--require-hashes", "--requirement", list)
+		if err := installIn(ctx, tmp, requirements); err != nil {
+			return err
+		}
+		for _, source := range sources { // pip would fetch what builds it without looking at hashes
+			if err := installIn(ctx, tmp, source, "--no-build-isolation", "--no-deps"); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	return filepath.Join(root, "bin", "python3"), err
+}
+
+// installIn installs packages in the virtual environment dir.
+func installIn(ctx context.Context, dir, requirements string, flags ...string) error {
+	list := filepath.Join(dir, "requirements.txt")
+	if err := os.WriteFile(list, []byte(requirements), 0o600); err != nil {
+		return err
+	}
+	args := append([]string{"-m", "pip", "install", "--quiet", "--no-cache-dir", "--require-hashes"}, flags...)
+	return runIn(ctx, dir, filepath.Join(dir, "bin", "python3"), append(args, "--requirement", list)...)
 }
 
 // makeVenv makes a virtual environment with pip in the directory dir.
