@@ -126,8 +126,16 @@ pattern of another model is refused. With --exec prefetchd reads the beginning o
 command's arguments name (*.gguf) while it sets probes.
 
 The target's own page faults also read pages around themselves that nobody asked for, up to twice
-the disk's readahead. While the target is helped they read little, if prefetchd was there when the
-target loaded its model. --readahead says how.
+the disk's readahead. While the target is helped they are made to read little. --readahead says how,
+and all of it is undone at the end, also if prefetchd is killed:
+
+  auto      fd, if faults read more than 512 KiB
+  leave     no change
+  fd        through the open file with which the target loads its model. It takes --exec or --wait,
+            and the disk's own readahead is small for some ten microseconds.
+  inject    also after the load: one thread of the target is stopped and made to advise MADV_RANDOM.
+            This works only on x86-64, without a debugger and seccomp. If prefetchd's guardian is
+            killed at that moment, the target crashes.
 
 A mixture of experts: weights that every token reads are kept first, and experts in the remaining
 room. When a router has chosen, its experts that are missing are read at once, beside each other,
