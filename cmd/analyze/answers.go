@@ -36,30 +36,33 @@ type kind struct {
 var kinds = []kind{
 	{
 		name: "rereads", short: "Say which tensors are read from disk again, and why",
-		long: `analyze rereads has a row for each tensor: reads, bytes, bytes from disk, those of them that had been read from disk before,
-why (a fault of the target, its readahead, a read, another process), and how long ops waited. It writes rereads.csv, .parquet and,
-if any are read again, a figure of those that are most. tracer --detail op+io records what came from disk.`,
+		long: `analyze rereads says which tensors are read from disk again, and why. A row has a tensor's reads, their bytes, the bytes
+that came from disk, those of them that had come before, what caused that (a fault of the target, its readahead, a read,
+another process), and how long ops waited. It writes rereads.csv, .parquet and, if any are read again, a figure of those
+that are read most. tracer --detail op+io records what came from disk.`,
 		make: sheetOf("rereads", (*gather.Collector).Rereads, map[string]figureOf{
 			"rereads": barsOf((*gather.Collector).RereadsFigure, "what is read from disk again"),
 		}),
 	},
 	{
 		name: "pattern", short: "State the sequence of reads of a token",
-		long: `analyze pattern writes the sequence of reads in each phase (pattern.parquet, pattern.csv), that of a token for programs
-(pattern.json, access_pattern.h), and a figure of where in the file a token reads, over its time.`,
+		long: `analyze pattern writes in which order weights are read: in each phase (pattern.parquet, pattern.csv), and by a token for
+programs (pattern.json, access_pattern.h). A figure shows where in the file a token reads, over its time.`,
 		make: patternAnswer,
 	},
 	{
 		name: "heatmap", short: "Draw what each token does with each tensor",
-		long: `analyze heatmap draws tensors against steps. Rows are as high as their tensors are large, and a third of the average at least.
-Without --value it shows what differs between tokens: bytes from disk where memory is short, else the time for each byte. It
-writes heatmap.png, and heatmap.csv and .parquet with at most 256 columns for each phase.`,
+		long: `analyze heatmap draws what each token does with each tensor. Rows are tensors, as high as these are large, but at least a
+third of the average. Columns are steps. Without --value it shows what differs between tokens: bytes from disk where
+memory is short, and else the time for each byte. It writes heatmap.png, and heatmap.csv and .parquet with at most 256
+columns for each phase.`,
 		flags: heatmapFlags, make: heatmapAnswer,
 	},
 	{
 		name: "offsets", short: "Say where in the file reads are, and how far apart",
-		long: `analyze offsets draws where in the file is read over time, and says how far each read begins behind the end of the one before:
-less than 128 KiB (sequential), less than 1 MiB, or more, ahead or back. It writes offsets.csv, .parquet, and the figures offsets and gaps.`,
+		long: `analyze offsets draws where in the file reads are, over time. It also says how far each read begins from the end of the one
+before: less than 128 KiB (sequential), less than 1 MiB, or more, ahead or back. It writes offsets.csv, .parquet, and the
+figures offsets and gaps.`,
 		make: sheetOf("offsets", (*gather.Collector).Gaps, map[string]figureOf{
 			"gaps": barsOf((*gather.Collector).GapsFigure, "from the end of a read to the next"),
 			"offsets": func(s *study) drawing {
@@ -74,26 +77,26 @@ less than 128 KiB (sequential), less than 1 MiB, or more, ahead or back. It writ
 	},
 	{
 		name: "layers", short: "Sum up reads per layer",
-		long: `analyze layers has a row for each layer: reads, bytes, time of ops, bytes from disk, waiting. It writes layers.csv, .parquet and
-a figure.`,
+		long: `analyze layers has a row for each layer: its reads, their bytes, the time of its ops, the bytes that came from disk, and
+how long ops waited. It writes layers.csv, .parquet and a figure.`,
 		make: sheetOf("layers", (*gather.Collector).Layers, map[string]figureOf{
 			"layers": barsOf((*gather.Collector).LayersFigure, "layers"),
 		}),
 	},
 	{
 		name: "components", short: "Sum up reads per component",
-		long: `analyze components has a row for each component, such as attn_q.weight of all layers: reads, bytes, time of ops, bytes from disk,
-waiting. It writes components.csv, .parquet and a figure.`,
+		long: `analyze components has a row for each component, such as attn_q.weight of all layers: its reads, their bytes, the time of
+its ops, the bytes that came from disk, and how long ops waited. It writes components.csv, .parquet and a figure.`,
 		make: sheetOf("components", (*gather.Collector).Components, map[string]figureOf{
 			"components": barsOf((*gather.Collector).ComponentsFigure, "components"),
 		}),
 	},
 	{
 		name: "speed", short: "Draw tokens per second over time, and what held each up",
-		long: `analyze speed has a row for each step: its phase, its tokens, when it began and how long it took, which part of that it
-computed, waited for the disk, and did neither. It writes speed.csv, .parquet and a figure whose bars are as high as steps are
-fast. Computing is what a step takes that waits for nothing; it is known of steps of the usual size. tracer --detail op+io
-records waiting.`,
+		long: `analyze speed says how fast steps were, and what held each up. A row has a step's phase, its tokens, when it began and how
+long it took, and which part of that time it computed, waited for the disk, or did neither. It writes speed.csv, .parquet
+and a figure whose bars are as high as steps are fast. Computing is what a step takes that waits for nothing. It is known
+of steps that compute as many tokens as most do. tracer --detail op+io records waiting.`,
 		make: func(ctx context.Context, s *study) (*answer, error) {
 			sheet := func(c *gather.Collector) *gather.Sheet { return c.SpeedSheet(s.compute().Expected) }
 			return sheetOf("speed", sheet, map[string]figureOf{"speed": speedFigure})(ctx, s)
@@ -101,8 +104,9 @@ records waiting.`,
 	},
 	{
 		name: "phases", short: "Sum up warm-up, prompt and generation apart",
-		long: `analyze phases has a row for each phase: steps, tokens, time, bytes, bytes from disk, waiting. What was read from disk before
-the first step, or between steps, is the phase load. It writes phases.csv, .parquet and a figure.`,
+		long: `analyze phases has a row for each phase: its steps and tokens, their time, the bytes that were read, those that came from
+disk, and how long ops waited. What was read from disk before the first step, or between steps, is the phase load. It
+writes phases.csv, .parquet and a figure.`,
 		make: sheetOf("phases", (*gather.Collector).Phases, map[string]figureOf{
 			"phases": barsOf((*gather.Collector).PhasesFigure, "phases"),
 		}),

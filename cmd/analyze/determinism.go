@@ -22,9 +22,10 @@ func determinismCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "determinism [flags]",
 		Short: "Say whether steps read the same, and where and why not",
-		Long: `analyze determinism takes the steps of each phase and of each batch size (tokens computed together), finds the sequence of
-reads that most of them share, the canonical one, and says which share of them follows it exactly. For those that do
-not it has the shortest script of edits that makes one of the other, and a cause:
+		Long: `analyze determinism says whether steps read the same, in the same order. It takes the steps of a phase that compute
+equally many tokens. It finds the canonical sequence, which is the sequence of reads that most of them share, and says
+which share of the steps follows it exactly. For each other step it has the shortest list of edits that makes one sequence of the other,
+and a cause:
 
   batch           it is the canonical sequence of batches of another size
   routing         apart from chosen experts it is the canonical one
@@ -33,8 +34,8 @@ not it has the shortest script of edits that makes one of the other, and a cause
   context length  all steps from one on to the last have it
   unknown         none of these
 
-The skeleton of a mixture of experts is what it reads apart from chosen experts. In generation, reads are compared by tensor,
-op and bytes; in other phases without bytes. It writes
+The skeleton of a mixture of experts is what it reads apart from chosen experts. In generation, reads are compared by
+tensor, op and bytes, and in other phases by tensor and op. It writes
 
   determinism.csv, .parquet        each step: exact or not, edits, cause
   determinism_edits.csv, .parquet  each edit of each sequence that departs

@@ -91,7 +91,8 @@ func command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "analyze [flags]",
 		Short: "State a capture's per-token pattern, and draw it",
-		Long: `analyze reads a capture that tracer made and writes
+		Long: `analyze says what held the tokens of a capture up, and which reads each token repeats. It reads a capture that tracer
+made and writes
 
   pattern.parquet, pattern.csv    the sequence of reads in each phase: seq, tensor_name, offset_bytes, size_bytes,
                                   relative_time (0 to 1 within a step), phase, and what each read is
@@ -102,26 +103,23 @@ func command() *cobra.Command {
   hidden.parquet or hidden.csv    with --hidden: what routers read (tracer --hidden); in CSV a row's values are one text
   access.parquet, ...             with --export: each table of the capture
 
-It opens with what held the tokens up, and what more memory, or reading ahead, would be worth, as far as the capture tells
-(tracer --detail op+io; of a process with a limit of memory). Then it prints the tensors, the bytes read per token, the tensors that are read most, and whether all generated tokens read
-the same tensors in the same order; if not, where they differ. Positions count from 0 and are the pattern's seq. The
-experts that a mixture-of-experts model chooses are compared apart from the sequence. If the capture holds reads from disk
-(tracer --detail op+io), it says which bytes were read again, and why.
+It opens with the verdict: what held the tokens up, and what more memory, or prefetchd, would be worth. For that the
+capture must have reads from disk (tracer --detail op+io), of a process with a limit of memory. Then analyze prints the
+bytes read per token, the tensors that are read most, and which bytes were read again from disk, and why. It says
+whether all generated tokens read the same tensors in the same order, and if not, where they differ. Positions count
+from 0 and are the pattern's seq. The experts that a mixture of experts chooses are compared apart from the sequence.
 
-A capture may hold several contexts (llama_context), as of a draft model. analyze takes the one that read most in
-generation, and says so; --context takes another.
+A capture may hold several contexts (llama_context), as with a draft model. analyze takes the one that read most in
+generation, and says so. --context takes another.
 
-A step that computes several tokens reads the same weights once for all of them. If no step generated a token, as in a
-perplexity, embeddings or a benchmark of prompts, all figures are per decode (llama_decode), and analyze says so. A decode
-that is larger than the target's -ub goes through the model several times; pattern.json has one of these passes. The check of
-a draft's tokens looks like a prompt: --phase prompt takes such decodes, though others generated tokens.
+A step that computes several tokens reads the same weights once for all of them. If no step generated a token, all
+figures are per decode (a call of llama_decode), and analyze says so. That is so with a perplexity, with embeddings, or
+with a benchmark of prompts. A decode that is larger than the target's -ub goes through the model several times, and
+pattern.json has one of these passes. A decode that checks the tokens of a draft looks like a prompt, so for these
+decodes give --phase prompt.
 
 With --all it does what the subcommands rereads, pattern, heatmap, offsets, layers, components, speed, phases, experts,
 determinism and report do.
-
-analyze moe says what memory for a mixture's experts buys, and whether that is more than its share.
-analyze determinism says which share of the steps read exactly the same, and where and why the others do not.
-analyze compare puts two captures beside each other.
 
 Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32

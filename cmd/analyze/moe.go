@@ -60,32 +60,36 @@ func moeCommand(root *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "moe [flags] TRACE|CAPTURE",
 		Short: "Say what memory for experts, and predicting them, would gain",
-		Long: `analyze moe reads which experts a mixture-of-experts model chose: from a capture that tracer made (its directory),
-or from a routing trace in CSV (route_trace v1, gzip or not). It says in a sentence what memory for experts buys, and in a
-table how many choices are found there, what a token reads besides, and tokens per second: with what prefetchd keeps, with LRU,
-by Belady's rule, which knows the future and bounds the others, and if routers chose at random. At random a tenth of the experts
-in memory has a tenth of the choices, whatever is kept. If prefetchd finds no more than that (by 5 points, beyond the error that
-blocks of the trace have), there is "no exploitable locality": memory buys only its share, and each further GiB saves the same.
-The next line names the memory from which reading takes no longer than computing. Then come
+		Long: `analyze moe says in its first line how many of a mixture's choices are found in memory, and whether that is more than
+the share of experts that are there. If routers chose at random, a tenth of the experts in memory would have a tenth of
+the choices, whatever is kept. If prefetchd finds no more than that, there is "no exploitable locality": memory buys
+only its share, and each further GiB saves the same. "More" is 5 points, beyond the error that blocks of the trace have.
+
+It reads which experts the model chose from a capture that tracer made (its directory), or from a routing trace in CSV
+(route_trace v1, gzip or not). Behind the first line is a table for several amounts of memory: how many choices are
+found there, what a token reads besides, and tokens per second. It has these for what prefetchd keeps, for LRU, for
+Belady's rule, which knows the future and bounds the others, and for routers that choose at random. The next line names
+the memory from which reading takes no longer than computing. Then come
 
   hits, bytes and times     of caches of several sizes: what is kept last, most often, ...; with what is probable read
-                            ahead; and by Belady's rule, which knows the future and bounds the others
-  recall                    of predictors that know nothing but the experts chosen before (and the tokens' ids)
-  recall with hidden states of predictors that know what routers and attention have read, if the capture was made with
-                            tracer --hidden: the next router applied to this one's input, corrected by what was learned,
-                            mixed with the others
+                            ahead; and by Belady's rule
+  recall                    which share of the choices predictors foretell that know only the experts chosen before, and
+                            the tokens' ids
+  recall with hidden states the same of predictors that know what routers and attention have read, if the capture was
+                            made with tracer --hidden: the next router applied to this one's input, corrected by what
+                            was learned, and mixed with the others
   load, reuse, neighbours   how evenly experts are used, after how many tokens again, and whether by the next one
 
 With --output it also draws
 
-  hits      the hit rate of each policy against the memory for experts, with Belady's above
+  hits      the hit rate of each rule against the memory for experts, with Belady's above
   recall    of each predictor in each layer, with hidden states or without, with as many guesses as are chosen
   reads     what is read because a chosen expert is missing, over the generated tokens, for each size
 
-Caches are simulated: an expert is read whole, the disk does one thing at a time, demand first, and nothing else needs
-memory. They are full at the beginning, of the file's first experts, as loading leaves them. The prompt is learned from;
-generated tokens are counted. A capture of a server with several slots is taken as one sequence. Hidden states need the model's file, for its routers: that which the capture names, or
---model.
+Caches are simulated. An expert is read whole, the disk does one thing at a time, chosen experts come before guessed
+ones, and nothing else needs memory. At the beginning caches are full of the file's first experts, as loading leaves
+them. The prompt is learned from, and generated tokens are counted. A capture of a server with several slots is taken as
+one sequence. With hidden states the model's file is needed for its routers: the one that the capture names, or --model.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -st -p "hi" -n 200
@@ -118,11 +122,11 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.SortFlags = false
 	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas "+
 		"(default: 10, 20, 40 and 60 % of all experts)")
-	cli.SizeVar(f, &o.bandwidth, "bandwidth", "of the disk, bytes per second; of a capture that tells it, that if\n"+
-		"the flag is not given")
-	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "of a read, `time` besides the transfer")
+	cli.SizeVar(f, &o.bandwidth, "bandwidth", "bytes that the disk reads in a second. Without the flag a capture's\n"+
+		"own rate counts, if it tells that")
+	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "`time` that a read takes besides the transfer")
 	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing, "+
-		"half of it before a layer's router, half after it;\nof a capture that tells it, that if the flag is not given")
+		"half of it before a layer's router, half after it.\nWithout the flag a capture's own time counts, if it tells that")
 	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts "+
 		"most often)")
 	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if it is elsewhere by now")

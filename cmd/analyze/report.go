@@ -26,10 +26,11 @@ func reportCommand(root *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "report [flags]",
 		Short: "Make one page of a capture, for the browser",
-		Long: `analyze report writes index.html: one file, which needs no network. It opens with what was found, and with tokens per second
-over time and what held each of them up. Then it has the phases in time, what came from disk and how long steps waited, a heatmap
-of tensors and steps, where in the file was read, which experts of each layer are hot and which are cold, and tables of phases,
-components, layers, gaps and tensors. Charts zoom and move, and each can be saved as SVG. Tables sort and filter. It prints.
+		Long: `analyze report writes index.html, which shows a capture on one page for the browser. It is one file, and needs no network.
+It opens with what was found, and with tokens per second over time and what held each of them up. Then it has the phases
+in time, what came from disk and how long steps waited, a heatmap of tensors and steps, where in the file reads were, and
+which experts of each layer are chosen most and least. At its end are tables of phases, components, layers, gaps and
+tensors. Charts zoom and move, and each can be saved as SVG. Tables sort and filter. The page can be printed.
 
 The page stays below 15 MB for any capture: what has more steps, tensors or reads than a page can show is put together, and
 the page says so.

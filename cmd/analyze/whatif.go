@@ -82,30 +82,38 @@ func whatifCommand(root *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "whatif [flags]",
 		Short: "Say what more memory, or another disk, would be worth",
-		Long: `analyze whatif replays what generated tokens have read, in memories of other sizes, and says how many bytes a token
-would read again from disk, and how many tokens per second that is: with LRU, with LRU and the kernel's readahead (plain),
-with random replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, with what prefetchd would
-keep and stream (by its own plan), alone or with --strategy pin, and by Belady's rule, which knows the future and bounds the
-others.
+		Long: `analyze whatif says how fast a token would be with other amounts of memory, or with another disk. It replays what
+generated tokens have read, and says how many bytes a token would read from disk, and how many tokens per second that
+is. It does so for each of these rules:
 
-Of a mixture of experts it first says what memory for experts buys, as analyze moe does. What prefetchd misses there follows
-from the tokens' choices, replayed by its own policy; the bytes come at the disk's rate, or, with --ran auto, at that which the
-capture's tokens had.
+  LRU             what was used longest ago is dropped
+  plain           the same, with what the kernel reads around a miss: llama.cpp alone
+  random          what is dropped is chosen at random
+  pin             a part is kept, and the rest is read when it is touched
+  pin + stream    a part is kept, and the rest is read ahead of its use
+  prefetchd       what prefetchd would keep and stream by its own plan, also with --strategy pin
+  Belady          the future is known, which bounds all others
+
+Of a mixture of experts it first says what memory for experts would gain, as analyze moe does. What prefetchd misses
+there follows from the tokens' choices, replayed by its own rule. These bytes come at the disk's rate, or with --ran auto
+at the rate at which the capture's tokens had them.
 
 It writes
 
-  whatif.parquet, whatif.csv    a row for each amount of memory and strategy
+  whatif.parquet, whatif.csv    a row for each amount of memory and rule
   miss_ratio.parquet, .csv      LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
   whatif.png, miss_ratio.png    tokens per second, and that share, against memory (--format for others)
 
-With --batch it says this for several tokens in a pass through the model: of as many slots of a server, or of guesses of a
-draft that were all accepted. They read what they share once, so where the disk is what is slow a pass with several tokens
-takes as long as one with a single token. Each of them is taken to compute as long as alone: that is the most.
+With --batch it computes this for several tokens in a pass through the model. These are of several slots of a server, or
+guesses of a draft that were all accepted. They read what they share once, so where the disk is what is slow a pass with
+several tokens takes as long as one with a single token. Each of them is taken to compute as long as a single one, so
+this is the most that a pass can take.
 
-Memory is what the model's pages have, beside all else, and prefetchd, if there is one. What a fault costs beside its bytes is
-in these figures if the capture is of a run whose memory was short: its tokens tell how fast bytes come that are read as they
-are touched. To record reads from disk slows these down: --detail op is enough, with --compute. What the target reads beside
-prefetchd --strategy pin comes faster, as the kernel need not free memory for it: a capture of such a run tells (--ran pin).
+Memory is what is left for the model's pages and for prefetchd, when all else has its part. Some rules read bytes only
+when they are touched. How fast these come is taken from the capture's tokens, if the capture is of a run whose memory
+was short. Recording reads from disk makes them slower, so --detail op is better there, with --compute. Beside
+prefetchd --strategy pin the target's reads are faster, because the kernel need not free memory for them. A capture of
+such a run tells how fast (--ran pin).
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
@@ -125,25 +133,23 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.StringSliceVar(&o.memory, "ram", o.memory,
 		"memory for the model, `sizes` such as 8GB, or shares of the working set such as 0.85")
 	f.StringVar(&o.disk, "disk", "",
-		"what the disk reads, `bytes` per second, such as 1.4GB/s (default: as tracer has measured it)")
+		"`bytes` per second that the disk reads, such as 1.4GB/s (default: as tracer has measured it)")
 	f.StringVar(&o.touched, "touched", "",
-		"what comes from disk if it is read as it is touched, `bytes` per second (default: as the capture's "+
-			"tokens had it, if they read\n"+
-			"from disk, else as --disk)")
+		"`bytes` per second that come from disk when they are read as they are touched (default: as the\n"+
+			"capture's tokens had it, if they read from disk, else as --disk)")
 	f.IntVar(&o.ahead, "readahead", 0,
 		"the disk's read_ahead_kb, `KiB` (default: as it was when tracer looked, else 128)")
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
 	f.IntSliceVar(&o.batches, "batch", o.batches,
-		"`numbers` of tokens (or steps, if the capture's have several tokens) that are computed together, and read "+
-			"what they share once,\n"+
-			"such as 1,2,4,8: parallel slots, or accepted guesses")
+		"`numbers` of tokens that are computed together, and read what they share once, such as 1,2,4,8: parallel\n"+
+			"slots, or accepted guesses (numbers of steps, if the capture's steps have several tokens)")
 	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents},
 		"memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts "+
 			"as they lie")
 	cli.EnumVar(cmd, &o.ran, "ran", "", []string{ranPlain, ranPin, ranAuto},
-		"what the capture is of: a target by itself, or with prefetchd --strategy pin, or (of a mixture of "+
-			"experts) with prefetchd as it\n"+
-			"is. It tells which bytes its tokens waited for, and so how fast these come")
+		"what the capture is of: a target by itself (plain), with prefetchd --strategy pin, or, of a mixture of\n"+
+			"experts, with prefetchd as it is (auto). That decides which bytes its tokens waited for, and so how fast "+
+			"these come")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
 	return cmd
 }

@@ -26,13 +26,13 @@ func newExporterCommand() *cobra.Command {
 		Use:   "exporter",
 		Short: "Serve the metrics of all prefetchds here to Prometheus",
 		Long: `Serve the metrics of all prefetchds of this machine over HTTP, at /metrics, until it is interrupted.
-Prometheus cannot ask prefetchds itself, because they answer on Unix sockets. Each time that it asks
-the exporter, the exporter asks them. It needs no capability, only the user of the prefetchds: their
-sockets are that user's alone. It sends nothing to them but that question.
+Prometheus cannot ask prefetchds itself, because they answer on Unix sockets. Each time that Prometheus
+asks the exporter, the exporter asks them, and it sends nothing else to them. It needs no capability,
+but must run as the user of the prefetchds, because only that user can open their sockets.
 
-By default it listens on this machine's own address. HTTP has no password and no encryption here, and
-whoever reaches the port reads how fast which process is. So open it to a network only where a
-firewall, or a NetworkPolicy of Kubernetes, says who may reach it.
+By default it listens on this machine's own address. It uses HTTP without a password and without
+encryption, so whoever reaches the port reads how fast which process is. Open it to a network only
+where a firewall, or a NetworkPolicy of Kubernetes, says who may reach it.
 
 The metrics are those of prefetchd status --metrics, and three of the machine: how many prefetchds
 there are, how many processes wait for one, and whether all could be asked. packaging/prometheus has

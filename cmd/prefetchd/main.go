@@ -88,91 +88,101 @@ func command(restoreSignals func()) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
-		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp. It
-learns from the warm-up or the first generated token what each token reads. It keeps as much of that
-in memory as fits, and reads the rest from disk ahead of its use (io_uring) and pages it out behind.
-It joins the target's memory cgroup, stays within the least headroom of that cgroup, its ancestors
-and the host, ends with the target and releases everything.
+		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp, which is called
+the target here. prefetchd learns from the warm-up or the first generated token what each token
+reads. It keeps as much of that in memory as fits. The rest it reads from disk just before the
+target uses it, and pages it out right after. It joins the target's memory cgroup, and takes no more
+memory than that cgroup, those above it and the host have left. It ends with the target and releases
+everything.
 
-For a mixture of experts, weights that every token reads are kept first, and experts in the
-remaining room. When a router has chosen, the missing ones of its experts are read at once and in
-parallel, and the experts that are least likely to be chosen give way. With --speculate on, experts
-that the next layer is likely to choose are read before it has chosen, as long as the disk is
-measured to be idle. That is off by default, because tokens were not faster with it where it was
-measured. With --learned, what it learns about the routers is kept for the next time.
+Whom it helps: --pid N helps a process that runs. --wait NAME helps the process of that name that
+runs, or sleeps until one has loaded ggml. NAME is that of a program, or of a systemd unit
+(ollama.service). --auto helps every process that computes with ggml: each second it looks for new
+processes that map code of ggml, or a GGUF file, whatever these are called. --exec starts the
+command that follows, and helps it from its first touch of the model on.
 
-How often each expert was chosen is kept for the next run of the model (not with --no-hot). That
-begins with the experts that were chosen most: they are read first, into the room that there is,
-while the target waits for nothing. --imatrix FILE says the same of a model that never ran here.
+A process stands for those that it has started, and those that it starts later. So --pid, --wait
+NAME and --exec help what computes below a llama-server with --models-dir, or below an Ollama, until
+that process itself ends. Each process that is helped has a prefetchd of its own, with the same
+flags, which ends with it. --budget is divided among those that compute.
 
-The target's own faults also read pages around themselves that nobody asked for, up to twice the
-disk's readahead. While the target is helped they read little, if prefetchd was there when the
-target loaded its model: see --readahead.
+How the target must be started: it must read its model through a file mapping, as llama.cpp does by
+default (--load-mode mmap). Weights of some types are copied when they are loaded all the same. That
+makes prompts faster, but takes the size of these weights again. With --no-repack they are not
+copied. --exec warns of copies that are larger than the memory. A process without ggml is refused.
 
-Pages that are kept are not locked: the kernel takes them when others need memory, and prefetchd
-gives way for a while. With --lock the kernel cannot take them (except experts, which are never
-locked). Then it may have to kill a process of the cgroup instead, even the target.
+Is help worth it? Tokens with help are compared with tokens without it, and help that does not win
+is given up. Where there is nothing to win, prefetchd says why, sleeps, and looks again from time to
+time. That is so if the model fits, or if its weights are not read from the file.
 
-Tokens with help are compared with tokens without, and help that does not win is given up. Where
-there is nothing to win (the model fits, or its weights are not read from the file), prefetchd says
-why, sleeps, and checks again from time to time.
+Others need memory: pages that are kept are not locked. The kernel takes them when others need
+memory, and prefetchd gives way for a while. With --lock the kernel cannot take them. Then it may
+have to kill a process of the cgroup instead, even the target. Experts are never locked.
 
-While the target loads its model, the model is read ahead of it at the disk's bandwidth, and what
-the first token reads stays in memory. The order in which weights are read is guessed from the file,
-and corrected if the target reads differently. With --pattern the order comes from analyze; the
-pattern of another model is refused. With --exec prefetchd starts the command itself, and reads the
-head of the model that its arguments name (*.gguf) while probes are set.
+While the target loads its model, prefetchd reads the model ahead of it at the disk's bandwidth, and
+keeps what the first token reads. It guesses from the file in which order weights are read, and
+learns anew if the target reads differently. With --pattern the order comes from analyze. The
+pattern of another model is refused. With --exec prefetchd reads the beginning of the model that the
+command's arguments name (*.gguf) while it sets probes.
 
-The command runs as the user who typed sudo, with that user's groups, HOME, PATH and environment;
---as-root runs it as root. It keeps its standard streams, terminal and process group. SIGINT,
-SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal has sent them
-to both.
+The target's own page faults also read pages around themselves that nobody asked for, up to twice
+the disk's readahead. While the target is helped they are made to read little. --readahead says how,
+and all of it is undone at the end, also if prefetchd is killed:
 
-A process stands for those that it has started, and those that it starts later. So --pid, --wait NAME
-and --exec help what computes below a llama-server with --models-dir, or below an Ollama, each by a
-prefetchd of its own, until the process itself ends. NAME is that of a program, or of a systemd unit
-(ollama.service). Of --budget only those take a part that compute.
+  auto      fd, if faults read more than 512 KiB
+  leave     no change
+  fd        through the open file with which the target loads its model. It takes --exec or --wait,
+            and the disk's own readahead is small for some ten microseconds.
+  inject    also after the load: one thread of the target is stopped and made to advise MADV_RANDOM.
+            This works only on x86-64, without a debugger and seccomp. If prefetchd's guardian is
+            killed at that moment, the target crashes.
 
-With --keep-warm, pages of a model that fits are read back when others took them from memory, while
-its process computes nothing. So the first request after a quiet night does not wait for the disk.
-Pages that are soon taken again are read back less and less often. With a time (--keep-warm=30m)
-that ends when the process has computed nothing for so long: then others may have the memory, until
-it computes again.
+A mixture of experts: weights that every token reads are kept first, and experts in the remaining
+room. When a router has chosen, its experts that are missing are read at once, beside each other,
+and the experts that are least likely to be chosen give way. With --speculate on, experts that the
+next layer is likely to choose are read before it has chosen, while the disk is idle. That is off by
+default, because tokens were not faster with it where it was measured. With --learned, what
+prefetchd learns about the routers is kept for the next time.
 
-What is to hold for all runs is in a configuration file, ` + configPath + `, or in the
-environment: see prefetchd config.
+The next run of a mixture begins with the experts that the last run used most: they are read first,
+into the room that there is, while the target waits for nothing. --no-hot leaves that out. For a
+model that never ran here, --imatrix FILE says which experts these are.
 
-With --fabric an emulated device in the command's memory holds part of the weights in fewer bytes,
-with a stated error (accurate: none; balanced: 23.5 dB; fast: 15 dB), and computes with them. So
-each token reads less from disk, but the text changes: a small real model loses 14 % of perplexity
-with balanced, and becomes useless with fast (docs/measurements/real-model.md). The device gives memory back when others need
-it, and the kernel would kill it before the command.
+With --keep-warm, pages of a model that fits are read back when others took them, while the target
+computes nothing. So the first request after a quiet night does not wait for the disk. Pages that
+are soon taken again are read back less and less often. With --keep-warm=30m prefetchd stops that
+when the target has computed nothing for so long, until it computes again.
 
-With --dry-run it learns what a token reads, or takes that from --pattern. It measures the room and
-the disk (with reads that bypass the page cache for a moment, beside those of the target), and
-prints what would be kept and the expected tokens per second. (For a mixture of experts there is no
-expectation, because it depends on what routers choose.) Then it ends: nothing is kept. --plan
-writes that, or what is kept at the end, as CSV: file, offset_bytes, size_bytes, tensor_name, visits
-(how often a token reads it from disk if it is streamed), state (kept or streamed). Experts are not
-in it, because they change all the time.
+With --fabric an emulated device holds part of the weights in fewer bytes, and computes with them.
+So each token reads less from disk, but the text changes. The error is stated: accurate has none,
+that of balanced is 23.5 dB below the products, and that of fast is 15 dB. With a small real model
+balanced raised perplexity by 14 %, and fast made the text useless. The device uses memory of the
+command's cgroup, gives it back when others need it, and is killed before the command.
 
-It needs root. The model must be read through a file mapping, as llama.cpp does it by default
-(--load-mode mmap). Weights of some types are copied at load all the same, which makes prompts
-faster, but takes their size again: with --no-repack they are not. --exec warns of copies that are
-larger than the memory. A process without ggml is refused. --wait sleeps until the process has
-loaded ggml, --wait NAME until a process of that name, or one that it has started, has: one that
-runs already is helped at once. --auto goes on: every second it looks for new processes that map code
-of ggml, or a GGUF file, whatever these are called, and starts a prefetchd for each (--most at
-once). That has the flags of --auto, and ends with its process.
+With --dry-run prefetchd learns what a token reads, or takes that from --pattern. It measures the
+room and the disk, and prints what would be kept and the expected tokens per second. Then it ends,
+and nothing is kept. Of a mixture of experts no speed is expected, because that depends on what
+routers choose. --plan writes what would be kept, or what is kept at the end, as CSV: file,
+offset_bytes, size_bytes, tensor_name, visits (how often a token reads it from disk if it is
+streamed), state (kept or streamed). Experts are not in it, because they change all the time.
 
-In a container it needs the same as on the host: eBPF (no user namespace of its own), /proc of its
-PID namespace, and the target's memory cgroup, or --budget. From the host it can help a target in a
-container.
+The command of --exec runs as the user who typed sudo, with that user's groups, HOME, PATH and
+environment. --as-root runs it as root. It keeps its standard streams, terminal and process group.
+SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal has
+sent them to both.
 
-Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd was interrupted, 1
-on failure (also if it was interrupted before a process of that NAME came), 2 for wrong usage. With --exec the status of the command (128+n if signal n ended it),
-also if helping it failed; 127 if there is no such program, 126 if it cannot be run, 1 if it was not
-started for another reason, 2 for wrong usage.`,
+It needs root. In a container it needs the same as on the host: eBPF (no user namespace of its own),
+/proc of its PID namespace, and the target's memory cgroup, or --budget. From the host it can help a
+target in a container.
+
+Settings for all runs are in ` + configPath + `, or in the environment: see
+prefetchd config.
+
+Exit status with --pid, --wait and --auto: 0 when the target ended or prefetchd was interrupted; 1
+on failure, also if it was interrupted before a process of that NAME came; 2 for wrong usage.
+With --exec it is the status of the command (128+n if signal n ended it), also if helping it failed;
+127 if there is no such program, 126 if it cannot be run, 1 if it was not started for another
+reason, 2 for wrong usage.`,
 		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   sudo prefetchd --pid $(pidof llama-server)
@@ -265,21 +275,21 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	addExecFlag(f, &o.exec)
 	f.BoolVar(&o.asRoot, "as-root", false, "with --exec, run the command as root, not as the user who typed sudo")
 	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; without --wait, a process without ggml "+
-		"is refused. Without --pid: wait for a process with the name that follows, of its program or its systemd unit")
+		"is refused. Without --pid, wait for a process whose program or systemd unit has the name that follows")
 	addAutoFlags(f, o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
-		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); "+
-			"both is auto's former name")
+		"auto (keep what fits, stream the rest), pin (only keep), stream (only stream), pattern (as auto, by "+
+			"--pattern only); both is auto's former name")
 	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
 		"read experts that are likely to be chosen next while the disk is idle: "+
-			"auto (what was measured to be best: off), off, on")
+			"off, on, or auto, which is what was measured to be best: off")
 	f.StringVar(&o.learned, "learned", "",
 		"keep what is learned about a mixture's routing in `DIR`, and begin with it the next time")
-	f.BoolVar(&o.noHot, "no-hot", false, "neither keep (in --run-dir) nor use which experts of a mixture the last run "+
-		"of its model used most; otherwise they are read first")
-	f.StringVar(&o.imatrix, "imatrix", "", "read the experts first that the importance matrix in `FILE` (GGUF, of "+
-		"llama-imatrix) counts most, if the last run is not known")
+	f.BoolVar(&o.noHot, "no-hot", false, "do not remember (in --run-dir) which experts of a mixture a run used most, "+
+		"and do not read those of the last run first")
+	f.StringVar(&o.imatrix, "imatrix", "", "read the experts first that the importance matrix in `FILE` counts most, if "+
+		"the last run is not known (a GGUF file of llama-imatrix)")
 	f.BoolVar(&o.Lock, "lock", false, "lock kept pages (mlock), except experts: "+
 		"the kernel cannot take them, even if it must kill a process instead")
 	cli.AmountVar(f, &o.budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB, or 60% of "+
@@ -301,11 +311,11 @@ func (o *options) addFlags(cmd *cobra.Command) {
 		"with --fabric: the least ratio of products to their error instead of a profile's, `20dB`")
 	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins, to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false,
-		"stay in the own cgroup: then pages read ahead are not charged to that of the target")
+		"do not join the target's cgroup: then pages that are read ahead are not charged to it")
 	f.StringVar(&o.runDir, "run-dir", monitor.Dir, "directory of the socket by which prefetchd status finds this one, "+
-		"and of what --no-hot is about; empty: neither")
+		"and of what is remembered of a mixture's experts; empty: neither")
 	f.BoolVar(&o.json, "json", false,
-		"print the summary as JSON (with --exec on standard error, because standard output is the command's)")
+		"print the summary as JSON, with --exec on standard error, because standard output is the command's")
 	cli.EnumVar(cmd, &o.log, "log", "", []string{logText, logJSON}, "format of standard error: text, or json "+
 		"(an object for each line: time, level, msg, target, and status or summary); not with --exec")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more details")

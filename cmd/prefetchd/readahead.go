@@ -13,12 +13,9 @@ import (
 // addReadaheadFlags adds --readahead.
 func addReadaheadFlags(cmd *cobra.Command, o *options) {
 	cli.EnumVar(cmd, &o.around, "readahead", "", readahead.Choices(),
-		"how much the target's own faults read around themselves: auto (fd, if that is more than 512 KiB), "+
-			"leave (no change), fd (little, set through the open file with which the target loads its model; it takes "+
-			"--exec or --wait, and the disk's own readahead is small for some ten microseconds), "+
-			"inject (little, by stopping one thread of the target and making it advise MADV_RANDOM; only on x86-64, "+
-			"without debugger and seccomp; if prefetchd's guardian is killed at that moment, the target crashes); "+
-			"undone at the end, also if prefetchd is killed")
+		"how the target's own faults are made to read little around themselves, as said above: auto (fd, if they "+
+			"read more than 512 KiB), leave (no change), fd, or inject (if prefetchd's guardian is killed at that "+
+			"moment, the target crashes)")
 }
 
 // guardianName is the subcommand that starts the guardian.

@@ -25,9 +25,9 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what running prefetchds do",
-		Long: `Show what running prefetchds do. For each there is a line that says whom it helps, for how long, how
-fast that process is, and what is kept in memory; and one with the model's file and the phase of the
-control loop. A prefetchd that still looks for processes (--wait NAME, --auto) says which, whom it
+		Long: `Show what running prefetchds do. For each there are two lines. One says whom it helps, for how long,
+how fast that process is, and what is kept in memory. The other has the model's file and the phase of
+the control loop. A prefetchd that still looks for processes (--wait NAME, --auto) says which, whom it
 helps, and who waits for its turn. With --json everything that is known is printed, as an array.
 With --metrics it prints the text format of Prometheus, to be scraped as a file. Each prefetchd also
 serves its metrics on its socket: curl --unix-socket /run/prefetchd/TARGET.sock

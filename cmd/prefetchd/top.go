@@ -43,16 +43,19 @@ func newTopCommand() *cobra.Command {
 		Long: `Watch what the prefetchds of this machine do, in a terminal of 80 columns or more. It can be begun
 and ended at any time: it asks at their sockets once a second, and changes nothing unless a key says so.
 
-It shows tokens per second with help, before help and what is possible at most, with a chart of the
-last five minutes; how much of the model is kept, the window that is read ahead, and who bounds the
-room; what is read from disk for help and by the target's own faults; the model's file as a strip, with
-what is kept of it, and of a mixture its experts; what prefetchd does and why, and the last events.
+It shows, of each process that is helped (the target):
+
+  speed     tokens per second with help, before help and at most, with a chart of the last five minutes
+  memory    how much of the model is kept, the window that is read ahead, and who bounds the room
+  disk      what is read from disk for help, and by the target's own faults
+  file      the model's file as a strip, with what is kept of it; of a mixture also its experts
+  events    what prefetchd does and why, and the last events
 
 Keys: tab for the next prefetchd, + and - to change the budget of what is kept, p to leave the target
 alone and to help it again, ? for what is what, q to quit.
 
-With --once it prints one frame of each prefetchd as text and ends, after a little more than a second:
-rates need two looks. Colours are left out in a pipe, and where NO_COLOR is set.
+With --once it prints one frame of each prefetchd as text and ends. That takes a little more than a
+second, because rates need two looks. Colours are left out in a pipe, and where NO_COLOR is set.
 
 Exit status: 0, also if none runs; 1 if they cannot be asked, or with --pid if none helps that process;
 2 for wrong usage.`,
