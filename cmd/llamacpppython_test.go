@@ -271,8 +271,8 @@ func (r *pythonRig) startServer(t *testing.T, group *cgroup.Group, model string)
 	}
 }
 
-// askPython asks the server for some tokens. Prompts differ in their first word, so that the server computes all of each
-// anew.
+// askPython asks the server for some tokens. Prompts differ in their first word, so that the server computes all of
+// each anew.
 func askPython(t *testing.T, address string, number int) (text string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
