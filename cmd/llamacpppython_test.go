@@ -189,8 +189,8 @@ func (r *pythonRig) testServer(t *testing.T) {
 	}
 	dropCache(t, model)
 	address, pid := r.startServer(t, group, model)
-	// The first token of a prompt is in the server's cache from its first answer on, which changes what is computed at a
-	// time, and with it the last digits.
+	// The first token of a prompt is in the server's cache from its first answer on, which changes what is computed at
+	// a time, and with it the last digits.
 	askPython(t, address, 1)
 	var plain []string
 	for i := range 2 {
