@@ -168,11 +168,7 @@ func checkNoMachine(t *testing.T, where, text string) {
 
 // runLoader runs the example of how to read the data set.
 func runLoader(t *testing.T, set string) {
-	if exec.Command("python3", "-c", "import duckdb").Run() != nil &&
-		exec.Command("python3", "-c", "import pyarrow.parquet").Run() != nil {
-		t.Skip("python3 has neither duckdb nor pyarrow")
-	}
-	out, err := exec.Command("python3", filepath.Join(set, "load.py")).CombinedOutput()
+	out, err := exec.Command(llamatest.Python(t), filepath.Join(set, "load.py")).CombinedOutput()
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if err != nil || len(lines) != 2 ||
 		!strings.HasPrefix(lines[0], "model=synthetic-dense run=memory-0.5: 3 tokens, ") ||
