@@ -76,6 +76,8 @@ var ErrNeedsProbes = errors.New("is seen by the kernel's probes only")
 type Capture struct {
 	target   target
 	capturer capturer // nil after Unload
+	// libraries are those that the capturer observed before Unload.
+	libraries []string
 }
 
 // Start starts cmd in the caller's process group, stopped after its execve, and attaches to it. The
@@ -111,7 +113,7 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if opts.Follow || tracer.Ready() != nil {
 		target.release = func() error { return target.child.ReleaseHeld(opts.Follow, tracer.AttachExeced) }
 	}
-	return &Capture{target, probes{tracer}}, nil
+	return &Capture{target: target, capturer: probes{tracer}}, nil
 }
 
 // Launch starts cmd as Start does, stopped after its execve, but does not attach to it. Let then
@@ -149,7 +151,7 @@ func startPreloaded(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture,
 	if err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
-	return &Capture{target, library{session, target.PID()}}, nil
+	return &Capture{target: target, capturer: library{session, target.PID()}}, nil
 }
 
 // Attach attaches to the running process pid without stopping it. The caller must call Close.
@@ -172,7 +174,7 @@ func Attach(pid int, opts Options) (*Capture, error) {
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	return &Capture{process{p, kills}, probes{tracer}}, nil
+	return &Capture{target: process{p, kills}, capturer: probes{tracer}}, nil
 }
 
 func attach(p *proc.Process, kills cgroup.Kills, opts Options) (*ebpf.Tracer, error) {
@@ -259,8 +261,13 @@ func (c *Capture) Counters() (event.Counters, error) { return c.capturer.Counter
 // on. At first they are.
 func (c *Capture) WantInputs(wanted bool) error { return c.capturer.WantInputs(wanted) }
 
-// Libraries lists the files in which ops or graphs are observed.
-func (c *Capture) Libraries() []string { return c.capturer.Libraries() }
+// Libraries lists the files in which ops or graphs are observed, and after Unload those in which they were.
+func (c *Capture) Libraries() []string {
+	if c.capturer == nil {
+		return c.libraries
+	}
+	return c.capturer.Libraries()
+}
 
 // Describe returns what is known about the ggml of an observed process.
 func (c *Capture) Describe(pid int) event.TargetInfo { return c.capturer.Describe(pid) }
@@ -286,8 +293,9 @@ func (c *Capture) Explain() error {
 func (c *Capture) Ending() string { return c.target.ending() }
 
 // Unload frees, after Run, what observing took. The target goes on, and may be attached to again.
-// Of this capture only PID, Wait, Ending and Close may be called then.
+// Of this capture only PID, Wait, Ending, Libraries and Close may be called then.
 func (c *Capture) Unload() error {
+	c.libraries = c.capturer.Libraries()
 	err := c.capturer.Close()
 	c.capturer = nil
 	return err
