@@ -19,13 +19,12 @@ import (
 
 	"github.com/prometheus/procfs"
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/confine"
 	"tensorcast/internal/cc"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/cgroup/cgrouptest"
 	"tensorcast/internal/proc"
-	"tensorcast/internal/testenv"
 )
 
 func TestMain(m *testing.M) {
@@ -157,25 +156,8 @@ func build(t *testing.T, source string) string {
 // of its files may be left.
 func known(t *testing.T, helper string, scenes ...string) Config {
 	t.Helper()
-	testenv.NeedRoot(t)
 	t.Parallel()
-	root, err := cgroup.Root()
-	if errors.Is(err, cgroup.ErrNoController) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	probe, err := cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d-%s", os.Getpid(), filepath.Base(t.Name())))
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBUSY) {
-		t.Skipf("control groups cannot be made here: %v", err) // in a container
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := probe.Remove(); err != nil {
-		t.Fatal(err)
-	}
+	cgrouptest.Need(t)
 	dir := t.TempDir()
 	model := filepath.Join(dir, "model")
 	if err := os.WriteFile(model, make([]byte, modelBytes), 0o644); err != nil {

@@ -14,13 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
 	"tensorcast/experiments/results"
-	"tensorcast/internal/cgroup"
-	"tensorcast/internal/testenv"
+	"tensorcast/internal/cgroup/cgrouptest"
 )
 
 // script reads the model once for each token.
@@ -42,24 +39,7 @@ func (m made) Make(context.Context, *Model) (string, error) { return string(m), 
 // scripted makes a plan of one model, and says how it is measured.
 func scripted(t *testing.T) (*Plan, Options) {
 	t.Helper()
-	testenv.NeedRoot(t)
-	root, err := cgroup.Root()
-	if errors.Is(err, cgroup.ErrNoController) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	probe, err := cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid()))
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBUSY) {
-		t.Skipf("control groups cannot be made here: %v", err) // in a container
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := probe.Remove(); err != nil {
-		t.Fatal(err)
-	}
+	cgrouptest.Need(t)
 	dir := t.TempDir()
 	model, target := filepath.Join(dir, "model"), filepath.Join(dir, "target.sh")
 	content := make([]byte, modelBytes)

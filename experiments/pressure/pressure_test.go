@@ -19,13 +19,13 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/cgroup/cgrouptest"
 	"tensorcast/internal/testenv"
 )
 
@@ -73,24 +73,7 @@ const scriptModel = 48 << 20
 // no control group is left, nor a descriptor.
 func needControlGroups(t *testing.T) {
 	t.Helper()
-	testenv.NeedRoot(t)
-	root, err := cgroup.Root()
-	if errors.Is(err, cgroup.ErrNoController) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	probe, err := cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid()))
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBUSY) {
-		t.Skipf("control groups cannot be made here: %v", err) // in a container
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := probe.Remove(); err != nil {
-		t.Fatal(err)
-	}
+	root := cgrouptest.Need(t)
 	before := descriptors(t)
 	t.Cleanup(func() {
 		for _, file := range root.ProcsFiles() {
