@@ -3,6 +3,7 @@ package main
 // This file implements "lab getllama", which puts a llama.cpp and the driver llamarun into the cache.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,24 +33,33 @@ Exit codes: 0 done, 1 failure, 2 wrong usage.`,
   .llama/llamarun -m model.gguf -p "Once upon a time" -n 32`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			bar := progress.New(cmd.ErrOrStderr(), progress.Options{What: "getting llama.cpp"})
-			defer bar.Close()
-			in, err := llama.Install(cmd.Context())
-			bar.Close()
+			in, err := get(cmd, "getting llama.cpp", llama.Install)
 			if err != nil {
 				return err
 			}
-			if link != "" {
-				if err := symlink(in.Dir, link); err != nil {
-					return err
-				}
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), in.Dir)
-			return err
+			return printGot(cmd, in.Dir, link)
 		},
 	}
 	cmd.Flags().StringVar(&link, "link", "", "make `PATH` a symbolic link to the directory; an older link is replaced")
 	return cmd
+}
+
+// get calls install, and says on a terminal that it is at work.
+func get[T any](cmd *cobra.Command, what string, install func(context.Context) (T, error)) (T, error) {
+	bar := progress.New(cmd.ErrOrStderr(), progress.Options{What: what})
+	defer bar.Close()
+	return install(cmd.Context())
+}
+
+// printGot prints the path of what was got. If link is not empty, it makes that a symbolic link to it before.
+func printGot(cmd *cobra.Command, path, link string) error {
+	if link != "" {
+		if err := symlink(path, link); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), path)
+	return err
 }
 
 // symlink makes path a symbolic link to target. An existing link is replaced atomically; anything else

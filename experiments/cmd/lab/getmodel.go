@@ -3,12 +3,12 @@ package main
 // This file implements "lab getmodel", which puts a small trained model into the cache.
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"tensorcast/experiments/llama"
-	"tensorcast/internal/cli/progress"
 )
 
 func getmodelCommand() *cobra.Command {
@@ -33,23 +33,16 @@ Exit codes: 0 done, 1 failure, 2 wrong usage.`,
   lab synth -o large.gguf --inflate 12 gemma.gguf`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			bar := progress.New(cmd.ErrOrStderr(), progress.Options{What: "getting the model"})
-			defer bar.Close()
-			m, err := llama.GetModel(cmd.Context(), llama.Gemma)
-			bar.Close()
+			m, err := get(cmd, "getting the model", func(ctx context.Context) (llama.Model, error) {
+				return llama.GetModel(ctx, llama.Gemma)
+			})
 			if err != nil {
 				return err
-			}
-			if link != "" {
-				if err := symlink(m.File, link); err != nil {
-					return err
-				}
 			}
 			if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s. %s: %s\n", m.Source, m.Licence, m.Terms); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), m.File)
-			return err
+			return printGot(cmd, m.File, link)
 		},
 	}
 	cmd.Flags().StringVar(&link, "link", "", "make `PATH` a symbolic link to the file; an older link is replaced")

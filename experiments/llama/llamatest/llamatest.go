@@ -23,6 +23,12 @@ func ForTest(t testing.TB) *llama.Installation {
 // instead. It implies testenv.NeedMachine.
 func Get[T any](t testing.TB, install func(context.Context) (T, error)) T {
 	t.Helper()
+	return get(t, install, os.Getenv("CI") == "")
+}
+
+// get returns what install gets. If this machine cannot have it, the test is skipped if it may be, and fails otherwise.
+func get[T any](t testing.TB, install func(context.Context) (T, error), maySkip bool) T {
+	t.Helper()
 	testenv.NeedMachine(t)
 	// The timeout is for a network that drops packets.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -30,7 +36,7 @@ func Get[T any](t testing.TB, install func(context.Context) (T, error)) T {
 	got, err := install(ctx)
 	switch {
 	case err == nil:
-	case os.Getenv("CI") == "" && errors.Is(err, llama.ErrUnavailable):
+	case maySkip && errors.Is(err, llama.ErrUnavailable):
 		t.Skip(err)
 	default:
 		t.Fatal(err)
