@@ -30,5 +30,8 @@ func LlamaCppPython(ctx context.Context) (python string, err error) {
 				"apt-get install cmake g++)", ErrUnavailable, program)
 		}
 	}
+	if err := checkPython(ctx); err != nil {
+		return "", err
+	}
 	return pythonWith(ctx, "llama-cpp-python-0.3.36", llamaCppPythonNeeds, llamaCppPython)
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"tensorcast/internal/testenv"
 )
 
 func TestAssemble(t *testing.T) {
@@ -80,5 +82,22 @@ func writeZip(t *testing.T, path string, members map[string]string) {
 	}
 	if err := errors.Join(z.Close(), f.Close()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A package with another hash is no package that cannot be had.
+func TestOtherHash(t *testing.T) {
+	testenv.NeedMachine(t)
+	dir := t.TempDir()
+	pip := filepath.Join(dir, "pip")
+	script := "#!/bin/sh\necho 'ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.'\necho Got abc\nexit 1\n"
+	if err := os.WriteFile(pip, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := runIn(t.Context(), dir, pip); !errors.Is(err, ErrIntegrity) || errors.Is(err, ErrUnavailable) {
+		t.Errorf("%v, want that the integrity check failed", err)
+	}
+	if err := runIn(t.Context(), dir, "false"); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("%v, want that it is not available", err)
 	}
 }

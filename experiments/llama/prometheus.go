@@ -4,6 +4,7 @@ package llama
 // it is installed, so it is only unpacked.
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,8 @@ func Prometheus(ctx context.Context) (dir string, err error) {
 	return filepath.Join(root, "usr", "bin"), err
 }
 
-// runIn runs a command in a directory. If it fails the error wraps [ErrUnavailable] and has the end of what it printed.
+// runIn runs a command in a directory. If it fails the error has the end of what it printed. It wraps [ErrIntegrity] if
+// pip says that a package has another hash, and otherwise [ErrUnavailable].
 func runIn(ctx context.Context, dir, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.WaitDelay = dir, 2*time.Second
@@ -58,6 +60,10 @@ func runIn(ctx context.Context, dir, name string, args ...string) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", name, context.Cause(ctx))
 	}
+	reason := ErrUnavailable
+	if bytes.Contains(out, []byte("DO NOT MATCH THE HASHES")) {
+		reason = ErrIntegrity
+	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	return fmt.Errorf("%w: %s %s: %w: %s", ErrUnavailable, name, strings.Join(args, " "), err, lines[len(lines)-1])
+	return fmt.Errorf("%w: %s %s: %w: %s", reason, name, strings.Join(args, " "), err, lines[len(lines)-1])
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 )
 
 // dataFrames are pandas, pyarrow, polars, DuckDB and gguf, with what they depend on, for Python 3.11 to 3.13 on amd64.
@@ -20,7 +21,20 @@ var dataFrames string
 // Python returns a Python interpreter that can import pandas, pyarrow, polars, duckdb and gguf. It is one of a virtual
 // environment and takes 620 MiB of disk. The cache and the errors are those of [Install].
 func Python(ctx context.Context) (python string, err error) {
+	if err := checkPython(ctx); err != nil {
+		return "", err
+	}
 	return pythonWith(ctx, "python-1", dataFrames)
+}
+
+// checkPython returns [ErrUnavailable] if the hashes of compiled packages are not those of this machine's Python.
+func checkPython(ctx context.Context) error {
+	const supported = `import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))`
+	if runtime.GOARCH == "amd64" && runIn(ctx, ".", "python3", "-c", supported) == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: Python's packages have fixed hashes, which are those for Python 3.11 to 3.13 on amd64",
+		ErrUnavailable)
 }
 
 // pythonWith returns the interpreter of a virtual environment with these packages, which are listed with their hashes
