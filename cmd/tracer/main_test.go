@@ -155,6 +155,7 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 		threads int
 	}{
 		"real":              {real: true},
+		"real perf events":  {real: true, flags: []string{"--perf-events"}},
 		"dense":             {model: denseModel},
 		"dense perf events": {model: denseModel, flags: []string{"--perf-events"}},
 		"dense tied F16": {
