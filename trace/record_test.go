@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tensorcast/event"
 	"tensorcast/experiments/llama/llamatest"
@@ -365,6 +366,10 @@ func TestRecorderChecksIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.end()
+	s.r.now = func() time.Time { return time.Now().Add(flushInterval) }
+	if err := s.r.Flush(); err != nil { // must not count it, and the end once more
+		t.Fatal(err)
+	}
 	meta, err := s.r.Finish(nil)
 	if err != nil || meta.Counters.Clipped != 1 {
 		t.Errorf("%v, counters %+v; want 1", err, meta.Counters)

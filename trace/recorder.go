@@ -328,12 +328,14 @@ func (r *Recorder) updateMeta() error {
 	if r.rereads != nil {
 		r.meta.Rereads = r.rereads.summary(r.rows, rereadTop)
 	}
+	var counters event.Counters // without a capturer, only what is lost here
 	if r.opts.Counters != nil {
 		var err error
-		if r.meta.Counters, err = r.opts.Counters(); err != nil {
+		if counters, err = r.opts.Counters(); err != nil {
 			return err
 		}
 	}
+	r.meta.Counters = counters
 	r.meta.Counters.PageInsDropped = r.lost.pageIns + r.pending.lost
 	r.meta.Counters.Clipped += r.lost.unknownIDs
 	return nil
