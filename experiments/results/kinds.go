@@ -16,6 +16,7 @@ import (
 	"tensorcast/experiments/overhead"
 	"tensorcast/experiments/pressure"
 	"tensorcast/experiments/soak"
+	"tensorcast/fabric/lab/hyper"
 )
 
 // Kind says which instrument a series is of. It is the name of lab's subcommand.
@@ -50,9 +51,7 @@ var kinds = map[Kind]func([]byte) (Report, error){
 	Latency:    decode[latency.Report],
 	Divergence: decode[divergence.Report],
 	Fabric:     decode[offload.Report],
-	Hyper: func([]byte) (Report, error) {
-		return nil, fmt.Errorf("a document of %q is kept, but has no table yet", Hyper)
-	},
+	Hyper:      decode[hyper.Report],
 }
 
 // decode reads a report that is the JSON of a T.

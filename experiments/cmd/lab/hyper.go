@@ -4,12 +4,9 @@ package main
 // compares with theory. See package hyper.
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -17,7 +14,6 @@ import (
 	"tensorcast/fabric/lab/hyper"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
-	"tensorcast/internal/tabular"
 )
 
 type hyperOptions struct {
@@ -92,85 +88,5 @@ func (o *hyperOptions) measure(ctx context.Context, stdout, stderr io.Writer) er
 	if len(rows) == 0 {
 		return err
 	}
-	return errors.Join(err, o.print(stdout, &hyperReport{Seed: o.Seed, Rows: rows, Interrupted: err != nil}))
-}
-
-// hyperReport is the result of a series.
-type hyperReport struct {
-	Seed        uint64              `json:"seed"`
-	Interrupted bool                `json:"interrupted,omitempty"` // some rows are missing
-	Rows        []hyper.CapacityRow `json:"rows"`
-}
-
-// WriteText writes a table for each coding.
-func (r *hyperReport) WriteText(w io.Writer) error { return r.document(false).WriteText(w) }
-
-// WriteMarkdown writes the same tables for a document.
-func (r *hyperReport) WriteMarkdown(w io.Writer) error { return r.document(true).WriteMarkdown(w) }
-
-// enough is the share of items found below which a cell is marked.
-const enough = 0.9
-
-func (r *hyperReport) document(markdown bool) (d tabular.Document) {
-	for rows := r.Rows; len(rows) > 0; {
-		end := 1
-		for end < len(rows) && rows[end].Coding == rows[0].Coding {
-			end++
-		}
-		d = append(d, hyperTable(rows[:end], markdown))
-		rows = rows[end:]
-	}
-	if r.Interrupted {
-		d = append(d, tabular.Lines{"INTERRUPTED: figures are missing."})
-	}
-	return d
-}
-
-// hyperTable is the table of one coding: a row per dimension, a column per number of items and
-// candidates. "-" marks what was not measured.
-func hyperTable(rows []hyper.CapacityRow, markdown bool) *tabular.Table {
-	// columns has, for each column, the first row of it.
-	var dims, columns []int
-	for i, r := range rows {
-		if !slices.Contains(dims, r.Dim) {
-			dims = append(dims, r.Dim)
-		}
-		if !slices.ContainsFunc(columns, func(c int) bool { return sameColumn(rows[c], r) }) {
-			columns = append(columns, i)
-		}
-	}
-	slices.SortStableFunc(columns, func(a, b int) int { return cmp.Compare(rows[a].Items, rows[b].Items) })
-	t := tabular.Table{Columns: tabular.Left(rows[0].Coding.String())}
-	for _, c := range columns {
-		t.Columns = append(t.Columns, tabular.Left(fmt.Sprintf("%d of %d", rows[c].Items, rows[c].Candidates))...)
-	}
-	for _, dim := range dims {
-		cells := []string{fmt.Sprintf("%d trits", dim)}
-		for _, c := range columns {
-			cell := "-"
-			for _, r := range rows {
-				if r.Dim == dim && sameColumn(r, rows[c]) {
-					cell = hyperCell(r, markdown)
-				}
-			}
-			cells = append(cells, cell)
-		}
-		t.Rows = append(t.Rows, cells)
-	}
-	return &t
-}
-
-func sameColumn(a, b hyper.CapacityRow) bool {
-	return a.Items == b.Items && a.Candidates == b.Candidates
-}
-
-func hyperCell(r hyper.CapacityRow, markdown bool) string {
-	cell := fmt.Sprintf("%.3f", r.Measured)
-	switch {
-	case r.Measured < enough && markdown:
-		cell = "**" + cell + "**"
-	case r.Measured < enough:
-		cell += "*"
-	}
-	return fmt.Sprintf("%s (%.3f)", cell, r.Predicted)
+	return errors.Join(err, o.print(stdout, &hyper.Report{Seed: o.Seed, Rows: rows, Interrupted: err != nil}))
 }

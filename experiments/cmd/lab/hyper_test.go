@@ -3,7 +3,6 @@ package main
 // This file tests "lab hyper": its flags, its errors and its output.
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"math"
@@ -41,61 +40,6 @@ func TestHyperFails(t *testing.T) {
 	}
 }
 
-func TestHyperTables(t *testing.T) {
-	rows := []hyper.CapacityRow{
-		{Coding: hyper.Exact, Dim: 64, Items: 8, Candidates: 9, Measured: 0.9, Predicted: 0.8999},
-		{Coding: hyper.Exact, Dim: 64, Items: 16, Candidates: 16, Measured: 0.8994, Predicted: 1},
-		{Coding: hyper.Exact, Dim: 128, Items: 8, Candidates: 9, Measured: 1, Predicted: 1},
-		{Coding: hyper.Exact, Dim: 128, Items: 16, Candidates: 16, Measured: 1, Predicted: 1},
-		{Coding: hyper.Nested, Dim: 64, Items: 8, Candidates: 8, Measured: 0, Predicted: 0.001},
-	}
-	for markdown, want := range map[bool]string{
-		false: `exact      8 of 9         16 of 16
-64 trits   0.900 (0.900)  0.899* (1.000)
-128 trits  1.000 (1.000)  1.000 (1.000)
-
-nested    8 of 8
-64 trits  0.000* (0.001)
-`,
-		true: `| exact | 8 of 9 | 16 of 16 |
-| --- | --- | --- |
-| 64 trits | 0.900 (0.900) | **0.899** (1.000) |
-| 128 trits | 1.000 (1.000) | 1.000 (1.000) |
-
-| nested | 8 of 8 |
-| --- | --- |
-| 64 trits | **0.000** (0.001) |
-`} {
-		var b bytes.Buffer
-		r := hyperReport{Rows: rows}
-		write := r.WriteText
-		if markdown {
-			write = r.WriteMarkdown
-		}
-		if err := write(&b); err != nil || b.String() != want {
-			t.Errorf("%v\n%s\nwant\n%s", err, b.String(), want)
-		}
-	}
-}
-
-// Missing rows become cells without a figure.
-func TestHyperTableWithHoles(t *testing.T) {
-	r := hyperReport{Interrupted: true, Rows: []hyper.CapacityRow{
-		{Coding: hyper.Exact, Dim: 64, Items: 16, Candidates: 16, Measured: 1, Predicted: 1},
-		{Coding: hyper.Exact, Dim: 128, Items: 8, Candidates: 8, Measured: 1, Predicted: 1},
-	}}
-	want := `exact      8 of 8         16 of 16
-64 trits   -              1.000 (1.000)
-128 trits  1.000 (1.000)  -
-
-INTERRUPTED: figures are missing.
-`
-	var b bytes.Buffer
-	if err := r.WriteText(&b); err != nil || b.String() != want {
-		t.Errorf("%v\n%s\nwant\n%s", err, &b, want)
-	}
-}
-
 // An interrupted series prints and writes the figures that it has.
 func TestHyperInterrupted(t *testing.T) {
 	t.Parallel()
@@ -106,7 +50,7 @@ func TestHyperInterrupted(t *testing.T) {
 		!strings.Contains(stdout, "64 trits") {
 		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
-	var r hyperReport
+	var r hyper.Report
 	if d := readSaved(t, path, results.Hyper, &r); !r.Interrupted || !d.Interrupted ||
 		len(r.Rows) == 0 || len(r.Rows) == 4 {
 		t.Errorf("%s", d.Report)
@@ -125,7 +69,7 @@ func TestHyper(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit %d, %q; want 0", code, stderr)
 	}
-	var report, second hyperReport
+	var report, second hyper.Report
 	readSaved(t, path, results.Hyper, &report)
 	if err := json.Unmarshal([]byte(again), &second); err != nil || !reflect.DeepEqual(report, second) {
 		t.Fatalf("%v; a second run gives other figures", err)

@@ -360,7 +360,7 @@ func (o *resultsImportOptions) run(path string) error {
 	case err != nil:
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	if _, err := d.Open(); err != nil && d.Kind != results.Hyper { // which cannot be read again yet
+	if _, err := d.Open(); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	if d, err = d.Publish(); err != nil {
