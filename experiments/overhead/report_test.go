@@ -3,9 +3,12 @@ package overhead
 // This file tests the estimate of the overhead on planted data.
 
 import (
+	"bytes"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"tensorcast/internal/stats"
@@ -83,5 +86,36 @@ func TestFewPairs(t *testing.T) {
 	}
 	if want := []string{"", "-", "-", "-", "-", "-", "-", "-", "-", "-", "0", "-"}; !slices.Equal(rows[1], want) {
 		t.Errorf("%q, want %q", rows[1], want)
+	}
+}
+
+// A figure shows the chosen observers under the names that it is given, and leaves out those without a pair.
+func TestFigure(t *testing.T) {
+	pair := Pair{Plain: Segment{10, 100}, Observed: Segment{8, 125}}
+	r := &Report{Target: []string{"/x/llamarun", "-m", "/x/planted.gguf"}, Rows: []Row{
+		{Observer: Observer{Name: "op"}, Pairs: []Pair{pair, pair}}, {Observer: Observer{Name: "none"}},
+		{Observer: Observer{Name: "graph"}, Pairs: []Pair{pair}},
+	}}
+	r.summarise()
+	draw := func(shown ...Shown) (string, error) {
+		var b bytes.Buffer
+		err := r.WriteFigure(&b, "svg", shown...)
+		return b.String(), err
+	}
+	all, err := draw()
+	if err != nil || !strings.Contains(all, "planted.gguf: 10 tok/s") || !strings.Contains(all, ">op (2 pairs)<") ||
+		!strings.Contains(all, ">graph (1 pair)<") || strings.Contains(all, ">none") {
+		t.Errorf("%v: %s", err, all)
+	}
+	one, err := draw(Shown{"op", "tracer"})
+	if err != nil || !strings.Contains(one, ">tracer (2 pairs)<") || strings.Contains(one, ">graph") {
+		t.Errorf("%v: %s", err, one)
+	}
+	if _, err := draw(Shown{Observer: "trap"}); !errors.Is(err, ErrNoObserver) ||
+		!strings.Contains(err.Error(), "graph") {
+		t.Errorf("%v; want that there is no trap, and what there is", err)
+	}
+	if _, err := draw(Shown{Observer: "none"}); !errors.Is(err, ErrNoFigure) {
+		t.Errorf("%v; want that there is nothing to draw", err)
 	}
 }

@@ -63,6 +63,15 @@ func stairs() *Figure {
 	}
 }
 
+// intervals returns estimates, of which one has no interval and one lies below 0.
+func intervals() *Intervals {
+	return &Intervals{
+		Title: "a model: what is lost", XLabel: "tokens per second that are lost (%)", Caption: "2 CPUs; Linux 6.1",
+		Labels: []string{"none", "graph", "op, which has a longer name", "three pairs only"},
+		Rows:   []Interval{{-0.3, -1.7, 0.9}, {0.3, -0.1, 0.7}, {1.3, 0.4, 2.3}, {2, 0, 0}},
+	}
+}
+
 // Figures look like the golden images, which people have checked.
 func TestPictures(t *testing.T) {
 	testenv.SkipWithRace(t)
@@ -85,11 +94,14 @@ func TestPictures(t *testing.T) {
 	computing.Parts[0].Shares[3], computing.Parts[1].Shares[3] = 1, 0
 	linear := powers()
 	linear.Low = 0
+	wider := intervals()
+	wider.Rows[2].High = 4
 	joined := stairs()
 	joined.Panels[0].Curves[0].Steps = false
 	for name, of := range map[string]struct{ figure, other drawn }{
 		"stairs": {stairs(), joined}, "bars": {stacked(), other}, "dots": {dots(), moved},
 		"map": {cells(), paler}, "stack": {bars(), computing}, "logarithmic": {powers(), linear},
+		"intervals": {intervals(), wider},
 	} {
 		t.Run(name, func(t *testing.T) {
 			draw := func(d drawn, format string) []byte {
@@ -155,5 +167,27 @@ func TestBarsRefused(t *testing.T) {
 	var b bytes.Buffer
 	if err := oneBar(0).Write(&b, "svg"); err != nil || b.Len() == 0 {
 		t.Errorf("bars of length 0: error %v, %d bytes; want a picture", err, b.Len())
+	}
+}
+
+// Intervals that cannot be drawn are refused before anything is written.
+func TestIntervalsRefused(t *testing.T) {
+	one := func(low float64) *Intervals {
+		return &Intervals{Labels: []string{"a"}, Rows: []Interval{{1, low, 2}}}
+	}
+	for name, of := range map[string]struct {
+		figure *Intervals
+		want   error
+	}{
+		"none":     {&Intervals{}, ErrEmpty},
+		"too many": {&Intervals{Labels: make([]string, MaxBars+1), Rows: make([]Interval, MaxBars+1)}, ErrTooLarge},
+		"infinite": {one(math.Inf(-1)), ErrTooLarge},
+		"unknown":  {one(math.NaN()), ErrTooLarge},
+		"labels":   {&Intervals{Rows: []Interval{{1, 0, 2}}}, nil},
+	} {
+		var b bytes.Buffer
+		if err := of.figure.Write(&b, "svg"); err == nil || of.want != nil && !errors.Is(err, of.want) || b.Len() > 0 {
+			t.Errorf("%s: error %v, %d bytes; want %v (nil: any error), 0", name, err, b.Len(), of.want)
+		}
 	}
 }
