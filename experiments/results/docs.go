@@ -24,7 +24,11 @@ import (
 //
 // NAME is that of a document in [Dir], and PART says what of its report is shown (see [Document.WriteTable]). With
 // figure=FILE.svg instead of parts it is a figure, in a file beside the text or in a directory below. What follows then
-// names the variants that are drawn (see [Document.WriteFigure]).
+// names the variants that are drawn (see [Document.WriteFigure]). Two other forms stand in the place of NAME:
+//
+//   - versus=BASE,OTHER NAME... is one table of several documents of [Pressure]: how fast the variant OTHER is against
+//     the variant BASE in each setting (see [WriteVersus]).
+//   - table=NAME is a table whose figures were copied (see [ReadCopied]).
 var (
 	beginMark = regexp.MustCompile(`^<!-- results: ([^ ]+)((?: [^ ]+)*) -->$`)
 	svgForm   = regexp.MustCompile(`^([a-z0-9][a-z0-9-]*/)*[a-z0-9][a-z0-9-]*\.svg$`)
@@ -189,6 +193,15 @@ func fenceOf(line string) string {
 
 // content is what stands between two marks, without the empty lines around it.
 func (t *text) content(name string, options []string) (string, error) {
+	if table, ok := strings.CutPrefix(name, "table="); ok {
+		if len(options) > 0 {
+			return "", fmt.Errorf("%s: want nothing after table=NAME", options[0])
+		}
+		return t.copied(table)
+	}
+	if both, ok := strings.CutPrefix(name, "versus="); ok {
+		return t.versus(both, options)
+	}
 	d, err := ReadNamed(t.data, name)
 	if err != nil {
 		return "", err
@@ -207,12 +220,69 @@ func (t *text) content(name string, options []string) (string, error) {
 		}
 		t.names = append(t.names, figure)
 		t.figures[figure] = svg.Bytes()
-		fmt.Fprintf(&b, "![tok/s against the share that fits in memory](%s)\n", figure)
+		fmt.Fprintf(&b, "![%s](%s)\n", describeFigure(d.Kind), figure)
 	} else if err := d.WriteTable(&b, options...); err != nil {
 		return "", fmt.Errorf("%s: %w", name, err)
 	}
 	fmt.Fprintf(&b, "\n*%s*\n", d.source())
 	return b.String(), nil
+}
+
+// versus is the table that compares two variants in several documents.
+func (t *text) versus(both string, names []string) (string, error) {
+	base, other, ok := strings.Cut(both, ",")
+	if !ok || base == "" || other == "" || len(names) == 0 {
+		return "", fmt.Errorf("versus=%s: want versus=BASE,OTHER and then the names of documents", both)
+	}
+	var all []Named
+	for _, name := range names {
+		d, err := ReadNamed(t.data, name)
+		if err != nil {
+			return "", err
+		}
+		all = append(all, d)
+	}
+	var b bytes.Buffer
+	if err := WriteVersus(&b, all, base, other); err != nil {
+		return "", err
+	}
+	fmt.Fprintf(&b, "\n*%s*\n", sourceOf(all))
+	return b.String(), nil
+}
+
+// copied is a table whose figures were copied.
+func (t *text) copied(name string) (string, error) {
+	c, err := ReadCopied(t.data, name)
+	if err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	if err := c.WriteMarkdown(&b); err != nil {
+		return "", err
+	}
+	fmt.Fprintf(&b, "\n*Data: `%s/%s/%s.csv`, copied from what the commands printed; the runs were not kept.*\n", Dir, CopiedDir, name)
+	return b.String(), nil
+}
+
+// sourceOf says where the data of several documents are. They are listed by commit and machine.
+func sourceOf(all []Named) string {
+	var lines []string
+	files := map[string][]string{}
+	for _, d := range all {
+		line := fmt.Sprintf("measured on %s with commit %s on %s.", d.Started.UTC().Format("2006-01-02"),
+			d.CommitText(), d.machineText())
+		if d.Interrupted {
+			line += " The series was interrupted."
+		}
+		if files[line] == nil {
+			lines = append(lines, line)
+		}
+		files[line] = append(files[line], fmt.Sprintf("`%s.json`", d.Name))
+	}
+	for i, line := range lines {
+		lines[i] = fmt.Sprintf("Data: %s in `%s`, %s", strings.Join(files[line], ", "), Dir, line)
+	}
+	return strings.Join(lines, " ")
 }
 
 // source says where a table's data are, and how they came about.

@@ -13,7 +13,7 @@
 // on. Amounts are bytes, times are RFC 3339, durations are in the unit that the member's name has.
 //
 // The documents that are committed are in this directory. They have base names instead of paths (see
-// [Document.Publish]).
+// [Document.Publish]). Tables whose runs were not kept are in the directory [CopiedDir] below (see [ReadCopied]).
 package results
 
 // This file defines the document of a series, and makes one.

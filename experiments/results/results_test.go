@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -34,7 +36,7 @@ func plant(t *testing.T, helper string, runs ...plantedRun) []byte {
 	t.Helper()
 	var all []map[string]any
 	var variants []map[string]any
-	known := map[string]bool{}
+	known, rounds := map[string]bool{}, map[string]int{}
 	for _, r := range runs {
 		if !known[r.variant] {
 			known[r.variant] = true
@@ -44,13 +46,15 @@ func plant(t *testing.T, helper string, runs ...plantedRun) []byte {
 			}
 			variants = append(variants, v)
 		}
-		run := map[string]any{"variant": r.variant, "setting": r.setting, "limit_bytes": 500, "outcome": "oom-killed",
-			"text": "a /text of/a model", "error": "killed in /home/me/x"}
+		turn := fmt.Sprint(r.setting, r.variant)
+		run := map[string]any{"variant": r.variant, "setting": r.setting, "round": rounds[turn], "limit_bytes": 500,
+			"outcome": "oom-killed", "text": "a /text of/a model", "error": "killed in /home/me/x"}
 		if r.tokS > 0 {
 			ms := 1000 / r.tokS
 			run["outcome"], run["tok_s"] = "finished", r.tokS
 			run["token_ms"], run["token_bytes"] = []float64{ms, ms, ms}, []int64{5, 5, 5}
 		}
+		rounds[turn]++
 		all = append(all, run)
 	}
 	data, err := json.Marshal(map[string]any{
@@ -118,9 +122,6 @@ func TestDocument(t *testing.T) {
 	}
 	if again, err := Parse(write(t, fresh)); err != nil || string(again.Report) == "" {
 		t.Errorf("%v", err)
-	}
-	if _, err := fresh.Open(); err == nil || !strings.Contains(err.Error(), "no table yet") {
-		t.Errorf("%v; want that it has no table yet", err)
 	}
 	real := &overhead.Report{Started: begun, Target: []string{"x"}}
 	if d, err := New(Overhead, real, "lab overhead", time.Time{}); err != nil || !d.Started.Equal(begun) {
@@ -267,6 +268,9 @@ func TestCommitted(t *testing.T) {
 		}
 	}
 	columns, left, err := Columns(all)
+	left = slices.DeleteFunc(left, func(name string) bool { // they have no runs at settings
+		return slices.ContainsFunc(all, func(d Named) bool { return d.Name == name && d.Kind == Overhead })
+	})
 	if err != nil || len(columns) < 50 || len(left) > 0 {
 		t.Fatalf("%d columns, %v, %v", len(columns), left, err)
 	}
@@ -275,6 +279,47 @@ func TestCommitted(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Every table of figures in the pages of measurements and in the thesis notes is made from data. Tables without
+// numbers explain words.
+func TestMeasuredTables(t *testing.T) {
+	var pages []string
+	for _, pattern := range []string{"docs/measurements/*.md", "thesis-notes/rq*.md"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(found) < 5 {
+			t.Fatalf("%s: %v, %v", pattern, found, err)
+		}
+		pages = append(pages, found...)
+	}
+	for _, page := range pages {
+		data, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, body := false, false
+		for n, line := range strings.Split(string(data), "\n") {
+			switch {
+			case strings.HasPrefix(line, markPrefix):
+				made = true
+			case line == endMark:
+				made = false
+			case strings.HasPrefix(line, "|---") || strings.HasPrefix(line, "| ---"):
+				body = true
+			case !strings.HasPrefix(line, "|"):
+				body = false
+			case body && !made && hasNumber.MatchString(linkTarget.ReplaceAllString(line, "")):
+				t.Errorf("%s:%d: a table of figures without data: put it between marks (lab results docs --help)", page, n+1)
+				body = false
+			}
+		}
+	}
+}
+
+// linkTarget matches where a link leads, and hasNumber a number that is no part of a name, as in RQ1 or v2.
+var (
+	linkTarget = regexp.MustCompile(`\]\([^)]*\)`)
+	hasNumber  = regexp.MustCompile(`(^|[^0-9A-Za-z_.-])[0-9]`)
+)
 
 // The tables and figures in the texts are those of the committed data. "make docs" makes them.
 func TestTexts(t *testing.T) {
@@ -519,6 +564,70 @@ func TestFigureOfVariants(t *testing.T) {
 	}
 }
 
+// A table of several series has a row for each setting at which both variants ran, with the ratio of the same rounds.
+func TestVersus(t *testing.T) {
+	one := plantedDocument(t, plantedRun{0, "plain", 2}, plantedRun{0, "auto", 8}, plantedRun{0, "plain", 4},
+		plantedRun{0, "auto", 8}, plantedRun{1, "plain", 5})
+	two := plantedDocument(t, plantedRun{1, "plain", 2}, plantedRun{1, "auto", 6}, plantedRun{1, "plain", 0})
+	var b bytes.Buffer
+	if err := WriteVersus(&b, []Named{{"one", one}, {"two", two}}, "plain", "auto"); err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for line := range strings.Lines(b.String()) {
+		rows = append(rows, strings.TrimSpace(line))
+	}
+	want := []string{"| model | in memory | plain, tok/s | auto, tok/s | times | of the bound |",
+		"| --- | ---: | --- | --- | --- | --- |", "| m | 0.5 | 3 (2 to 4) | 8 | 3 (2 to 4) | - |",
+		"| m | 0.8 | 2, 1 of 2 runs failed | 6 | 3 | - |"}
+	if !slices.Equal(rows, want) {
+		t.Errorf("%s\nwant\n%s", strings.Join(rows, "\n"), strings.Join(want, "\n"))
+	}
+	hyper, err := New(Hyper, map[string]any{}, "lab hyper", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteVersus(&b, []Named{{"h", hyper}}, "plain", "auto"); err == nil ||
+		!strings.Contains(err.Error(), "only those of lab pressure") {
+		t.Errorf("%v; want that it has no variants", err)
+	}
+	dir, file := checkout(t, "<!-- results: versus=plain,plain runs -->\n<!-- /results -->\n")
+	if _, err := UpdateDocs(dir); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(data), "*Data: `runs.json` in `"+Dir+"`,") {
+		t.Errorf("%v: %s", err, data)
+	}
+}
+
+// A copied table joins a median with its least and greatest, and marks what reached its goal.
+func TestCopied(t *testing.T) {
+	dir, file := checkout(t, "<!-- results: table=some -->\n<!-- /results -->\n")
+	table := filepath.Join(dir, Dir, CopiedDir, "some.csv")
+	if err := os.MkdirAll(filepath.Dir(table), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for data, want := range map[string]string{
+		"x,tok/s,tok/s min,tok/s max,tok/s met,of,of\n0.5,3.0,2,4,yes,\"a, b\",1\n0.8,5,,,,c,2\n": "" +
+			"| x | tok/s | of | of |\n| --- | --- | --- | --- |\n| 0.5 | **3.0** (2 to 4) | a, b | 1 |\n| 0.8 | 5 | c | 2 |\n\n" +
+			"*Data: `experiments/results/copied/some.csv`, copied from what the commands printed; the runs were not kept.*\n",
+		"x,y min\n1,2\n": `column "y min" belongs to "y"`,
+		"x,y\n":          "one at least below it",
+		"x,y\n1\n":       "wrong number of fields",
+		"":               "want a row of names",
+	} {
+		if err := os.WriteFile(table, []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err := UpdateDocs(dir)
+		text, _ := os.ReadFile(file)
+		if err != nil && !strings.Contains(err.Error(), want) || err == nil && !strings.Contains(string(text), want) {
+			t.Errorf("%q: %v\n%s\nwant\n%s", data, err, text, want)
+		}
+	}
+}
+
 // Marks that are wrong are told with file and line, and nothing is written.
 func TestWrongMarks(t *testing.T) {
 	for text, want := range map[string]string{
@@ -533,6 +642,13 @@ func TestWrongMarks(t *testing.T) {
 		"<!-- results: runs figure=/x.svg -->\n<!-- /results -->":     "name of an SVG file",
 		"<!-- results: runs figure=x.svg auto -->\n<!-- /results -->": `no such variant: "auto"; there are plain`,
 		"<!-- results: runs remarks scenes -->\n<!-- /results -->\n":  `no part "scenes"`,
+		"<!-- results: table=none -->\n<!-- /results -->":             `no table "none"`,
+		"<!-- results: table=../x -->\n<!-- /results -->":             "no name of a table",
+		"<!-- results: table=x y -->\n<!-- /results -->":              "nothing after table=NAME",
+		"<!-- results: versus=plain runs -->\n<!-- /results -->":      "want versus=BASE,OTHER",
+		"<!-- results: versus=plain,auto -->\n<!-- /results -->":      "names of documents",
+		"<!-- results: versus=auto,plain runs -->\n<!-- /results -->": `"plain" and not "auto"`,
+		"<!-- results: versus=plain,auto runs -->\n<!-- /results -->": `no such variant: "auto"`,
 	} {
 		dir, file := checkout(t, text)
 		changed, err := UpdateDocs(dir)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"tensorcast/experiments/overhead"
 	"tensorcast/experiments/pressure"
 	"tensorcast/internal/tabular"
 	"tensorcast/trace/tables"
@@ -46,27 +47,46 @@ func (d *Document) WriteTable(w io.Writer, parts ...string) error {
 }
 
 // ErrNoFigure says that documents of a kind have no figure.
-var ErrNoFigure = errors.New("only series of lab pressure have a figure")
+var ErrNoFigure = errors.New("only series of lab pressure and lab overhead have a figure")
 
-// WriteFigure draws tok/s against the share of the model that fits in memory, with a curve for each variant and one for
-// the bound, in one of the formats of package chart. The same document gives the same bytes. It fails with
-// [ErrNoFigure] for other kinds than [Pressure]. curves name the variants that are drawn, as NAME or NAME=LABEL;
-// without them all are.
+// WriteFigure draws the report in one of the formats of package chart. The same document gives the same bytes.
+//
+//   - That of [Pressure] is tok/s against the share of the model that fits in memory, with a curve for each variant and
+//     one for the bound.
+//   - That of [Overhead] is what each observer costs, with its interval.
+//
+// curves name the variants or observers that are drawn, as NAME or NAME=LABEL; without them all are. It fails with
+// [ErrNoFigure] for other kinds.
 func (d *Document) WriteFigure(w io.Writer, format string, curves ...string) error {
 	r, err := d.Open()
 	if err != nil {
 		return err
 	}
-	p, ok := r.(*pressure.Report)
-	if !ok {
-		return fmt.Errorf("%w: this one is of lab %s", ErrNoFigure, d.Kind)
+	switch r := r.(type) {
+	case *pressure.Report:
+		var shown []pressure.Shown
+		for _, curve := range curves {
+			name, label, _ := strings.Cut(curve, "=")
+			shown = append(shown, pressure.Shown{Variant: name, Name: label})
+		}
+		return r.WriteFigure(w, format, shown...)
+	case *overhead.Report:
+		var shown []overhead.Shown
+		for _, curve := range curves {
+			name, label, _ := strings.Cut(curve, "=")
+			shown = append(shown, overhead.Shown{Observer: name, Name: label})
+		}
+		return r.WriteFigure(w, format, shown...)
 	}
-	var shown []pressure.Shown
-	for _, curve := range curves {
-		variant, label, _ := strings.Cut(curve, "=")
-		shown = append(shown, pressure.Shown{Variant: variant, Name: label})
+	return fmt.Errorf("%w: this one is of lab %s", ErrNoFigure, d.Kind)
+}
+
+// describeFigure is what a reader who cannot see the figure of a kind is told.
+func describeFigure(k Kind) string {
+	if k == Overhead {
+		return "the share of tokens per second that each observer takes"
 	}
-	return p.WriteFigure(w, format, shown...)
+	return "tok/s against the share that fits in memory"
 }
 
 // machineText says in a few words on which machine a series was measured.

@@ -145,7 +145,12 @@ func resultsDocsCommand() *cobra.Command {
 by the table of the document NAME in experiments/results, and names each file that it changed. PARTs are
 those of "lab results table". With figure=FILE.svg instead of PARTs it draws the document's figure into
 that file beside the text, or in a directory below; variants may follow, as those of --curve of "lab
-results figure" do. Lines that are indented, or in a fence of code, are examples and stay.
+results figure" do. Two other marks begin tables that are not of one document:
+
+    <!-- results: versus=BASE,OTHER NAME... -->    how fast the variant OTHER is against BASE, in several series
+    <!-- results: table=NAME -->                   the figures in experiments/results/copied/NAME.csv
+
+Lines that are indented, or in a fence of code, are examples and stay.
 
 DIR is the checkout; by default it is the one that the command is run in. The same data give the same
 bytes.
@@ -272,11 +277,14 @@ func resultsFigureCommand() *cobra.Command {
 	var curves []string
 	cmd := &cobra.Command{
 		Use:   "figure FILE|NAME -o FILE",
-		Short: "Draw tokens per second against the share of the model that fits",
-		Long: `Figure draws the medians of a series of lab pressure against the share of the model that fits in memory,
-with a curve for each variant, the range of its runs as upright bars, and the bound that no strategy can
-exceed. The format follows from the name: ` + strings.Join(chart.Formats, ", ") + `. The same document gives the same
-bytes.
+		Short: "Draw a document: tokens per second against the share that fits, or what observers cost",
+		Long: `Figure draws a series of lab pressure or of lab overhead.
+
+Of lab pressure it draws the medians against the share of the model that fits in memory, with a curve for
+each variant, the range of its runs as upright bars, and the bound that no strategy can exceed. Of lab
+overhead it draws the share of the tokens per second that each observer takes, with its interval.
+
+The format follows from the name: ` + strings.Join(chart.Formats, ", ") + `. The same document gives the same bytes.
 ` + aboutNames,
 		Example: `  lab results figure late-dense -o speed.svg
   lab results figure demo/matrix/dense-q8_0.json -o speed.svg --curve plain --curve auto=prefetchd`,
@@ -295,7 +303,7 @@ bytes.
 	}
 	cmd.Flags().StringVarP(&out, "output", "o", "", "the `file` that is drawn")
 	cmd.Flags().StringArrayVar(&curves, "curve", nil,
-		"draw this variant, `NAME[=LABEL]`, beside the bound; may be repeated (default: all variants)")
+		"draw this variant or observer, `NAME[=LABEL]`; may be repeated (default: all)")
 	return cmd
 }
 
