@@ -46,7 +46,7 @@ must have what came from disk (tracer --detail op+io).`,
 		}),
 	},
 	{
-		name: "pattern", short: "State the sequence of reads of a token",
+		name: "pattern", short: "Write in which order a token reads weights",
 		long: `analyze pattern writes in which order weights are read. pattern.parquet and pattern.csv have the order in each phase.
 pattern.json and access_pattern.h have that of one token, for programs. A figure shows where in the file a token reads,
 over its time.`,

@@ -21,7 +21,7 @@ func determinismCommand(o *options) *cobra.Command {
 	format := chart.Formats[0]
 	cmd := &cobra.Command{
 		Use:   "determinism [flags]",
-		Short: "Say whether steps read the same, and where and why not",
+		Short: "Say whether steps read the same, and if not, where and why",
 		Long: `analyze determinism says whether steps read the same, in the same order. It takes the steps of a phase that compute
 equally many tokens. The sequence of reads that most of them share is called canonical. analyze says which share of the
 steps follows it exactly. For each other step it has the shortest list of edits that makes one sequence from the other,

@@ -90,7 +90,7 @@ func command() *cobra.Command {
 	o := options{order: orderAccess, format: chart.Formats[0]}
 	cmd := &cobra.Command{
 		Use:   "analyze [flags]",
-		Short: "State a capture's per-token pattern, and draw it",
+		Short: "Say what held the tokens of a run up, and which reads each token repeats",
 		Long: `analyze says what held the tokens of a run up, and which reads each token repeats. It reads a capture, which is what
 tracer recorded of the run. It writes
 
@@ -104,8 +104,8 @@ tracer recorded of the run. It writes
                                   values of a row are one text
   access.parquet, ...             with --export: each table of the capture
 
-An op is one step of llama.cpp's computation, such as a product with a weight. A decode is a call of llama_decode. A
-step is a decode that computes one token or several. A phase is the warm-up, the prompt or the generation.
+An op is one operation of llama.cpp's computation, such as a product with a weight. A step, or decode, is a call of
+llama_decode, which computes one token or several. A phase is the warm-up, the prompt or the generation.
 
 analyze begins with the verdict: what held the tokens up, and what more memory, or prefetchd, would be worth. For that
 the capture must have reads from disk (tracer --detail op+io), of a process whose memory was limited. Then analyze

@@ -49,7 +49,7 @@ Without --pid and --model doctor says whether prefetchd can help any process on 
 In a mixture of experts, a router chooses a few of many experts for each token. The report also says
 how many of a token's experts may be found in memory. The file does not tell how often routers choose
 the same experts again. So the report gives two ends: routers that choose at random, and recorded
-sessions of real models (thesis-notes/rq4-experts.md). analyze moe says what is true of a model.
+sessions of real models (thesis-notes/rq4-experts.md). analyze moe finds out what a model does.
 
 With --model doctor says what a model would reach on this machine, before it is started or even
 downloaded. It gives tokens per second alone, with prefetchd and at most, and the time to the first
@@ -59,8 +59,8 @@ It takes about three seconds, in which it measures memory, the processors and th
 FILE may be a URL (http or https), of which only the metadata are fetched. Then the disk is that of the
 current directory, where a file without a name is written for that time (256 MiB). The memory is what a
 process would have that is started as this one was. --ram gives another amount, for llama.cpp, its
-weights and prefetchd together. If prefetchd has helped a run of this mixture, doctor knows from that
-how its routers choose.
+weights and prefetchd together. If the model is a mixture of which prefetchd has helped a run here, doctor
+knows from that run how its routers choose.
 
 With --costs doctor measures how much processor time a MiB takes on the model's own file system: to
 read it, to touch it as the process does, and to page it out. It measures this with single pages, and
@@ -69,8 +69,8 @@ that has touched that part of the model before, and for one that has not. It rea
 that are not in memory, but never more at once than there is free memory, and drops them again. The disk
 is busy for some seconds.
 
-Exit status: 0 if prefetchd would help, helps or can help, with --model if there is an answer; 1 if not;
-2 for wrong usage.`,
+Exit status: 0 if prefetchd would help, helps or can help, or with --model if there is an answer; 1 if
+not; 2 for wrong usage.`,
 		Example: `  sudo prefetchd doctor                                  # this machine
   sudo prefetchd doctor --pid $(pidof llama-server)
   sudo prefetchd doctor --pid $(pidof llama-server) --costs

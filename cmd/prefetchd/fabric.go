@@ -35,7 +35,9 @@ multiply.
 
 With --hold the device reads weights of a model itself. Programs that have the model's file mapped find
 these weights in the device if TFMBS_HANDOVER=1 is set. The device runs until it is interrupted, or with
---idle until nobody has used it for that time. Only one device serves a socket.`,
+--idle until nobody has used it for that time. Only one device serves a socket.
+
+Exit status: 0 it was interrupted, or nobody used it any more; 1 failed; 2 for wrong usage.`,
 		Example: `  prefetchd fabric --pool 2GiB --idle 60s
   prefetchd fabric --hold model.gguf --profile fast --room 400MB --idle 60s
   prefetchd fabric status --json`,

@@ -117,7 +117,7 @@ refuses a process without ggml.
 
 Is help worth it? prefetchd compares tokens with help to tokens without it, and gives up help that
 does not win. There is nothing to win if the model fits into memory, or if its weights are not read
-from the file. Then prefetchd says so, sleeps, and looks again from time to time.
+from the file. Then prefetchd says why, sleeps, and looks again from time to time.
 
 Others need memory: pages that prefetchd keeps are not locked. When other programs need memory, the
 kernel takes these pages, and prefetchd gives way for a while. With --lock the kernel cannot take
@@ -132,8 +132,8 @@ name the model (*.gguf). Then prefetchd reads the model's beginning while it set
 are the places where it observes the target.
 
 Readahead: when a page of the model is missing, the kernel also reads pages around it that nobody
-asked for. That can be twice the disk's readahead. While prefetchd helps the target, it makes these
-reads small. --readahead says how. prefetchd undoes all of it at the end, also if it is killed:
+asked for, up to twice the disk's readahead. While prefetchd helps the target, it makes these reads
+small. --readahead says how. All of it is undone at the end, also if prefetchd is killed:
 
   auto      as fd, if more than 512 KiB are read around a page
   leave     change nothing
@@ -184,9 +184,9 @@ environment. With --as-root it runs as root. It keeps its standard streams, term
 group. prefetchd passes SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 on to it, unless the
 terminal has sent the signal to both.
 
-prefetchd needs root. In a container it also needs eBPF, so no user namespace of the container's
-own. It needs the /proc of its PID namespace, and the target's memory cgroup or --budget. From the
-host it can help a target in a container.
+prefetchd needs root. In a container it needs the same as on the host: eBPF, the /proc of its PID
+namespace, and the target's memory cgroup or --budget. Where the container has a user namespace of
+its own, the kernel refuses eBPF. From the host, prefetchd can help a target in a container.
 
 Settings for all runs are in ` + configPath + `, or in the environment.
 prefetchd config shows them.

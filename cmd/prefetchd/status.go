@@ -30,9 +30,9 @@ it helps, for how long, how fast that process is, and how much is kept in memory
 model's file and the phase of the control loop. A prefetchd with --wait NAME or --auto looks for
 processes. It says for which ones, which of them it helps, and which wait for their turn.
 
-With --json everything that is known is printed, as an array. With --metrics it is printed in the text
-format of Prometheus, for a file that Prometheus reads. Each prefetchd also serves its metrics on its
-socket, where TARGET is the process id of the process that it helps:
+With --json everything that is known is printed, as an array. With --metrics the metrics are printed, in
+the text format of Prometheus, for a file that Prometheus reads. Each prefetchd also serves its metrics on
+its socket, where TARGET is the process id of the process that it helps:
 
   curl --unix-socket /run/prefetchd/TARGET.sock http://prefetchd/metrics     # or /status, for JSON
 

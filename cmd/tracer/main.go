@@ -37,8 +37,8 @@ func newCommand(run func(ctx context.Context, o options, args []string) (status 
 tracer observes its functions from outside, by eBPF uprobes, which are called probes here. It writes a capture, which is
 a directory of tables that analyze reads:
 
-  access.arrows       each op that reads a weight. An op is one step of the computation, such as a product
-  steps.arrows        each decode (a call of llama_decode), and what it was for
+  access.arrows       each op that reads a weight. An op is one operation, such as a product
+  steps.arrows        each step, which is a call of llama_decode (a decode), and what it was for
   route.arrows        the experts that the routers of a mixture of experts chose
   structure.arrows    the model
   pagein.arrows       with --detail op+io: each read of the model from disk, with its cause

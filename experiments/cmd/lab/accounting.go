@@ -24,7 +24,7 @@ func accountingCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accounting [flags]",
 		Short: "Check that tracer accounts for every one of millions of ops",
-		Long: `Accounting checks that tracer counts every op. An op is one step of ggml's computation, such as a
+		Long: `Accounting checks that tracer counts every op. An op is one operation of ggml, such as a
 product. A small program computes a graph of real ggml ops over and over under tracer: at a steady
 rate, at full speed, on two threads, and with a buffer of only 4 KiB. On two threads it computes a
 tenth of the ops. The program counts its ops. For each run these must be equal:

@@ -50,7 +50,7 @@ command:
   op             tracer --detail op
   graph          tracer --detail graph
   op+io          tracer --detail op+io
-  trap           a program that returns at once, where tracer observes ops. It is what the kernel's hits cost alone
+  trap           a probe that does nothing, where tracer observes ops. It shows what the kernel's hits cost alone
   bpftrace       bpftrace, which counts the hits of the function that tracer probes
   bpftrace-ops   bpftrace, which counts the hits of each op's function (ggml_compute_forward_*)
 
@@ -95,10 +95,10 @@ func trapCommand() *cobra.Command {
 	var pid int
 	cmd := &cobra.Command{
 		Use:   "trap --pid N FILE",
-		Short: "Set a program that returns at once where tracer observes ops, until SIGINT",
-		Long: `Trap measures the kernel's cost of probes alone. In one process, it sets a program that returns at once on the
-function that tracer observes for ops. FILE is the file that holds ggml's CPU code. It stays until SIGINT. What
-the process loses is what the kernel's hits cost. No tracer that probes each op can cost less.
+		Short: "Set a probe that does nothing where tracer observes ops, until SIGINT",
+		Long: `Trap sets a probe that does nothing, in one process and until SIGINT. The probe is on the function that tracer
+observes for ops. FILE is the file that holds ggml's CPU code. What the process loses meanwhile is what the
+kernel's hits cost. No tracer that probes each op can cost less.
 
 Exit codes: 0 it was interrupted; 1 failed; 2 wrong usage.`,
 		Example: `  sudo lab overhead trap --pid $(pidof llama-cli) libggml-cpu-haswell.so     # until Ctrl-C`,

@@ -55,11 +55,11 @@ func pressureCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pressure -m model.gguf (--x SHARES | --experts SHARES | --limit SIZE) [flags] [-- target...]",
 		Short: "Measure llama.cpp under a memory limit, with and without a helper",
-		Long: `Pressure measures llama.cpp under a memory limit, with and without a helper. It runs it in a fresh memory
-control group with a limit, with its model dropped from the page cache. It reports the speed, what was read
-for each token, and how that compares to the best that any strategy could reach. Variants have a helper or
-other flags, and take turns, A B B A. The limit counts the helper's memory, too. Several shares and
-readaheads make a series over all combinations, one after the other.
+		Long: `Pressure measures llama.cpp under a memory limit, with and without a helper. A run is in a fresh memory
+control group with a limit, and begins with the model dropped from the page cache. The report has the speed,
+what was read for each token, and how that compares to the best that any strategy could reach. Variants have
+a helper or other flags. They take turns, A B B A. The limit counts the helper's memory, too. Several shares
+and readaheads make a series over all combinations, one after the other.
 
 --x is the share of the weights that fits into memory. The limit is x * M + the target's own memory, where M
 is the weights that a token reads. Both are measured first, without a limit. So are the time to compute a

@@ -138,7 +138,7 @@ func resultsDocsCommand() *cobra.Command {
 	var check bool
 	cmd := &cobra.Command{
 		Use:   "docs [--check] [DIR]",
-		Short: "Put tables and figures into the texts of a checkout, or check those there",
+		Short: "Put tables and figures into the texts of a checkout, or check them",
 		Long: `Docs puts tables and figures into the texts (*.md) of a checkout. In a text, it replaces what stands
 between these two lines by the table of the document NAME in experiments/results:
 
@@ -310,7 +310,7 @@ func resultsImportCommand() *cobra.Command {
 	var o resultsImportOptions
 	cmd := &cobra.Command{
 		Use:   "import REPORT -o FILE [--kind KIND --commit COMMIT --command LINE]",
-		Short: "Make a document for others of a saved series: with base names instead of paths",
+		Short: "Make a document for others from a saved series, without the paths of this machine",
 		Long: `Import makes a document that can be committed. It replaces each path of this machine by its last part, in
 all texts but those that a model generated.
 

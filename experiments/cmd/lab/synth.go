@@ -56,7 +56,7 @@ func synthCommand() *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
 		Use:   "synth -o MODEL {--size SIZE | --layers N --embd N --ff N --heads N | --inflate N SOURCE}",
-		Short: "Write a GGUF model with random weights that llama.cpp loads and runs, or one with heavier experts",
+		Short: "Write a GGUF model with random weights that llama.cpp runs, or make a model heavier",
 		Long: `Synth writes a model with random weights and a byte-level vocabulary. It is a llama, dense or with a mixture of
 experts. With --arch it is another mixture of experts, whose router is of another kind. llama.cpp runs it like
 any other model. Its text is varied nonsense. The same flags give the same bytes.
