@@ -91,7 +91,7 @@ would give. It does so for each of these rules:
   random          what is dropped is chosen at random
   pin             a part is kept, and the rest is read when it is touched
   pin + stream    a part is kept, and the rest is read ahead of its use
-  prefetchd       what prefetchd would keep and stream by its own plan, with its --strategy pin, too
+  prefetchd       what prefetchd would keep and stream by its own plan, and what with --strategy pin
   Belady          the rule knows the future, so no other can be better
 
 For a mixture of experts it first says what memory for experts would gain, as analyze moe does. What prefetchd would

@@ -45,7 +45,8 @@ and after each series, matrix notes what else the machine did.
 
 First it makes the models that are not there yet, and prints the plan. The plan says how many runs each model
 has, which combinations are left out and why, and about how long everything takes. With --plan it only prints
-the plan. But a model that is downloaded is fetched even then, because its size is not known before.
+the plan, and makes nothing. But a model that is downloaded is fetched even then, because its size is not
+known before.
 
 After every run, the series is kept in -o as a document (NAME.json). After Ctrl-C, or when the process was
 killed, the same command goes on where it was. A series that is complete is not repeated. A document of
