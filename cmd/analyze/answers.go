@@ -62,9 +62,9 @@ writes heatmap.png, and heatmap.csv and .parquet with at most 256 columns for ea
 	},
 	{
 		name: "offsets", short: "Say where in the file reads are, and how far apart",
-		long: `analyze offsets draws where in the file reads are, over time. It also says how far the beginning of each read is from the
-end of the read before, ahead or back. A distance of less than 128 KiB counts as sequential. The other classes are less
-than 1 MiB, and more. It writes offsets.csv, .parquet, and the figures offsets and gaps.`,
+		long: `analyze offsets draws where in the file reads are, over time. It also says how far the beginning of each read is from
+the end of the read before, ahead or back. A distance of less than 128 KiB counts as sequential. The other classes are
+less than 1 MiB, and more. It writes offsets.csv, .parquet, and the figures offsets and gaps.`,
 		make: sheetOf("offsets", (*gather.Collector).Gaps, map[string]figureOf{
 			"gaps": barsOf((*gather.Collector).GapsFigure, "from the end of a read to the next"),
 			"offsets": func(s *study) drawing {

@@ -37,7 +37,7 @@ func heatmapFlags(cmd *cobra.Command, s *study) {
 	cli.EnumVar(cmd, &s.fold, "fold", "", []string{foldMean, foldGreatest},
 		"with more than 1200 steps a column stands for several: whether it shows their mean, or the greatest")
 	cli.EnumVar(cmd, &s.order, "order", "", []string{orderAccess, orderFile},
-		"order of rows: access is what is read first comes first, file is as in the model's file")
+		"order of rows: access is as they are first read, file is as in the model's file")
 }
 
 // heatmapAnswer makes the table and the figure of one grid.

@@ -153,7 +153,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	f.SortFlags = false
 	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile+".png")
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile},
-		"order of the heatmap's rows: access is what is read first comes first, file is as in the model's file")
+		"order of the heatmap's rows: access is as they are first read, file is as in the model's file")
 	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV},
 		"write the table of what routers read, as parquet or csv")
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")

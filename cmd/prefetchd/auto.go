@@ -41,7 +41,7 @@ func addAutoFlags(f *pflag.FlagSet, o *options) {
 		"whatever --name says. May be repeated")
 	f.BoolVar(&o.helper, helperFlag, false, "")
 	_ = f.MarkHidden(helperFlag) // it fails only if there is no such flag
-	f.IntVar(&o.most, "most", defaultMost, "help at most `N` processes at once, with --auto or among the children of one. "+
+	f.IntVar(&o.most, "most", defaultMost, "help at most `N` processes at once, with --auto or among the children of one process. "+
 		"Others wait until one has ended")
 }
 

@@ -287,8 +287,8 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process with the id `N`, or those that it starts to compute for it")
 	addExecFlag(f, &o.exec)
 	f.BoolVar(&o.asRoot, "as-root", false, "with --exec: run the command as root, not as the user who typed sudo")
-	f.BoolVar(&o.wait, "wait", false, "with --pid: wait until the process has loaded ggml, where without --wait a process "+
-		"without ggml is refused. Without --pid: wait for a process of the program or systemd unit that is named after it")
+	f.BoolVar(&o.wait, "wait", false, "with --pid: wait until the process has loaded ggml. Otherwise a process without ggml "+
+		"is refused. Without --pid: wait for a process of the program or systemd unit whose name follows")
 	addAutoFlags(f, o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
@@ -315,7 +315,7 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	cli.SizeVar(f, &o.Window, "window",
 		"the most that is read ahead and not yet paged out, a `SIZE` (default: prefetchd chooses)")
 	f.Var(&warmFlag{&o.KeepWarm, &o.warmFor}, "keep-warm", "while the target computes nothing, read back pages "+
-		"of a model that fits which others took. So a server's next request finds them in memory. With a `TIME`, as in "+
+		"that others took of a model that fits. So a server's next request finds them in memory. With a `TIME`, as in "+
 		"--keep-warm=30m, only for so long after the target has computed last (default: off)")
 	f.Lookup("keep-warm").NoOptDefVal = "true"
 	cli.EnumVar(cmd, &o.fabric, "fabric", "", profileNames(),

@@ -75,7 +75,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	cli.EnumsVar(cmd, &o.codings, "coding", names, "`names` of the codings, with commas")
 	f.IntSliceVar(&o.Dims, "dims", []int{1024, 2048, 4096, 8192, 16384, 32768, 65536},
 		"numbers of trits of a vector, with commas. They must be multiples of 64")
-	f.IntSliceVar(&o.Items, "items", []int{8, 16, 32, 64, 128, 256, 512, 1024}, "numbers of pairs in one vector, with commas")
+	f.IntSliceVar(&o.Items, "items", []int{8, 16, 32, 64, 128, 256, 512, 1024},
+		"numbers of pairs in one vector, with commas")
 	f.IntVar(&o.Candidates, "candidates", 0, "there are `N` values to choose from (default: as many as there are pairs)")
 	f.IntVar(&o.Queries, "queries", 1024, "make `N` queries for each figure, on as many new vectors as that needs")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of all vectors")
