@@ -111,6 +111,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	}
 	root.Flags().Bool("version", false, "print the version")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	breakFlags(root)
 	root.SetArgs(append([]string{}, args...)) // cobra takes nil for os.Args
 	root.SetOut(stdout)
 	root.SetErr(stderr)
