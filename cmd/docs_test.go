@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // splitWords splits a command line as a shell does, as far as documents need it. A quoted text is
@@ -168,7 +169,7 @@ func waitsInChat(line string) bool {
 // In helps pflag takes what stands in backquotes for the name of a flag's value. It is no place for a command.
 func TestFlagValues(t *testing.T) {
 	flags, h := 0, helpTexts{}
-	line := regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z-]+) (\S.*?)  +\S`)
+	line := regexp.MustCompile(`(?m)^ {2,6}(?:-\w, )?--([a-z-]+) (\S.*?)  +\S`)
 	check := func(help string) (wrong []string) {
 		for _, m := range line.FindAllStringSubmatch(help, -1) {
 			flags++
@@ -192,6 +193,26 @@ func TestFlagValues(t *testing.T) {
 	}
 	if wrong := check("      --parquet analyze --export   write each table\n"); len(wrong) == 0 {
 		t.Error("a command in the place of a value was not reported")
+	}
+}
+
+// No line of a help is too long for a window of 120 columns.
+func TestHelpWidth(t *testing.T) {
+	const most = 120
+	lines, h := 0, helpTexts{}
+	for tool := range bin {
+		h.walk(t, []string{tool}, func(command []string, help string) {
+			for line := range strings.Lines(help) {
+				lines++
+				if columns := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); columns > most {
+					t.Errorf("%s --help has a line of %d columns, want %d at most: %s",
+						strings.Join(command, " "), columns, most, line)
+				}
+			}
+		})
+	}
+	if lines < 500 {
+		t.Errorf("%d lines were looked at, want at least 500", lines)
 	}
 }
 

@@ -149,7 +149,7 @@ func captureColumns(t *testing.T) (all []string) {
 
 var (
 	// flagLine is a flag's line of the help: its name, and what kind of value it takes.
-	flagLine = regexp.MustCompile(`^\s+(?:-[A-Za-z], |    )--([a-z0-9-]+)`)
+	flagLine = regexp.MustCompile(`^ {2}(?:-[A-Za-z], |    )--([a-z0-9-]+)`)
 	// subcommandLine is a subcommand's line below "Available Commands:", or below a group's title.
 	subcommandLine = regexp.MustCompile(`^  ([a-z][a-z0-9-]*) +\S`)
 )

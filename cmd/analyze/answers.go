@@ -36,33 +36,35 @@ type kind struct {
 var kinds = []kind{
 	{
 		name: "rereads", short: "Say which tensors are read from disk again, and why",
-		long: `analyze rereads says which tensors are read from disk again, and why. A row has a tensor's reads, their bytes, the bytes
-that came from disk, those of them that had come before, what caused that (a fault of the target, its readahead, a read,
-another process), and how long ops waited. It writes rereads.csv, .parquet and, if any are read again, a figure of those
-that are read most. tracer --detail op+io records what came from disk.`,
+		long: `analyze rereads says which tensors are read from disk again, and why. It writes rereads.csv and .parquet, with a row for
+each tensor. A row has the tensor's reads and their bytes, the bytes that came from disk, and those of them that had
+come before. It says what caused that: a page fault of the target, the readahead around it, a read, or another process.
+It also says how long ops waited. A figure shows the tensors that are read again most, if there are any. The capture
+must have what came from disk (tracer --detail op+io).`,
 		make: sheetOf("rereads", (*gather.Collector).Rereads, map[string]figureOf{
 			"rereads": barsOf((*gather.Collector).RereadsFigure, "what is read from disk again"),
 		}),
 	},
 	{
-		name: "pattern", short: "State the sequence of reads of a token",
-		long: `analyze pattern writes in which order weights are read: in each phase (pattern.parquet, pattern.csv), and by a token for
-programs (pattern.json, access_pattern.h). A figure shows where in the file a token reads, over its time.`,
+		name: "pattern", short: "Write in which order a token reads weights",
+		long: `analyze pattern writes in which order weights are read. pattern.parquet and pattern.csv have the order in each phase.
+pattern.json and access_pattern.h have that of one token, for programs. A figure shows where in the file a token reads,
+over its time.`,
 		make: patternAnswer,
 	},
 	{
 		name: "heatmap", short: "Draw what each token does with each tensor",
-		long: `analyze heatmap draws what each token does with each tensor. Rows are tensors, as high as these are large, but at least a
-third of the average. Columns are steps. Without --value it shows what differs between tokens: bytes from disk where
-memory is short, and else the time for each byte. It writes heatmap.png, and heatmap.csv and .parquet with at most 256
-columns for each phase.`,
+		long: `analyze heatmap draws what each token does with each tensor. A row is a tensor, and the larger the tensor is, the higher
+is its row. No row is lower than a third of the average. A column is a step. Without --value the figure shows what
+differs between tokens. Where memory is short that is the bytes from disk, and elsewhere the time for each byte. It
+writes heatmap.png, and heatmap.csv and .parquet with at most 256 columns for each phase.`,
 		flags: heatmapFlags, make: heatmapAnswer,
 	},
 	{
 		name: "offsets", short: "Say where in the file reads are, and how far apart",
-		long: `analyze offsets draws where in the file reads are, over time. It also says how far each read begins from the end of the one
-before: less than 128 KiB (sequential), less than 1 MiB, or more, ahead or back. It writes offsets.csv, .parquet, and the
-figures offsets and gaps.`,
+		long: `analyze offsets draws where in the file reads are, over time. It also says how far the beginning of each read is from
+the end of the read before, ahead or back. A distance of less than 128 KiB counts as sequential. The other classes are
+less than 1 MiB, and more. It writes offsets.csv, .parquet, and the figures offsets and gaps.`,
 		make: sheetOf("offsets", (*gather.Collector).Gaps, map[string]figureOf{
 			"gaps": barsOf((*gather.Collector).GapsFigure, "from the end of a read to the next"),
 			"offsets": func(s *study) drawing {
@@ -77,26 +79,28 @@ figures offsets and gaps.`,
 	},
 	{
 		name: "layers", short: "Sum up reads per layer",
-		long: `analyze layers has a row for each layer: its reads, their bytes, the time of its ops, the bytes that came from disk, and
-how long ops waited. It writes layers.csv, .parquet and a figure.`,
+		long: `analyze layers sums up the reads of each layer. It writes layers.csv, .parquet and a figure. A row has the layer's reads
+and their bytes, the time of its ops, the bytes that came from disk, and how long ops waited for the disk.`,
 		make: sheetOf("layers", (*gather.Collector).Layers, map[string]figureOf{
 			"layers": barsOf((*gather.Collector).LayersFigure, "layers"),
 		}),
 	},
 	{
 		name: "components", short: "Sum up reads per component",
-		long: `analyze components has a row for each component, such as attn_q.weight of all layers: its reads, their bytes, the time of
-its ops, the bytes that came from disk, and how long ops waited. It writes components.csv, .parquet and a figure.`,
+		long: `analyze components sums up the reads of each component, such as attn_q.weight of all layers. It writes components.csv,
+.parquet and a figure. A row has the component's reads and their bytes, the time of its ops, the bytes that came from
+disk, and how long ops waited for the disk.`,
 		make: sheetOf("components", (*gather.Collector).Components, map[string]figureOf{
 			"components": barsOf((*gather.Collector).ComponentsFigure, "components"),
 		}),
 	},
 	{
 		name: "speed", short: "Draw tokens per second over time, and what held each up",
-		long: `analyze speed says how fast steps were, and what held each up. A row has a step's phase, its tokens, when it began and how
-long it took, and which part of that time it computed, waited for the disk, or did neither. It writes speed.csv, .parquet
-and a figure whose bars are as high as steps are fast. Computing is what a step takes that waits for nothing. It is known
-of steps that compute as many tokens as most do. tracer --detail op+io records waiting.`,
+		long: `analyze speed says how fast steps were, and what held each up. It writes speed.csv, .parquet and a figure, in which the
+faster a step is, the higher is its bar. A row has a step's phase and its tokens, when it began, and how long it took.
+It says for which parts of that time the step computed, waited for the disk, or did neither. The time to compute is what
+a step would take that waits for nothing. It is known only for steps that compute as many tokens as most steps do. The
+capture must have how long ops waited (tracer --detail op+io).`,
 		make: func(ctx context.Context, s *study) (*answer, error) {
 			sheet := func(c *gather.Collector) *gather.Sheet { return c.SpeedSheet(s.compute().Expected) }
 			return sheetOf("speed", sheet, map[string]figureOf{"speed": speedFigure})(ctx, s)
@@ -104,9 +108,9 @@ of steps that compute as many tokens as most do. tracer --detail op+io records w
 	},
 	{
 		name: "phases", short: "Sum up warm-up, prompt and generation apart",
-		long: `analyze phases has a row for each phase: its steps and tokens, their time, the bytes that were read, those that came from
-disk, and how long ops waited. What was read from disk before the first step, or between steps, is the phase load. It
-writes phases.csv, .parquet and a figure.`,
+		long: `analyze phases sums up warm-up, prompt and generation apart. It writes phases.csv, .parquet and a figure. A row has the
+phase's steps and tokens and their time, the bytes that were read, those that came from disk, and how long ops waited
+for the disk. A phase called load has what was read from disk before the first step, or between steps.`,
 		make: sheetOf("phases", (*gather.Collector).Phases, map[string]figureOf{
 			"phases": barsOf((*gather.Collector).PhasesFigure, "phases"),
 		}),
@@ -125,8 +129,9 @@ func answerCommands() (all []func(*options) *cobra.Command) {
 			cmd := &cobra.Command{
 				Use: k.name + " [flags]", Short: k.short, Args: noArguments,
 				Long: k.long + "\n\nExit status: 0 done; 1 failed; 2 the command line is wrong.",
-				Example: fmt.Sprintf("  analyze %[1]s --capture run -o run-analysis\n  analyze %[1]s --format svg "+
-					"--json | jq .", k.name),
+				Example: fmt.Sprintf("  sudo tracer -o run --detail op+io -- llama-cli -m model.gguf --no-repack -st "+
+					"-p \"hi\" -n 32\n  analyze %[1]s --capture run -o run-analysis\n"+
+					"  analyze %[1]s --capture run --format svg --json | jq .", k.name),
 				RunE: func(cmd *cobra.Command, _ []string) error {
 					if err := o.check(cmd); err != nil {
 						return err
@@ -137,7 +142,7 @@ func answerCommands() (all []func(*options) *cobra.Command) {
 			if k.flags != nil {
 				k.flags(cmd, s)
 			}
-			cli.EnumVar(cmd, &s.format, "format", "", chart.Formats, "of figures")
+			cli.EnumVar(cmd, &s.format, "format", "", chart.Formats, "format of figures")
 			return cmd
 		})
 	}

@@ -10,17 +10,20 @@ import (
 	"tensorcast/report/gather"
 )
 
-const expertsLong = `analyze experts says which experts each token of a mixture chooses, how evenly, and how soon again. It writes tables (CSV
-and Parquet) and figures:
+const expertsLong = `analyze experts says which experts each token of a mixture chooses, how evenly, and how soon it chooses them again. It
+writes tables (CSV and Parquet) and figures:
 
-  experts            each expert of each layer: how often the prompt and generated tokens chose it, and after how many tokens again
-  experts_layers     each layer: how even its load is, its hottest and coldest expert, how many of its choices the token before made, too
-  experts_tokens     each token: how many of its experts the token before had chosen, and how many no token before had
-  experts_together   which share of all experts 1, 2, 4, ... consecutive tokens touch: a prompt of so many, or a batch
+  experts           each expert of each layer: how often the prompt and generated tokens chose it, and after how many
+                    tokens again
+  experts_layers    each layer: how even its load is, its hottest and coldest expert, and how many of its choices the
+                    token before had made, too
+  experts_tokens    each token: how many of its experts the token before had chosen, and how many no earlier token had
+  experts_together  which share of all experts 1, 2, 4 and more tokens in a row touch, as a prompt or a batch does
 
-The figures are the share of tokens that chooses each expert (experts), the choices of each token (experts_map), and the
-curves of first touches and of overlap (experts_tokens). If there are very many experts, those chosen most come first,
-and several share a column or a row. analyze moe says what memory for experts, and predicting them, would gain.`
+The figure experts shows which share of tokens chooses each expert. experts_map shows the choices of each token.
+experts_tokens shows how many experts were ever chosen as tokens go on, and how many a token has in common with the
+token before. If there are very many experts, those that are chosen most come first, and several share a column or a
+row. analyze moe says what memory for experts, and predicting them, would gain.`
 
 // routes is which experts the tokens of the analysed context chose.
 func (s *study) routes() (*moe.Trace, error) {

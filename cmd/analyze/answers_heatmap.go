@@ -32,11 +32,12 @@ func heatmapFlags(cmd *cobra.Command, s *study) {
 	const byItself = "auto"
 	s.grid = byItself
 	cli.EnumVar(cmd, &s.grid, "value", "", append([]string{byItself}, gather.GridNames()...),
-		"what a cell shows: bytes from disk, those read again, waiting for the disk, time per byte, time, bytes read")
+		"what a cell shows: bytes from disk (disk), those of them that were read again (rereads), waiting for the disk "+
+			"(stall), time per byte (pace), time, or bytes read (reads). auto shows what differs between tokens")
 	cli.EnumVar(cmd, &s.fold, "fold", "", []string{foldMean, foldGreatest},
-		"what a column shows that stands for several steps, beyond 1200: their mean, or the greatest")
+		"with more than 1200 steps a column stands for several: whether it shows their mean, or the greatest")
 	cli.EnumVar(cmd, &s.order, "order", "", []string{orderAccess, orderFile},
-		"of rows: access is first read first, file as in the model's file")
+		"order of rows: access is as they are first read, file is as in the model's file")
 }
 
 // heatmapAnswer makes the table and the figure of one grid.

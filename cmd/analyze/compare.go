@@ -21,16 +21,20 @@ func compareCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare [flags] CAPTURE CAPTURE",
 		Short: "Compare two captures: tokens per second, bytes, what came from disk, the order of reads",
-		Long: `analyze compare puts two captures beside each other, say of two prompts, numbers of threads, versions of llama.cpp, or plain
-against prefetchd: how long tokens took, what they read, how much of it from disk and again (tracer --detail op+io), and
-whether they read the same in the same order. It writes
+		Long: `analyze compare puts two captures beside each other. They may be of two prompts, of two numbers of threads, of two
+versions of llama.cpp, or of a run alone and a run with prefetchd. It says how long tokens took, what they read, and
+whether they read the same in the same order. It also says how much of that came from disk, and how much came again, if
+the captures have that (tracer --detail op+io). It writes
 
-  compare.csv, compare.parquet  each tensor: bytes, bytes from disk, read again, stall, per token, in both
+  compare.csv, compare.parquet  each tensor in both, per token: bytes, bytes from disk, those read again, and waiting
   compare.png                   the time of each token in both, if the captures have it
 
-Tokens per second are those of llama_decode: what happens between two calls, as sampling, is left out.`,
-		Example: `  sudo tracer -o plain --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 64
-  analyze compare plain helped`,
+Tokens per second are those of llama_decode. What happens between two calls, such as sampling, is left out.
+
+Exit status: 0 done, whatever differs; 1 failed; 2 the command line is wrong.`,
+		Example: `  sudo tracer -o two --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 64 -t 2
+  sudo tracer -o four --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 64 -t 4
+  analyze compare two four`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return cli.Usagef("%d arguments: want two captures", len(args))
@@ -47,7 +51,7 @@ Tokens per second are those of llama_decode: what happens between two calls, as 
 			return compare(cmd.Context(), o, args, format, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cli.EnumVar(cmd, &format, "format", "", chart.Formats, "of the figure")
+	cli.EnumVar(cmd, &format, "format", "", chart.Formats, "format of the figure")
 	return cmd
 }
 

@@ -21,25 +21,30 @@ func determinismCommand(o *options) *cobra.Command {
 	format := chart.Formats[0]
 	cmd := &cobra.Command{
 		Use:   "determinism [flags]",
-		Short: "Say whether steps read the same, and where and why not",
+		Short: "Say whether steps read the same, and if not, where and why",
 		Long: `analyze determinism says whether steps read the same, in the same order. It takes the steps of a phase that compute
-equally many tokens. It finds the canonical sequence, which is the sequence of reads that most of them share, and says
-which share of the steps follows it exactly. For each other step it has the shortest list of edits that makes one sequence of the other,
+equally many tokens. The sequence of reads that most of them share is called canonical. analyze says which share of the
+steps follows it exactly. For each other step it has the shortest list of edits that makes one sequence from the other,
 and a cause:
 
-  batch           it is the canonical sequence of batches of another size
-  routing         apart from chosen experts it is the canonical one
-  sampling        only reads behind the last layer differ: logits are computed for some steps only
-  warm-up         it is the warm-up's sequence, or only the first steps have it
-  context length  all steps from one on to the last have it
+  batch           the step reads as most batches of another size do
+  routing         apart from chosen experts the step reads the canonical sequence
+  sampling        only reads behind the last layer differ, because logits are computed for some steps only
+  warm-up         the step reads as the warm-up does, or only the first steps read so
+  context length  all steps from one on to the last read so
   unknown         none of these
 
-The skeleton of a mixture of experts is what it reads apart from chosen experts. In generation, reads are compared by
-tensor, op and bytes, and in other phases by tensor and op. It writes
+In a mixture of experts, the skeleton is what is read apart from chosen experts. In generation, reads are compared by
+tensor, op and bytes. In other phases they are compared by tensor and op. It writes
 
-  determinism.csv, .parquet        each step: exact or not, edits, cause
-  determinism_edits.csv, .parquet  each edit of each sequence that departs
-  determinism.png                  edits against tokens; not if all tokens follow`,
+  determinism.csv, .parquet        each step: whether it is exact, its edits, and the cause
+  determinism_edits.csv, .parquet  each edit of each sequence that differs
+  determinism.png                  the number of edits of each token, unless all tokens read the canonical sequence
+
+Exit status: 0 done, whatever differs; 1 failed; 2 the command line is wrong.`,
+		Example: `  sudo tracer -o run -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 64
+  analyze determinism --capture run -o run-analysis
+  analyze determinism --capture run --phase prompt --json | jq .`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd); err != nil {
@@ -48,7 +53,7 @@ tensor, op and bytes, and in other phases by tensor and op. It writes
 			return analyzeDeterminism(cmd.Context(), o, format, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cli.EnumVar(cmd, &format, "format", "", chart.Formats, "of the figure")
+	cli.EnumVar(cmd, &format, "format", "", chart.Formats, "format of the figure")
 	return cmd
 }
 

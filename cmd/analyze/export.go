@@ -27,22 +27,24 @@ func exportCommand(root *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export --dataset directory [flags]",
 		Short: "Append a capture to a data set of many runs",
-		Long: `analyze export appends a capture to a data set: a directory in which each run is a partition, model=MODEL/run=RUN, as Apache
-Hive names them. DuckDB, Spark, pandas and polars read all runs with one query, and take the columns model and run from the
-directories' names. A partition has a Parquet file for each table of the capture, and run.parquet, whose one row describes the
-run: when, on which machine, with how much memory, and how many tokens in how many seconds. What is the column model in a
-capture, the number of a model in it, is model_index here.
+		Long: `analyze export appends a capture to a data set of many runs. A data set is a directory in which each run is a partition,
+model=MODEL/run=RUN, as Apache Hive names them. DuckDB, Spark, pandas and polars read all runs with one query. They take
+the columns model and run from the names of the directories. A partition has a Parquet file for each table of the
+capture. It also has run.parquet, whose one row describes the run: when, on which machine, with how much memory, and how
+many tokens in how many seconds. A capture's column model, which is the number of a model in it, is called model_index
+here.
 
-A run appears with all its files or not at all, also if analyze is killed. Several may append at the same time. A second run of
-the same name is refused, or takes the other's place with --replace. Without --run a run is named after the time at which its
-capture began and a hash of its description, so that the same capture is not appended twice.
+A run appears with all its files or not at all, also if analyze is killed. Several may append at the same time. A second
+run of the same name is refused, or with --replace takes the place of the first. Without --run, the name of a run is the
+time at which its capture began, and a hash of its description. So the same capture is not appended twice.
 
-A data set tells which tokens were processed, as captures do: its files are readable by their owner only. The table of hidden
-states is left out.
+Like a capture, a data set tells which tokens were processed. So only their owner can read its files. The table of
+hidden states is left out.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
-		Example: `  analyze export --dataset runs
-  analyze export --capture web1 --dataset runs --run web1-monday
+		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
+  analyze export --dataset runs
+  analyze export --dataset runs --run monday
   duckdb -c "SELECT model, count(*) AS runs, sum(generation_tokens) / sum(generation_seconds) AS tokens_per_second
     FROM read_parquet('runs/*/*/run.parquet', hive_partitioning = true) GROUP BY model"`,
 		Args: noArguments,
@@ -61,9 +63,9 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.directory, "dataset", "", "`directory` of the data set; made if need be")
-	f.StringVar(&o.partition.Model, "model", "", "`name` of the partition's model (default: that of the largest model's file)")
-	f.StringVar(&o.partition.Run, "run", "", "`name` of the run (default: when the capture began, and a hash)")
+	f.StringVar(&o.directory, "dataset", "", "`directory` of the data set, which is made if it is not there")
+	f.StringVar(&o.partition.Model, "model", "", "`name` of the model in the data set (default: the file name of the largest model)")
+	f.StringVar(&o.partition.Run, "run", "", "`name` of the run in the data set (default: when the capture began, and a hash)")
 	f.BoolVar(&o.partition.Replace, "replace", false, "replace the run of that name, if there is one")
 	return cmd
 }

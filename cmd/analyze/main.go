@@ -90,40 +90,46 @@ func command() *cobra.Command {
 	o := options{order: orderAccess, format: chart.Formats[0]}
 	cmd := &cobra.Command{
 		Use:   "analyze [flags]",
-		Short: "State a capture's per-token pattern, and draw it",
-		Long: `analyze says what held the tokens of a capture up, and which reads each token repeats. It reads a capture that tracer
-made and writes
+		Short: "Say what held the tokens of a run up, and which reads each token repeats",
+		Long: `analyze says what held the tokens of a run up, and which reads each token repeats. It reads a capture, which is what
+tracer recorded of the run. It writes
 
   pattern.parquet, pattern.csv    the sequence of reads in each phase: seq, tensor_name, offset_bytes, size_bytes,
                                   relative_time (0 to 1 within a step), phase, and what each read is
-  pattern.json                    the same of one generated token, for programs that plan reads: the model's files
-                                  and their fingerprints, and each read with its place and how long the op computes
+  pattern.json                    the same for one generated token, for programs that plan reads. It has the model's
+                                  files and their fingerprints, and for each read its place and the time of its op
   access_pattern.h                the same as an array for C and C++: PER_TOKEN_PATTERN of struct AccessEntry
   heatmap_access_per_token.png    with --heatmap: the share of each tensor that each step reads
-  hidden.parquet or hidden.csv    with --hidden: what routers read (tracer --hidden); in CSV a row's values are one text
+  hidden.parquet or hidden.csv    with --hidden: what routers read, if tracer recorded it with its --hidden. In CSV the
+                                  values of a row are one text
   access.parquet, ...             with --export: each table of the capture
 
-It opens with the verdict: what held the tokens up, and what more memory, or prefetchd, would be worth. For that the
-capture must have reads from disk (tracer --detail op+io), of a process with a limit of memory. Then analyze prints the
-bytes read per token, the tensors that are read most, and which bytes were read again from disk, and why. It says
-whether all generated tokens read the same tensors in the same order, and if not, where they differ. Positions count
-from 0 and are the pattern's seq. The experts that a mixture of experts chooses are compared apart from the sequence.
+An op is one operation of llama.cpp's computation, such as a product with a weight. A step, or decode, is a call of
+llama_decode, which computes one token or several. A phase is the warm-up, the prompt or the generation.
 
-A capture may hold several contexts (llama_context), as with a draft model. analyze takes the one that read most in
-generation, and says so. --context takes another.
+analyze begins with the verdict: what held the tokens up, and what more memory, or prefetchd, would be worth. For that
+the capture must have reads from disk (tracer --detail op+io), of a process whose memory was limited. Then analyze
+prints the bytes that a token reads, and the tensors that are read most. It prints which bytes were read from disk
+again, and why. It says whether all generated tokens read the same tensors in the same order, and if not, where they
+differ. A position is the number seq of the pattern, which counts from 0. The experts that a mixture of experts chooses
+are compared apart from the sequence.
+
+A capture may hold several contexts (llama_context), for instance with a draft model. analyze takes the one that read
+most in generation, and says so. --context takes another one.
 
 A step that computes several tokens reads the same weights once for all of them. If no step generated a token, all
-figures are per decode (a call of llama_decode), and analyze says so. That is so with a perplexity, with embeddings, or
-with a benchmark of prompts. A decode that is larger than the target's -ub goes through the model several times, and
-pattern.json has one of these passes. A decode that checks the tokens of a draft looks like a prompt, so for these
-decodes give --phase prompt.
+figures are per decode, and analyze says so. That is so for a perplexity, for embeddings, and for a benchmark of
+prompts. A decode that is larger than the target's -ub goes through the model several times, and pattern.json has one of
+these passes. A decode that checks the guesses of a draft model looks like a prompt. For these decodes, give --phase
+prompt.
 
-With --all it does what the subcommands rereads, pattern, heatmap, offsets, layers, components, speed, phases, experts,
+--all does what the subcommands rereads, pattern, heatmap, offsets, layers, components, speed, phases, experts,
 determinism and report do.
 
 Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wrong.`,
-		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
+		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   analyze --heatmap
+  sudo tracer -o run2 -- llama-cli -m model.gguf --no-repack -st -p "hello" -n 32
   analyze --capture run2 -o run2-analysis --json | jq .sequence.identical`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -135,25 +141,26 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	}
 	all := cmd.PersistentFlags()
 	all.SortFlags = false
-	all.StringVarP(&o.capture, "capture", "c", tables.DefaultDir, "`directory` that tracer wrote")
-	all.StringVarP(&o.output, "output", "o", "analysis", "`directory` to write to; made if need be")
-	all.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
-	all.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")
-	all.StringVar(&o.phase, "phase", "", "analyse the steps of this `phase`, generation or prompt "+
+	all.StringVarP(&o.capture, "capture", "c", tables.DefaultDir, "the `directory` that tracer wrote")
+	all.StringVarP(&o.output, "output", "o", "analysis", "write to this `directory`, which is made if it is not there")
+	all.IntVar(&o.top, "top", 10, "list at most `n` tensors, and as many differences")
+	all.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n`, counted from 0 (default: the one that read most)")
+	all.Lookup("context").DefValue = "0" // so that the help does not tell the number that stands for it
+	all.StringVar(&o.phase, "phase", "", "analyse the steps of this `phase`, which is generation or prompt "+
 		"(default: generation, if there is any)")
 	all.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile+".png")
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile},
-		"rows of the heatmap: access is first read first, file as in the model's file")
+		"order of the heatmap's rows: access is as they are first read, file is as in the model's file")
 	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV},
-		"export the table of what routers read, as parquet or csv")
+		"write the table of what routers read, as parquet or csv")
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
-	f.BoolVar(&o.perfetto, "perfetto", false, "write "+timelineFile+", a timeline of steps, layers, ops, waiting "+
-		"and reads from disk, for ui.perfetto.dev")
-	f.BoolVar(&o.all, "all", false, "write what all subcommands do that need nothing but the capture, and index.html")
-	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures that --heatmap and --all write")
+	f.BoolVar(&o.perfetto, "perfetto", false, "write "+timelineFile+" for ui.perfetto.dev: a timeline of steps, "+
+		"layers, ops, waiting and reads from disk")
+	f.BoolVar(&o.all, "all", false, "write what all subcommands write that need nothing but the capture, and index.html")
+	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "format of the figures that --all writes, and --heatmap")
 	for _, sub := range subcommands {
 		cmd.AddCommand(sub(&o))
 	}

@@ -60,43 +60,49 @@ func moeCommand(root *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "moe [flags] TRACE|CAPTURE",
 		Short: "Say what memory for experts, and predicting them, would gain",
-		Long: `analyze moe says in its first line how many of a mixture's choices are found in memory, and whether that is more than
-the share of experts that are there. If routers chose at random, a tenth of the experts in memory would have a tenth of
-the choices, whatever is kept. If prefetchd finds no more than that, there is "no exploitable locality": memory buys
-only its share, and each further GiB saves the same. "More" is 5 points, beyond the error that blocks of the trace have.
+		Long: `In a mixture of experts, a router chooses a few of many experts for each token, in each layer. analyze moe says what
+memory for experts would gain, and what predicting the choices would gain. Its first line says how many of the choices
+are found in memory, and whether that is more than the share of experts that are there. If routers chose at random, a
+tenth of the experts in memory would have a tenth of the choices, whatever is kept. If prefetchd finds no more than that
+in memory, there is "no exploitable locality". Then memory buys only its share, and each further GiB saves the same.
+"More" means that it finds at least 5 percentage points more, beyond the error that blocks of the trace have.
 
-It reads which experts the model chose from a capture that tracer made (its directory), or from a routing trace in CSV
-(route_trace v1, gzip or not). Behind the first line is a table for several amounts of memory: how many choices are
-found there, what a token reads besides, and tokens per second. It has these for what prefetchd keeps, for LRU, for
-Belady's rule, which knows the future and bounds the others, and for routers that choose at random. The next line names
-the memory from which reading takes no longer than computing. Then come
+It reads the choices from a capture, which is a directory that tracer wrote, or from a routing trace in CSV (route_trace
+v1, plain or gzip). Behind the first line is a table for several amounts of memory. It says how many choices are found
+there, what a token reads besides, and how many tokens per second that gives. It says so for what prefetchd keeps, for
+LRU, for Belady's rule, and for routers that choose at random. LRU drops what was used longest ago. Belady's rule knows
+the future, so no other can be better. The next line names the memory from which on reading takes no longer than
+computing. Then come
 
-  hits, bytes and times     of caches of several sizes: what is kept last, most often, ...; with what is probable read
-                            ahead; and by Belady's rule
-  recall                    which share of the choices predictors foretell that know only the experts chosen before, and
-                            the tokens' ids
-  recall with hidden states the same of predictors that know what routers and attention have read, if the capture was
-                            made with tracer --hidden: the next router applied to this one's input, corrected by what
-                            was learned, and mixed with the others
-  load, reuse, neighbours   how evenly experts are used, after how many tokens again, and whether by the next one
+  hits, bytes and times     of caches of several sizes that keep what was chosen last, what was chosen most often, and
+                            so on; that also read ahead what is probable; and that follow Belady's rule
+  recall                    which share of the choices is foretold by predictors that know only the experts chosen
+                            before, and the tokens' ids
+  recall with hidden states the same for predictors that also know what routers and attention have read. The capture
+                            must be made with tracer --hidden. These predictors apply the next router to this
+                            router's input, also corrected by what was learned, and mixed with the other predictors
+  load, reuse, neighbours   how evenly experts are used, after how many tokens they are used again, and whether already
+                            by the next token
 
 With --output it also draws
 
-  hits      the hit rate of each rule against the memory for experts, with Belady's above
-  recall    of each predictor in each layer, with hidden states or without, with as many guesses as are chosen
+  hits      the hit rate of each rule against the memory for experts, with Belady's rule above all
+  recall    the recall of each predictor in each layer, for as many guesses as experts are chosen
   reads     what is read because a chosen expert is missing, over the generated tokens, for each size
 
-Caches are simulated. An expert is read whole, the disk does one thing at a time, chosen experts come before guessed
-ones, and nothing else needs memory. At the beginning caches are full of the file's first experts, as loading leaves
-them. The prompt is learned from, and generated tokens are counted. A capture of a server with several slots is taken as
-one sequence. With hidden states the model's file is needed for its routers: the one that the capture names, or --model.
+Caches are simulated. An expert is read whole, and the disk does one thing at a time. Chosen experts come before guessed
+ones, and nothing else needs memory. At the beginning, caches are full of the file's first experts, as loading leaves
+them. The prompt is only learned from, and generated tokens are counted. A capture of a server with several slots is
+taken as one sequence. For hidden states, the routers of the model's file are needed. The capture names that file, or
+--model does.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -st -p "hi" -n 200
   analyze moe run
   analyze moe --room 4GB --room 8GB --bandwidth 3GB --compute 40ms run
   analyze moe -o figures --format svg run                      # figures/hits.svg, recall.svg, reads.svg
-  sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -st -p "hi" -n 200; analyze moe seen
+  sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -st -p "hi" -n 200
+  analyze moe seen
   analyze moe --json qwen.route.csv.gz | jq .verdict`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 && (len(args) > 0 || !cmd.Flags().Changed("capture")) {
@@ -120,19 +126,20 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas "+
-		"(default: 10, 20, 40 and 60 % of all experts)")
-	cli.SizeVar(f, &o.bandwidth, "bandwidth", "bytes that the disk reads in a second. Without the flag a capture's\n"+
-		"own rate counts, if it tells that")
-	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "`time` that a read takes besides the transfer")
-	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing, "+
-		"half of it before a layer's router, half after it.\nWithout the flag a capture's own time counts, if it tells that")
-	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts "+
+	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size` such as 4GB. Give several with commas, or the flag "+
+		"again (default: 10, 20, 40 and 60 % of all experts)")
+	cli.SizeVar(f, &o.bandwidth, "bandwidth", "bytes that the disk reads in a second, a size such as 3GB. Without the "+
+		"flag a capture's own rate counts, if the capture has one")
+	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "`time` that a read takes besides the transfer of its bytes")
+	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing. Half of it "+
+		"is before a layer's router, and half after it. Without the flag a capture's own time counts, if the capture has one")
+	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n`, counted from 0 (default: the one that chose experts "+
 		"most often)")
-	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if it is elsewhere by now")
+	f.Lookup("context").DefValue = "0" // so that the help does not tell the number that stands for it
+	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if that has moved since (default: where the capture says)")
 	f.BoolVar(&o.json, "json", false, "print everything as JSON")
-	f.StringVarP(&o.output, "output", "o", "", "draw figures to this `directory`, made if need be")
-	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures")
+	f.StringVarP(&o.output, "output", "o", "", "draw figures in this `directory`, which is made if it is not there (default: no figures)")
+	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "format of the figures")
 	return cmd
 }
 

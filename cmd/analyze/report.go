@@ -26,14 +26,15 @@ func reportCommand(root *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "report [flags]",
 		Short: "Make one page of a capture, for the browser",
-		Long: `analyze report writes index.html, which shows a capture on one page for the browser. It is one file, and needs no network.
-It opens with what was found, and with tokens per second over time and what held each of them up. Then it has the phases
-in time, what came from disk and how long steps waited, a heatmap of tensors and steps, where in the file reads were, and
-which experts of each layer are chosen most and least. At its end are tables of phases, components, layers, gaps and
-tensors. Charts zoom and move, and each can be saved as SVG. Tables sort and filter. The page can be printed.
+		Long: `analyze report writes index.html, which shows a capture on one page for the browser. It is one file, and needs no
+network. The page begins with what was found, and with tokens per second over time and what held each token up. Then it
+shows the phases in time, what came from disk, and how long steps waited. It has a heatmap of tensors and steps. It
+shows where in the file reads were, and which experts of each layer are chosen most and least. At its end are tables of
+phases, components, layers, gaps and tensors. You can zoom and move charts, and save each as SVG. You can sort and
+filter tables, and print the page.
 
-The page stays below 15 MB for any capture: what has more steps, tensors or reads than a page can show is put together, and
-the page says so.
+The page stays below 15 MB for any capture. If there are more steps, tensors or reads than a page can show, several are
+put together, and the page says so.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32

@@ -83,41 +83,41 @@ func whatifCommand(root *options) *cobra.Command {
 		Use:   "whatif [flags]",
 		Short: "Say what more memory, or another disk, would be worth",
 		Long: `analyze whatif says how fast a token would be with other amounts of memory, or with another disk. It replays what
-generated tokens have read, and says how many bytes a token would read from disk, and how many tokens per second that
-is. It does so for each of these rules:
+generated tokens have read. It says how many bytes a token would read from disk, and how many tokens per second that
+would give. It does so for each of these rules:
 
   LRU             what was used longest ago is dropped
-  plain           the same, with what the kernel reads around a miss: llama.cpp alone
+  plain           as LRU, but each miss also reads what the kernel reads around it. That is llama.cpp alone
   random          what is dropped is chosen at random
   pin             a part is kept, and the rest is read when it is touched
   pin + stream    a part is kept, and the rest is read ahead of its use
-  prefetchd       what prefetchd would keep and stream by its own plan, also with --strategy pin
-  Belady          the future is known, which bounds all others
+  prefetchd       what prefetchd would keep and stream by its own plan, and what with --strategy pin
+  Belady          the rule knows the future, so no other can be better
 
-Of a mixture of experts it first says what memory for experts would gain, as analyze moe does. What prefetchd misses
-there follows from the tokens' choices, replayed by its own rule. These bytes come at the disk's rate, or with --ran auto
-at the rate at which the capture's tokens had them.
+For a mixture of experts it first says what memory for experts would gain, as analyze moe does. What prefetchd would
+have to read for missing experts follows from the tokens' choices, which are replayed by its own rule. These bytes come
+at the disk's rate. With --ran auto they come at the rate at which the capture's tokens had them.
 
 It writes
 
-  whatif.parquet, whatif.csv    a row for each amount of memory and rule
-  miss_ratio.parquet, .csv      LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
-  whatif.png, miss_ratio.png    tokens per second, and that share, against memory (--format for others)
+  whatif.parquet, whatif.csv    a row for each amount of memory and each rule
+  miss_ratio.parquet, .csv      LRU's miss-ratio curve: with each amount of memory, which share of the bytes is missed
+  whatif.png, miss_ratio.png    tokens per second, and that share, against memory (--format takes other formats)
 
-With --batch it computes this for several tokens in a pass through the model. These are of several slots of a server, or
-guesses of a draft that were all accepted. They read what they share once, so where the disk is what is slow a pass with
-several tokens takes as long as one with a single token. Each of them is taken to compute as long as a single one, so
-this is the most that a pass can take.
+With --batch it computes this for several tokens in a pass through the model. They are tokens of several slots of a
+server, or guesses of a draft model that were all accepted. Such tokens read what they share only once. So where the
+disk is what is slow, a pass with several tokens takes as long as a pass with one. Each of them is taken to compute as
+long as a single token, so a pass cannot take longer than what is computed here.
 
-Memory is what is left for the model's pages and for prefetchd, when all else has its part. Some rules read bytes only
-when they are touched. How fast these come is taken from the capture's tokens, if the capture is of a run whose memory
-was short. Recording reads from disk makes them slower, so --detail op is better there, with --compute. Beside
-prefetchd --strategy pin the target's reads are faster, because the kernel need not free memory for them. A capture of
-such a run tells how fast (--ran pin).
+Memory is what is left for the model's pages and for prefetchd when all else has its part. Some rules read bytes only
+when the bytes are touched. How fast these bytes come is taken from the capture's tokens, if memory was short in that
+run. But recording reads from disk makes them slower. So a capture with --detail op is better there, together with
+--compute. Beside prefetchd --strategy pin the target's reads are faster, because the kernel need not free memory for
+them. A capture of such a run tells how fast they are (--ran pin).
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
-  analyze whatif --ram 8GB,12GB,0.85                           # sizes, or shares of the working set
+  analyze whatif --ram 8GB,12GB,0.85                           # sizes, or shares of all that tokens read
   analyze whatif --disk 7GB/s --batch 1,2,4,8                  # parallel slots, or guesses that were accepted
   analyze whatif --disk 500MB/s --json | jq '.rows[] | [.share, .results[4].tokens_per_second]'`,
 		Args: noArguments,
@@ -131,26 +131,27 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringSliceVar(&o.memory, "ram", o.memory,
-		"memory for the model, `sizes` such as 8GB, or shares of the working set such as 0.85")
+		"amounts of memory for the model, with commas: `sizes` such as 8GB, or shares of the working set such as 0.85. "+
+			"The working set is all that the capture's tokens read")
 	f.StringVar(&o.disk, "disk", "",
-		"`bytes` per second that the disk reads, such as 1.4GB/s (default: as tracer has measured it)")
+		"`bytes` per second that the disk reads, such as 1.4GB/s (default: what tracer has measured)")
 	f.StringVar(&o.touched, "touched", "",
-		"`bytes` per second that come from disk when they are read as they are touched (default: as the\n"+
-			"capture's tokens had it, if they read from disk, else as --disk)")
+		"`bytes` per second that come from disk where they are read only when they are touched (default: what the "+
+			"capture's tokens had, if they read from disk, else as --disk)")
 	f.IntVar(&o.ahead, "readahead", 0,
-		"the disk's read_ahead_kb, `KiB` (default: as it was when tracer looked, else 128)")
-	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
+		"the disk's readahead (read_ahead_kb) in `KiB` (default: what it was when tracer looked, else 128)")
+	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes, such as 40ms (default: what the capture has)")
 	f.IntSliceVar(&o.batches, "batch", o.batches,
-		"`numbers` of tokens that are computed together, and read what they share once, such as 1,2,4,8: parallel\n"+
-			"slots, or accepted guesses (numbers of steps, if the capture's steps have several tokens)")
+		"`numbers` of tokens in a pass, such as 1,2,4,8. They are parallel slots, or guesses that were accepted. If the "+
+			"capture's steps have several tokens, these are numbers of steps")
 	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents},
-		"memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts "+
-			"as they lie")
+		"in which units memory is counted: folios are 2 MiB, or less for small experts, and extents are tensors, rows "+
+			"and experts as they lie in the file")
 	cli.EnumVar(cmd, &o.ran, "ran", "", []string{ranPlain, ranPin, ranAuto},
-		"what the capture is of: a target by itself (plain), with prefetchd --strategy pin, or, of a mixture of\n"+
-			"experts, with prefetchd as it is (auto). That decides which bytes its tokens waited for, and so how fast "+
-			"these come")
-	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
+		"how the target of the capture ran: plain is by itself, pin is with prefetchd --strategy pin, and auto is a "+
+			"mixture of experts with prefetchd as it is. That decides which bytes its tokens waited for, and so how "+
+			"fast these come")
+	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "format of the figure")
 	return cmd
 }
 

@@ -24,28 +24,31 @@ import (
 	"tensorcast/trace/tables"
 )
 
-const long = `ggufmap prints the structure of GGUF model files: one row per tensor, in file order, with the columns
+const long = `ggufmap prints the structure of GGUF model files. It prints one row for each tensor, in the order of the file, with the
+columns
 
-  tensor_name   as in the file, with control characters and bytes that are no UTF-8 as \x1b
-  offset_bytes  absolute, from the file's first byte
-  size_bytes    without padding (with it, up to the next tensor, if the type is not known)
+  tensor_name   the name in the file. Control characters, and bytes that are not UTF-8, are written like \x1b
+  offset_bytes  where the tensor begins, from the file's first byte
+  size_bytes    its size without padding. If its type is not known, this is the size up to the next tensor
   type          ggml's element type (F16, Q8_0, Q4_K, ...), a fork's (IQ4_KS, I2_S, ...), or type(N)
-  layer         N of blk.N., -1 if the tensor is in no layer
-  component     the name after blk.N., else the whole name
+  layer         N of blk.N., or -1 if the tensor is in no layer
+  component     the name behind blk.N., or else the whole name
 
-For a split model, give any of its parts: the others are found beside it. If there is more than one file, there is a
+For a split model, give any of its parts. The others are found beside it. If there is more than one file, there is a
 seventh column, file. Only the metadata is read, so a model of any size takes milliseconds. Other tables:
 
-  --wide      more columns: file, shape, expert_count, expert_stride_bytes, kind and resident_bytes (bytes in the page
-              cache; empty for files that you neither own nor may write to, because Linux does not tell then)
-  --experts   a row per expert's slice: its extent, expert and projection (gate, up, down, gate_up)
-  --metadata  a row per metadata entry; --elements sets how many elements of an array are shown
-  --summary   sums of bytes by layer, component, type and when they are read, and the largest tensors; text unless
-              --format is given
-  --check     problems of the files, one per line; exit code 1 if there are any
+  --wide      more columns: file, shape, expert_count, expert_stride_bytes, kind and resident_bytes. The last says how
+              many bytes are in the page cache. It is empty for a file that you neither own nor may write to, because
+              Linux does not tell you then
+  --experts   a row for each expert's part of a tensor: where it lies, the expert, and the projection (gate, up, down or
+              gate_up)
+  --metadata  a row for each metadata entry. --elements sets how many elements of an array are shown
+  --summary   sums of bytes by layer, by component, by type and by when they are read, and the largest tensors. This is
+              text unless --format is given
+  --check     problems of the files, one per line. The exit code is 1 if there are any
 
-A tensor of a type that ggml's main line does not read is mapped, too: --summary and --check tell of it, and --strict
-refuses the file. Of a file that is cut off behind its metadata, --metadata shows these.
+A tensor may have a type that ggml's main line does not read. It is mapped, too. --summary and --check tell of it, and
+--strict refuses the file. If a file is cut off behind its metadata, --metadata still shows the metadata.
 
 In CSV, text that a spreadsheet would run as a formula gets a leading apostrophe.
 
@@ -105,17 +108,17 @@ func newCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.BoolVar(&o.wide, "wide", false, "more columns: file, shape, experts, kind, residency")
-	flags.BoolVar(&o.experts, "experts", false, "a row per expert's slice")
-	flags.BoolVar(&o.metadata, "metadata", false, "the metadata instead of the tensors")
-	flags.Int64Var(&o.elements, "elements", 8, "with --metadata, show the first `N` elements of arrays, -1 for all")
-	flags.BoolVar(&o.summary, "summary", false, "sums of bytes instead of the tensors")
-	flags.BoolVar(&o.check, "check", false, "report problems of the files")
-	flags.BoolVar(&o.part, "part", false, "take only the given parts of a split model")
+	flags.BoolVar(&o.wide, "wide", false, "print more columns: file, shape, experts, kind, and bytes in the page cache")
+	flags.BoolVar(&o.experts, "experts", false, "print a row for each expert's part of a tensor")
+	flags.BoolVar(&o.metadata, "metadata", false, "print the metadata instead of the tensors")
+	flags.Int64Var(&o.elements, "elements", 8, "with --metadata: show the first `N` elements of each array, or with -1 all")
+	flags.BoolVar(&o.summary, "summary", false, "print sums of bytes instead of the tensors")
+	flags.BoolVar(&o.check, "check", false, "print problems of the files instead of the tensors")
+	flags.BoolVar(&o.part, "part", false, "read only the given parts of a split model (default: all its parts)")
 	flags.BoolVar(&o.strict, "strict", false, "refuse files with types that ggml's main line does not read")
 	formats := []string{"csv", "json", "arrow", "parquet"}
-	cli.EnumVar(cmd, &o.format, "format", "", formats, "format of the table; arrow is an IPC file")
-	flags.StringVarP(&o.output, "output", "o", "-", "write to `FILE`, - for standard output")
+	cli.EnumVar(cmd, &o.format, "format", "", formats, "format of the table; arrow is an Arrow IPC file (default csv; text with --summary and --check)")
+	flags.StringVarP(&o.output, "output", "o", "-", "write to `FILE`, or with - to standard output")
 	return cmd
 }
 

@@ -34,15 +34,15 @@ const helperFlag = "for-auto"
 // addAutoFlags adds the flags of --auto.
 func addAutoFlags(f *pflag.FlagSet, o *options) {
 	f.BoolVar(&o.auto, "auto", false, "help every process that computes with ggml, as they come and go, "+
-		"each by a prefetchd of its own; --budget is divided evenly among those that use it")
-	f.StringArrayVar(&o.names, "name", nil, "with --auto, only processes with this `NAME` and those that they start: "+
-		"the name of a program (llama-server) or of a systemd unit (ollama.service); may be repeated")
-	f.StringArrayVar(&o.never, "never", nil, "with --auto, no processes with this `NAME`, nor those that they start, "+
-		"whatever --name says; may be repeated")
+		"each by a prefetchd of its own. --budget is divided evenly among those that use it")
+	f.StringArrayVar(&o.names, "name", nil, "with --auto: help only processes with this `NAME`, and those that they start. It is "+
+		"the name of a program (llama-server), or of a systemd unit (ollama.service). May be repeated (default: all)")
+	f.StringArrayVar(&o.never, "never", nil, "with --auto: do not help processes with this `NAME`, nor those that they start, "+
+		"whatever --name says. May be repeated")
 	f.BoolVar(&o.helper, helperFlag, false, "")
 	_ = f.MarkHidden(helperFlag) // it fails only if there is no such flag
-	f.IntVar(&o.most, "most", defaultMost, "help `N` processes at once (--auto, or below one process): "+
-		"others wait until one has ended")
+	f.IntVar(&o.most, "most", defaultMost, "help at most `N` processes at once, with --auto or among the children of one process. "+
+		"Others wait until one has ended")
 }
 
 // checkAuto returns an error about wrong arguments with --auto.

@@ -105,7 +105,7 @@ func (o *options) uses(s setting) bool {
 // addConfigFlags adds the flag that names the configuration file.
 func addConfigFlags(f *pflag.FlagSet, o *options) {
 	f.StringVar(&o.configFile, configFlag, configPath,
-		"read settings from `FILE` (YAML; see prefetchd config --help); empty: from none")
+		"read settings from `FILE`, in YAML, which prefetchd config --help explains. If it is empty, no file is read")
 }
 
 // configure gives flags that were not given their values from the environment and from the configuration file, and
@@ -160,8 +160,9 @@ func newConfigCommand() *cobra.Command {
 		Short: "Show the settings in force, and where each comes from",
 		Long: `Show the settings in force, and where each comes from. A setting is a flag of prefetchd that may also
 be set in the environment and in the configuration file. A flag that is given counts first, then the
-environment, then the file, then the default. So the flags of prefetchd may be given here, too: what
-is printed is what prefetchd would use with them. A service has an environment of its own.
+environment, then the file, then the default. The flags of prefetchd may be given here, too. Then
+what prefetchd would use with them is printed. A service does not have your shell's environment, so
+it may use other settings.
 
 The file is ` + configPath + ` (--config), in YAML. Its keys are the names of the flags:
 
@@ -175,18 +176,19 @@ The file is ` + configPath + ` (--config), in YAML. Its keys are the names of th
   readahead: auto
   log: json
 
-In the environment a setting is ` + variablePrefix + `BUDGET, for instance. Several values are
+In the environment, the budget is ` + variablePrefix + `BUDGET, and so on. Several values are
 separated by commas. ` + variablePrefix + `CONFIG names the file.
 
-An unknown key is an error that names the nearest known one, and its line. The file must belong to
-root, or to who runs prefetchd, and nobody else may be able to write to it: it decides what a program
-does that runs as root. --check FILE says what is wrong with a file before it is used.
+An unknown key is an error. The message names its line, and the known key that is most like it. The
+file must belong to root, or to the user that runs prefetchd. Nobody else may be able to write to it,
+because it decides what a program does that runs as root. --check FILE says what is wrong with a file
+before it is used.
 
-prefetchd --auto reads the file anew at SIGHUP, unless it runs on a terminal (systemctl reload
-tensorcast-prefetchd). It logs what has changed, and when that has an effect. With a file that is
-wrong, all stays as it is, and the log says why.
+prefetchd --auto reads the file again when it gets SIGHUP, unless it runs on a terminal. So does the
+service at "systemctl reload tensorcast-prefetchd". The log says what has changed, and when that has
+an effect. If the file is wrong, all settings stay as they are, and the log says why.
 
-Exit status: 0; 1 if the file or the environment is wrong, or cannot be read; 2 for wrong usage.`,
+Exit status: 0 done; 1 if the file or the environment is wrong, or cannot be read; 2 for wrong usage.`,
 		Example: `  prefetchd config
   prefetchd config --json
   prefetchd config --check prefetchd.yaml
@@ -212,8 +214,8 @@ Exit status: 0; 1 if the file or the environment is wrong, or cannot be read; 2 
 		},
 	}
 	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&check, "check", "", "say whether `FILE` is right, and what is wrong with it, and end")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: key, value and origin of each setting")
+	cmd.Flags().StringVar(&check, "check", "", "say whether `FILE` is right, or what is wrong with it, and end")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, with the key, value and origin of each setting")
 	for _, name := range append([]string{configFlag}, settingNames()...) {
 		cmd.Flags().AddFlag(f.Lookup(name))
 	}

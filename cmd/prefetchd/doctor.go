@@ -37,36 +37,40 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [--pid N [--costs] | --model FILE|URL [--ram SIZE] | --model FILE --costs]",
 		Short: "Say whether prefetchd would help a process, and what a model would reach here",
-		Long: `Say whether prefetchd would help a running llama.cpp. The report has: how the process
-holds its model (mapped, copied, on a GPU), on which file system and disk the model is and which
-other processes use it, how much room there is, and whether this process may do what prefetchd does.
-Nothing is changed, and the process is not slowed down. If the process only starts others that
-compute, like a llama-server with --models-dir, the report is on those. If a prefetchd helps the
-process already, that one is asked what it does, and if it does nothing, why.
+		Long: `Say whether prefetchd would help a running llama.cpp. With --pid the report says how the process holds
+its model: mapped, copied, or on a GPU. It also says on which file system and disk the model is, which
+other processes use it, how much memory there is for it, and whether you may do here what prefetchd
+does. Nothing is changed, and the process is not slowed down. A process may compute nothing itself and
+only start others that do, like a llama-server with --models-dir. Then the report is on those. If a
+prefetchd helps the process already, doctor asks it what it does, and if it does nothing, why.
 
-Without --pid and --model it says whether prefetchd can help anybody on this machine.
+Without --pid and --model doctor says whether prefetchd can help any process on this machine.
 
-Of a mixture of experts it also says how many of a token's experts may be found in memory. The file
-does not tell how local the routing is, so both ends are given: routing at random, and recorded
-sessions of real models (thesis-notes/rq4-experts.md). analyze moe says which is so.
+In a mixture of experts, a router chooses a few of many experts for each token. The report also says
+how many of a token's experts may be found in memory. The file does not tell how often routers choose
+the same experts again. So the report gives two ends: routers that choose at random, and recorded
+sessions of real models (thesis-notes/rq4-experts.md). analyze moe finds out what a model does.
 
-With --model it says what a model would reach here, before it is started or even downloaded: tokens
-per second alone, with prefetchd and at most, the first token, what more memory or a faster disk
-would change, and with which flags to start llama.cpp. It takes about three seconds, in which it
-measures memory, the processors and the disk. Of a URL (http or https) only the metadata are
-fetched. The disk is then that of the current directory, where a file of 256 MiB without a name is
-written for that time. The memory is what a process would have that is started as this one was;
-with --ram as much as that says, for llama.cpp, its weights and prefetchd. Where prefetchd
-has helped a run of a mixture, doctor knows by that how its routers choose.
+With --model doctor says what a model would reach on this machine, before it is started or even
+downloaded. It gives tokens per second alone, with prefetchd and at most, and the time to the first
+token. It says what more memory or a faster disk would change, and with which flags to start llama.cpp.
+It takes about three seconds, in which it measures memory, the processors and the disk.
 
-With --costs it measures the processor time that a MiB takes on the model's own file system: to
-read it, to touch it as the process does, and to page it out. It measures this with single pages,
-and with large folios where there are any, for a process that has touched that part of the model
-before and for one that has not. It reads a few hundred MiB that are not in memory, never more at
-once than there is free memory, and drops them again. The disk is busy for some seconds.
+FILE may be a URL (http or https), of which only the metadata are fetched. Then the disk is that of the
+current directory, where a file without a name is written for that time (256 MiB). The memory is what a
+process would have that is started as this one was. --ram gives another amount, for llama.cpp, its
+weights and prefetchd together. If the model is a mixture of which prefetchd has helped a run here, doctor
+knows from that run how its routers choose.
 
-Exit status: 0 if prefetchd would help, helps or can help (with --model: if there is an answer), 1 if
-not, 2 for wrong usage.`,
+With --costs doctor measures how much processor time a MiB takes on the model's own file system: to
+read it, to touch it as the process does, and to page it out. It measures this with single pages, and
+with large folios (pages that the kernel handles together) where there are any. It does so for a process
+that has touched that part of the model before, and for one that has not. It reads a few hundred MiB
+that are not in memory, but never more at once than there is free memory, and drops them again. The disk
+is busy for some seconds.
+
+Exit status: 0 if prefetchd would help, helps or can help, or with --model if there is an answer; 1 if
+not; 2 for wrong usage.`,
 		Example: `  sudo prefetchd doctor                                  # this machine
   sudo prefetchd doctor --pid $(pidof llama-server)
   sudo prefetchd doctor --pid $(pidof llama-server) --costs
@@ -115,14 +119,14 @@ not, 2 for wrong usage.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVarP(&pid, "pid", "p", 0, "examine the running process `N`")
-	f.BoolVar(&costs, "costs", false, "also measure the costs of reading the model: reads some hundred MiB "+
-		"from the disk")
-	f.StringVar(&o.model, "model", "", "say what the model in `FILE`, or at a URL, would reach here; with --costs: "+
-		"measure these on it")
-	cli.SizeVar(f, &o.ram, "ram", "with --model: as if there were `SIZE` of memory for llama.cpp, its weights and prefetchd")
-	f.IntVar(&o.context, "context", usualContext, "with --model: leave memory for `N` tokens of context")
-	f.StringVar(&o.runDir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds, and of "+
+	f.IntVarP(&pid, "pid", "p", 0, "examine the running process with the id `N`")
+	f.BoolVar(&costs, "costs", false, "measure the processor time that reading the model costs. Some hundred MiB "+
+		"are read from the disk")
+	f.StringVar(&o.model, "model", "", "say what the model in `FILE`, or at a URL, would reach here. With --costs: "+
+		"measure the costs on this file")
+	cli.SizeVar(f, &o.ram, "ram", "with --model: assume this `SIZE` of memory for llama.cpp, its weights and prefetchd (default: what there is)")
+	f.IntVar(&o.context, "context", usualContext, "with --model: leave memory for a context of `N` tokens")
+	f.StringVar(&o.runDir, "run-dir", monitor.Dir, "`DIR` of the sockets of running prefetchds, and of "+
 		"what they remember of a model's experts")
 	f.BoolVar(&o.asJSON, "json", false, "print the report as JSON")
 	return cmd

@@ -25,21 +25,23 @@ func newExporterCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exporter",
 		Short: "Serve the metrics of all prefetchds here to Prometheus",
-		Long: `Serve the metrics of all prefetchds of this machine over HTTP, at /metrics, until it is interrupted.
-Prometheus cannot ask prefetchds itself, because they answer on Unix sockets. Each time that Prometheus
-asks the exporter, the exporter asks them, and it sends nothing else to them. It needs no capability,
-but must run as the user of the prefetchds, because only that user can open their sockets.
+		Long: `Serve the metrics of all prefetchds of this machine over HTTP, at /metrics. It runs until it is
+interrupted. Prometheus cannot ask prefetchds itself, because they answer on Unix sockets. So
+Prometheus asks the exporter, and each time the exporter asks all prefetchds. It sends nothing else to
+them. It needs no capability, but must run as the user of the prefetchds, because only that user can
+open their sockets.
 
-By default it listens on this machine's own address. It uses HTTP without a password and without
-encryption, so whoever reaches the port reads how fast which process is. Open it to a network only
-where a firewall, or a NetworkPolicy of Kubernetes, says who may reach it.
+By default only programs on this machine can reach it. It uses HTTP without a password and without
+encryption. Whoever can reach the port can read which processes are helped, and how fast they are. So
+open it to a network only where a firewall, or a NetworkPolicy of Kubernetes, says who may reach it.
 
-The metrics are those of prefetchd status --metrics, and three of the machine: how many prefetchds
-there are, how many processes wait for one, and whether all could be asked. packaging/prometheus has
-rules for them, packaging/grafana a dashboard, and packaging/kubernetes a DaemonSet.
+The metrics are those of prefetchd status --metrics, and three about the machine. These say how many
+prefetchds there are, how many processes wait for one, and whether all could be asked. In the project,
+packaging/prometheus has rules for them, packaging/grafana a dashboard, and packaging/kubernetes a
+DaemonSet.
 
-Exit status: 0 when it was interrupted, 1 on failure, 2 for wrong usage.`,
-		Example: `  sudo prefetchd exporter
+Exit status: 0 when it was interrupted; 1 on failure; 2 for wrong usage.`,
+		Example: `  sudo prefetchd exporter                                # until Ctrl-C
   sudo prefetchd exporter --listen 10.0.0.7:9977
   curl -s localhost:9977/metrics`,
 		Args: cobra.NoArgs,
@@ -53,8 +55,8 @@ Exit status: 0 when it was interrupted, 1 on failure, 2 for wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&address, "listen", exporterAddress, "`address` and port to listen on; \":9977\" is all addresses")
-	f.StringVar(&dir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds")
+	f.StringVar(&address, "listen", exporterAddress, "`address` and port to listen on. \":9977\" is all addresses of this machine")
+	f.StringVar(&dir, "run-dir", monitor.Dir, "`DIR` of the sockets of running prefetchds")
 	return cmd
 }
 

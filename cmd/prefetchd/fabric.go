@@ -28,13 +28,18 @@ func newFabricCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabric",
 		Short: "Run the emulated ternary device",
-		Long: `Run the emulated ternary device, for programs of this user that use
-libtfmbs_device.so (include/tfmbs_host.h). They share memory with it, hand it weights once, and let
-it multiply. With --hold the device reads weights of a model itself, and programs that have the file
-mapped find them there (TFMBS_HANDOVER=1). It runs until it is interrupted, or with --idle until
-nobody has used it for that time. Only one device serves a socket.`,
+		Long: `Run the emulated ternary device. It multiplies with ternary weights, whose digits are -1, 0 or 1. A
+plane has one such digit of every weight of a matrix. Programs of this user reach the device by
+libtfmbs_device.so (include/tfmbs_host.h). They share memory with it, hand it weights once, and let it
+multiply.
+
+With --hold the device reads weights of a model itself. Programs that have the model's file mapped find
+these weights in the device if TFMBS_HANDOVER=1 is set. The device runs until it is interrupted, or with
+--idle until nobody has used it for that time. Only one device serves a socket.
+
+Exit status: 0 it was interrupted, or nobody used it any more; 1 failed; 2 for wrong usage.`,
 		Example: `  prefetchd fabric --pool 2GiB --idle 60s
-  prefetchd fabric --hold model.gguf --profile fast --room 400MB
+  prefetchd fabric --hold model.gguf --profile fast --room 400MB --idle 60s
   prefetchd fabric status --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -81,22 +86,28 @@ nobody has used it for that time. Only one device serves a socket.`,
 		},
 	}
 	cmd.PersistentFlags().StringVar(&socket, "socket", device.SocketPath(),
-		"path of the socket where programs find the device")
+		"`PATH` of the socket where programs find the device")
 	f := cmd.Flags()
-	cli.SizeVar(f, &pool, "pool", "`SIZE` of the device's memory for planes of weights")
-	cli.SizeVar(f, &host, "host", "`SIZE` of the host's memory for planes that were evicted from the device")
-	cli.SizeVar(f, &arena, "arena", "largest `SIZE` of memory that a program may share")
-	f.IntVar(&o.Clients, "clients", o.Clients, "number of programs at a time")
-	f.IntVar(&o.Workers, "workers", 0, "threads that multiply (0: one for each processor)")
+	cli.SizeVar(f, &pool, "pool", "`SIZE` of the device's own memory, which holds planes of weights")
+	cli.SizeVar(f, &host, "host", "`SIZE` of the machine's memory for planes that no longer fit in the pool")
+	cli.SizeVar(f, &arena, "arena", "largest `SIZE` of memory that a program may share with the device")
+	f.IntVar(&o.Clients, "clients", o.Clients, "at most `N` programs use the device at a time")
+	f.IntVar(&o.Workers, "workers", 0, "multiply in `N` threads (default: one for each processor)")
 	f.StringVar(&report, "report", "", "write the counters to `FILE` at the end, as CSV")
 	hold.addFlags(cmd)
-	f.DurationVar(&o.Idle, "idle", 0, "end when no program has used the device for this time (0: never)")
+	f.DurationVar(&o.Idle, "idle", 0, "end when no program has used the device for this `TIME`, such as 60s (default: never)")
 
 	var asJSON, metrics, csv bool
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "Print the counters of the running device",
-		Args:  cobra.NoArgs,
+		Long: `Print the counters of the device that runs at the socket: what it holds, what it computed, and how
+long it and the programs took. The device goes on.
+
+Exit status: 0 done; 1 if no device answers; 2 for wrong usage.`,
+		Example: `  prefetchd fabric status
+  prefetchd fabric status --metrics`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON && metrics || asJSON && csv || metrics && csv {
 				return cli.Usagef("give one of --json, --metrics and --csv")
@@ -115,9 +126,9 @@ nobody has used it for that time. Only one device serves a socket.`,
 			return printStatus(cmd.OutOrStdout(), &s)
 		},
 	}
-	status.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	status.Flags().BoolVar(&metrics, "metrics", false, "print Prometheus's text format")
-	status.Flags().BoolVar(&csv, "csv", false, "print CSV: a line of names and a line of values")
+	status.Flags().BoolVar(&asJSON, "json", false, "print the counters as JSON")
+	status.Flags().BoolVar(&metrics, "metrics", false, "print the counters in the text format of Prometheus")
+	status.Flags().BoolVar(&csv, "csv", false, "print the counters as CSV: a line of names, and a line of values")
 	cmd.AddCommand(status)
 	return cmd
 }

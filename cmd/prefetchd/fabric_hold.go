@@ -62,13 +62,13 @@ type holdOptions struct {
 func (h *holdOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	h.profile = profileNames()[0]
-	f.StringVar(&h.model, "hold", "", "hold weights of this `GGUF` file for programs that have it mapped")
+	f.StringVar(&h.model, "hold", "", "hold weights of this `GGUF` file for programs that have the file mapped")
 	cli.EnumVar(cmd, &h.profile, "profile", "", profileNames(),
-		"with --hold: how much error planes may have, see lab fabricplan")
-	f.StringVar(&h.decibels, "error", "", "with --hold: the least ratio of products to their error instead, `20dB`")
-	cli.SizeVar(f, &h.room, "room", "with --hold: `SIZE` of memory that planes and factors may take (all of the pool)")
-	f.BoolVar(&h.finer, "finer", false, "with --hold: a third plane for weights that need two, while there is room")
-	f.BoolVar(&h.told, "told", false, "with --hold: hold nothing until prefetchd says what")
+		"with --hold: how much error the planes may have, as prefetchd --help says")
+	f.StringVar(&h.decibels, "error", "", "with --hold: the least ratio of products to their error, in `DECIBELS` such as 20dB (default: the profile's)")
+	cli.SizeVar(f, &h.room, "room", "with --hold: the most memory that planes and their factors may take, a `SIZE` (default: all of the pool)")
+	f.BoolVar(&h.finer, "finer", false, "with --hold: give weights that need two planes a third one, while there is memory")
+	f.BoolVar(&h.told, "told", false, "with --hold: hold nothing until prefetchd says what to hold")
 }
 
 // open checks the options and opens the model.

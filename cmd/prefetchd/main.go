@@ -88,109 +88,122 @@ func command(restoreSignals func()) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
-		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp, which is called
-the target here. prefetchd learns from the warm-up or the first generated token what each token
-reads. It keeps as much of that in memory as fits. The rest it reads from disk just before the
-target uses it, and pages it out right after. It joins the target's memory cgroup, and takes no more
-memory than that cgroup, those above it and the host have left. It ends with the target and releases
-everything.
+		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp. That llama.cpp is
+called the target here. From the warm-up, or from the first generated token, prefetchd learns what
+each token reads. It keeps as much of that in memory as fits. It reads the rest from disk just
+before the target uses it, and pages it out (drops it from memory) right after. prefetchd joins the
+target's memory control group, in short its cgroup. It takes no more memory than is left in that
+cgroup, in the cgroups above it and on the machine. When the target ends, prefetchd releases
+everything and ends, too.
 
-Whom it helps: --pid N helps a process that runs. --wait NAME helps the process of that name that
-runs, or sleeps until one has loaded ggml. NAME is that of a program, or of a systemd unit
-(ollama.service). --auto helps every process that computes with ggml: each second it looks for new
-processes that map code of ggml, or a GGUF file, whatever these are called. --exec starts the
-command that follows, and helps it from its first touch of the model on.
+Whom it helps: --pid N helps the running process N. --wait NAME helps the process of that name. If
+none runs, it waits until one has loaded ggml, the library with which llama.cpp computes. NAME is
+the name of a program, or of a systemd unit such as ollama.service. --auto helps every process that
+computes with ggml, whatever its name is: each second it looks for new processes that map the code
+of ggml, or a GGUF file. --exec starts the command that follows, and helps it from its first touch
+of the model on.
 
-A process stands for those that it has started, and those that it starts later. So --pid, --wait
-NAME and --exec help what computes below a llama-server with --models-dir, or below an Ollama, until
-that process itself ends. Each process that is helped has a prefetchd of its own, with the same
-flags, which ends with it. --budget is divided among those that compute.
+A process also stands for its children, those that it has started and those that it starts later.
+So --pid, --wait NAME and --exec also help what computes below a llama-server with --models-dir, or
+below an Ollama. They do so until that server ends. Each process that is helped has a prefetchd of
+its own, which has the same flags and ends with it. --budget is divided among the processes that
+compute.
 
 How the target must be started: it must read its model through a file mapping, as llama.cpp does by
-default (--load-mode mmap). Weights of some types are copied when they are loaded all the same. That
-makes prompts faster, but takes the size of these weights again. With --no-repack they are not
-copied. --exec warns of copies that are larger than the memory. A process without ggml is refused.
+default (--load-mode mmap). Even then llama.cpp copies weights of some types while it loads them.
+The copies make prompts faster, but they take the memory of these weights a second time. With
+--no-repack nothing is copied. --exec warns if the copies are larger than the memory. prefetchd
+refuses a process without ggml.
 
-Is help worth it? Tokens with help are compared with tokens without it, and help that does not win
-is given up. Where there is nothing to win, prefetchd says why, sleeps, and looks again from time to
-time. That is so if the model fits, or if its weights are not read from the file.
+Is help worth it? prefetchd compares tokens with help to tokens without it, and gives up help that
+does not win. There is nothing to win if the model fits into memory, or if its weights are not read
+from the file. Then prefetchd says why, sleeps, and looks again from time to time.
 
-Others need memory: pages that are kept are not locked. The kernel takes them when others need
-memory, and prefetchd gives way for a while. With --lock the kernel cannot take them. Then it may
-have to kill a process of the cgroup instead, even the target. Experts are never locked.
+Others need memory: pages that prefetchd keeps are not locked. When other programs need memory, the
+kernel takes these pages, and prefetchd gives way for a while. With --lock the kernel cannot take
+them. It may then have to kill a process of the cgroup instead, even the target. Experts are never
+locked.
 
 While the target loads its model, prefetchd reads the model ahead of it at the disk's bandwidth, and
-keeps what the first token reads. It guesses from the file in which order weights are read, and
-learns anew if the target reads differently. With --pattern the order comes from analyze. The
-pattern of another model is refused. With --exec prefetchd reads the beginning of the model that the
-command's arguments name (*.gguf) while it sets probes.
+keeps what the first token reads. It guesses from the file in which order weights are read. If the
+target reads in another order, prefetchd learns that order. With --pattern it takes the order that
+analyze found, and refuses the pattern of another model. With --exec the command's arguments may
+name the model (*.gguf). Then prefetchd reads the model's beginning while it sets its probes, which
+are the places where it observes the target.
 
-The target's own page faults also read pages around themselves that nobody asked for, up to twice
-the disk's readahead. While the target is helped they are made to read little. --readahead says how,
-and all of it is undone at the end, also if prefetchd is killed:
+Readahead: when a page of the model is missing, the kernel also reads pages around it that nobody
+asked for, up to twice the disk's readahead. While prefetchd helps the target, it makes these reads
+small. --readahead says how. All of it is undone at the end, also if prefetchd is killed:
 
-  auto      fd, if faults read more than 512 KiB
-  leave     no change
-  fd        through the open file with which the target loads its model. It takes --exec or --wait,
-            and the disk's own readahead is small for some ten microseconds.
-  inject    also after the load: one thread of the target is stopped and made to advise MADV_RANDOM.
-            This works only on x86-64, without a debugger and seccomp. If prefetchd's guardian is
-            killed at that moment, the target crashes.
+  auto      as fd, if more than 512 KiB are read around a page
+  leave     change nothing
+  fd        change the open file through which the target loads its model. This needs --exec or
+            --wait. The disk's own readahead is small for some ten microseconds.
+  inject    stop one thread of the target, and make it advise the kernel (MADV_RANDOM). This works
+            after the load, too. It needs x86-64, and a target without a debugger and without
+            seccomp. A helper process, the guardian, does it. If that is killed at that moment, the
+            target crashes.
 
-A mixture of experts: weights that every token reads are kept first, and experts in the remaining
-room. When a router has chosen, its experts that are missing are read at once, beside each other,
-and the experts that are least likely to be chosen give way. With --speculate on, experts that the
-next layer is likely to choose are read before it has chosen, while the disk is idle. That is off by
-default, because tokens were not faster with it where it was measured. With --learned, what
-prefetchd learns about the routers is kept for the next time.
+A mixture of experts is a model in which, for each token and layer, a router chooses a few of many
+experts. prefetchd first keeps the weights that every token reads, and keeps experts in the
+remaining memory. When a router has chosen, the experts that are missing are read at once, all at
+the same time. The experts that are least likely to be chosen give way. With --speculate on,
+prefetchd also reads experts that the next layer is likely to choose, while the disk is idle. That
+is off by default, because tokens were not faster with it where it was measured. With --learned,
+prefetchd keeps what it learns about the routers for the next run.
 
-The next run of a mixture begins with the experts that the last run used most: they are read first,
-into the room that there is, while the target waits for nothing. --no-hot leaves that out. For a
-model that never ran here, --imatrix FILE says which experts these are.
+The next run of a mixture begins with the experts that the last run used most. They are read first,
+into memory that is free, while the target waits for nothing. --no-hot leaves that out. For a model
+that never ran here, --imatrix FILE says which experts these are.
 
-With --keep-warm, pages of a model that fits are read back when others took them, while the target
-computes nothing. So the first request after a quiet night does not wait for the disk. Pages that
-are soon taken again are read back less and less often. With --keep-warm=30m prefetchd stops that
-when the target has computed nothing for so long, until it computes again.
+With --keep-warm, prefetchd reads pages of the model back that other programs have taken. It does
+that for a model that fits, and while the target computes nothing. So the first request after a
+quiet night does not wait for the disk. Pages that are soon taken again are read back less and less
+often. With --keep-warm=30m this ends when the target has computed nothing for 30 minutes. It goes
+on when the target computes again.
 
 With --fabric an emulated device holds part of the weights in fewer bytes, and computes with them.
-So each token reads less from disk, but the text changes. The error is stated: accurate has none,
-that of balanced is 23.5 dB below the products, and that of fast is 15 dB. With a small real model
-balanced raised perplexity by 14 %, and fast made the text useless. The device uses memory of the
-command's cgroup, gives it back when others need it, and is killed before the command.
+So each token reads less from disk, but the text changes. The device uses memory of the command's
+cgroup, and gives it back when others need it. If the kernel must kill a process for memory, it
+kills the device before the command. A profile says how large the error of the products may be:
+
+  accurate  no error
+  balanced  23.5 dB below the products. A small real model had 14 % more perplexity with it.
+  fast      15 dB below the products. The same model wrote useless text with it.
 
 With --dry-run prefetchd learns what a token reads, or takes that from --pattern. It measures the
-room and the disk, and prints what would be kept and the expected tokens per second. Then it ends,
-and nothing is kept. Of a mixture of experts no speed is expected, because that depends on what
-routers choose. --plan writes what would be kept, or what is kept at the end, as CSV: file,
-offset_bytes, size_bytes, tensor_name, visits (how often a token reads it from disk if it is
-streamed), state (kept or streamed). Experts are not in it, because they change all the time.
+free memory and the disk. Then it prints what it would keep, and how many tokens per second that
+should give, and ends. For a mixture of experts it gives no speed, because that depends on what
+routers choose. --plan writes as CSV what is kept at the end, or with --dry-run what would be kept.
+The columns are file, offset_bytes, size_bytes, tensor_name, visits and state. The state is kept or
+streamed, and visits is how often a token reads the part from disk if it is streamed. Experts are
+not in it, because they change all the time.
 
 The command of --exec runs as the user who typed sudo, with that user's groups, HOME, PATH and
-environment. --as-root runs it as root. It keeps its standard streams, terminal and process group.
-SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal has
-sent them to both.
+environment. With --as-root it runs as root. It keeps its standard streams, terminal and process
+group. prefetchd passes SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 on to it, unless the
+terminal has sent the signal to both.
 
-It needs root. In a container it needs the same as on the host: eBPF (no user namespace of its own),
-/proc of its PID namespace, and the target's memory cgroup, or --budget. From the host it can help a
-target in a container.
+prefetchd needs root. In a container it needs the same as on the host: eBPF, the /proc of its PID
+namespace, and the target's memory cgroup or --budget. Where the container has a user namespace of
+its own, the kernel refuses eBPF. From the host, prefetchd can help a target in a container.
 
-Settings for all runs are in ` + configPath + `, or in the environment: see
-prefetchd config.
+Settings for all runs are in ` + configPath + `, or in the environment.
+prefetchd config shows them.
 
-Exit status with --pid, --wait and --auto: 0 when the target ended or prefetchd was interrupted; 1
-on failure, also if it was interrupted before a process of that NAME came; 2 for wrong usage.
-With --exec it is the status of the command (128+n if signal n ended it), also if helping it failed;
-127 if there is no such program, 126 if it cannot be run, 1 if it was not started for another
-reason, 2 for wrong usage.`,
+Exit status with --pid, --wait and --auto: 0 if the target ended or prefetchd was interrupted; 1 if
+prefetchd failed, or was interrupted before a process of that NAME came; 2 for wrong usage.
+With --exec the exit status is that of the command, also if helping it failed. It is 128+n if signal
+n ended the command, 127 if there is no such program, and 126 if the program cannot be run. It is 1
+if the command was not started for another reason, and 2 for wrong usage.`,
 		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
-  sudo prefetchd --pid $(pidof llama-server)
-  sudo prefetchd --wait --pid $!
+  sudo prefetchd --pid $(pidof llama-server)          # this and the next four end with the server, or with Ctrl-C
+  llama-server -m model.gguf --no-repack & sudo prefetchd --wait --pid $!
   sudo prefetchd --wait llama-server --budget 12GB
   sudo prefetchd --wait ollama
-  sudo prefetchd --auto --name llama-server --budget 12GB
   sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json
+  sudo prefetchd --auto --name llama-server --budget 12GB          # until Ctrl-C
   sudo prefetchd status`,
 		Args: cobra.ArbitraryArgs, // checked when all settings are known
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -271,53 +284,55 @@ func newFlags() (*pflag.FlagSet, *options) {
 func (o *options) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`, or what it starts to compute for it")
+	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process with the id `N`, or those that it starts to compute for it")
 	addExecFlag(f, &o.exec)
-	f.BoolVar(&o.asRoot, "as-root", false, "with --exec, run the command as root, not as the user who typed sudo")
-	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; without --wait, a process without ggml "+
-		"is refused. Without --pid, wait for a process whose program or systemd unit has the name that follows")
+	f.BoolVar(&o.asRoot, "as-root", false, "with --exec: run the command as root, not as the user who typed sudo")
+	f.BoolVar(&o.wait, "wait", false, "with --pid: wait until the process has loaded ggml. Otherwise a process without ggml "+
+		"is refused. Without --pid: wait for a process of the program or systemd unit whose name follows")
 	addAutoFlags(f, o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
-		"auto (keep what fits, stream the rest), pin (only keep), stream (only stream), pattern (as auto, by "+
-			"--pattern only); both is auto's former name")
+		"how the model is held: auto keeps what fits and streams the rest, pin only keeps, stream only streams, and "+
+			"pattern does as auto, but only by --pattern. To stream is to read just before the use, and to page out "+
+			"right after. both is the former name of auto")
 	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
-		"read experts that are likely to be chosen next while the disk is idle: "+
-			"off, on, or auto, which is what was measured to be best: off")
+		"whether experts that are likely to be chosen next are read while the disk is idle: off, on, or auto. auto is "+
+			"what was measured to be best, which is off")
 	f.StringVar(&o.learned, "learned", "",
-		"keep what is learned about a mixture's routing in `DIR`, and begin with it the next time")
-	f.BoolVar(&o.noHot, "no-hot", false, "do not remember (in --run-dir) which experts of a mixture a run used most, "+
+		"keep what is learned about the routers of a mixture of experts in `DIR`, and begin with it the next time")
+	f.BoolVar(&o.noHot, "no-hot", false, "do not remember in --run-dir which experts of a mixture a run used most, "+
 		"and do not read those of the last run first")
-	f.StringVar(&o.imatrix, "imatrix", "", "read the experts first that the importance matrix in `FILE` counts most, if "+
-		"the last run is not known (a GGUF file of llama-imatrix)")
-	f.BoolVar(&o.Lock, "lock", false, "lock kept pages (mlock), except experts: "+
-		"the kernel cannot take them, even if it must kill a process instead")
-	cli.AmountVar(f, &o.budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB, or 60% of "+
-		"the machine's memory); the limits of cgroups and host apply as well")
-	f.Var((*capsFlag)(&o.caps), "budget-of", "the same for one program, systemd unit or model's file: `NAME=SIZE` "+
-		"(ollama.service=8GiB, *-70B-*.gguf=50%); may be repeated, and the least that applies counts")
-	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs "+
-		"(default: chosen, and more while they wait for memory)")
+	f.StringVar(&o.imatrix, "imatrix", "", "if no last run is known, first read the experts that an importance matrix counts "+
+		"most. `FILE` is a GGUF file of llama-imatrix")
+	f.BoolVar(&o.Lock, "lock", false, "lock kept pages (mlock), except experts. The kernel then cannot take them, "+
+		"even if it must kill a process instead")
+	cli.AmountVar(f, &o.budget, "budget", "never keep more of the model in memory than `SIZE`, such as 600MB, 2GiB, or 60% of "+
+		"the machine's memory. The limits of cgroups and of the machine count as well (default: only these limits)")
+	f.Var((*capsFlag)(&o.caps), "budget-of", "the same for one program, systemd unit or model's file: `NAME=SIZE`, such as "+
+		"ollama.service=8GiB or *-70B-*.gguf=50%. May be repeated. The least SIZE that applies counts")
+	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the machine's available memory to other programs "+
+		"(default: prefetchd chooses, and leaves more while they wait for memory)")
 	cli.SizeVar(f, &o.Window, "window",
-		"`SIZE` of the pages that are read ahead and not yet paged out (default: chosen)")
-	f.Var(&warmFlag{&o.KeepWarm, &o.warmFor}, "keep-warm", "read back pages of a model that fits when others took "+
-		"them, while the target computes nothing: a server's next request finds them in memory; with `TIME` (30m) only "+
-		"for so long after the target has computed last")
+		"the most that is read ahead and not yet paged out, a `SIZE` (default: prefetchd chooses)")
+	f.Var(&warmFlag{&o.KeepWarm, &o.warmFor}, "keep-warm", "while the target computes nothing, read back pages "+
+		"that others took of a model that fits. So a server's next request finds them in memory. With a `TIME`, as in "+
+		"--keep-warm=30m, only for so long after the target has computed last (default: off)")
 	f.Lookup("keep-warm").NoOptDefVal = "true"
 	cli.EnumVar(cmd, &o.fabric, "fabric", "", profileNames(),
-		"with --exec: let an emulated device hold weights of the model in fewer bytes and with a stated error")
+		"with --exec: let an emulated device hold weights of the model in fewer bytes, with the error of this profile. "+
+			"--fabric alone is balanced (default: no device)")
 	f.Lookup("fabric").NoOptDefVal = profileNames()[0]
 	f.StringVar(&o.fabricError, "error", "",
-		"with --fabric: the least ratio of products to their error instead of a profile's, `20dB`")
-	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins, to study a strategy")
+		"with --fabric: the least ratio of products to their error, in `DECIBELS` such as 20dB (default: the profile's)")
+	f.BoolVar(&o.Always, "always", false, "help without measuring whether help wins. This is for studying a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false,
-		"do not join the target's cgroup: then pages that are read ahead are not charged to it")
-	f.StringVar(&o.runDir, "run-dir", monitor.Dir, "directory of the socket by which prefetchd status finds this one, "+
-		"and of what is remembered of a mixture's experts; empty: neither")
+		"do not join the target's cgroup. Pages that are read ahead are then not charged to it")
+	f.StringVar(&o.runDir, "run-dir", monitor.Dir, "`DIR` of the socket by which prefetchd status finds this prefetchd, "+
+		"and of what is remembered of a mixture's experts. If it is empty, there is neither")
 	f.BoolVar(&o.json, "json", false,
-		"print the summary as JSON, with --exec on standard error, because standard output is the command's")
-	cli.EnumVar(cmd, &o.log, "log", "", []string{logText, logJSON}, "format of standard error: text, or json "+
-		"(an object for each line: time, level, msg, target, and status or summary); not with --exec")
+		"print the summary as JSON. With --exec it goes to standard error, because standard output is the command's")
+	cli.EnumVar(cmd, &o.log, "log", "", []string{logText, logJSON}, "format of standard error: text or json, not with "+
+		"--exec. In json each line is an object with time, level, msg, target, and status or summary")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more details")
 	addReadaheadFlags(cmd, o)
 	addPlanFlags(f, o)

@@ -22,9 +22,9 @@ const toStdout = "-"
 // addPlanFlags adds --plan and --dry-run.
 func addPlanFlags(f *pflag.FlagSet, o *options) {
 	f.StringVar(&o.plan, "plan", "",
-		"at the end, write which parts are kept and which are streamed to `FILE` as CSV (-: standard output)")
+		"at the end, write as CSV to `FILE` which parts are kept and which are streamed. - is standard output")
 	f.BoolVar(&o.dry, "dry-run", false, "learn what a token reads, print what would be kept and the expected tokens "+
-		"per second, and end: nothing is kept")
+		"per second, and end. Nothing is kept")
 }
 
 // planFile is the file of --plan. It appears completely at the end, or not at all.

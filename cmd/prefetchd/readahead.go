@@ -13,9 +13,9 @@ import (
 // addReadaheadFlags adds --readahead.
 func addReadaheadFlags(cmd *cobra.Command, o *options) {
 	cli.EnumVar(cmd, &o.around, "readahead", "", readahead.Choices(),
-		"how the target's own faults are made to read little around themselves, as said above: auto (fd, if they "+
-			"read more than 512 KiB), leave (no change), fd, or inject (if prefetchd's guardian is killed at that "+
-			"moment, the target crashes)")
+		"how the target's own page faults are made to read little around themselves: leave changes nothing, fd does it "+
+			"through the open file, inject by a thread of the target, and auto is fd if they read more than 512 KiB. "+
+			"With inject the target crashes if prefetchd's guardian is killed at that moment")
 }
 
 // guardianName is the subcommand that starts the guardian.

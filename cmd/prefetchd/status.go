@@ -25,16 +25,19 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what running prefetchds do",
-		Long: `Show what running prefetchds do. For each there are two lines. One says whom it helps, for how long,
-how fast that process is, and what is kept in memory. The other has the model's file and the phase of
-the control loop. A prefetchd that still looks for processes (--wait NAME, --auto) says which, whom it
-helps, and who waits for its turn. With --json everything that is known is printed, as an array.
-With --metrics it prints the text format of Prometheus, to be scraped as a file. Each prefetchd also
-serves its metrics on its socket: curl --unix-socket /run/prefetchd/TARGET.sock
-http://prefetchd/metrics (and /status for JSON).
+		Long: `Show what running prefetchds do. For each prefetchd there are two lines. The first says which process
+it helps, for how long, how fast that process is, and how much is kept in memory. The second has the
+model's file and the phase of the control loop. A prefetchd with --wait NAME or --auto looks for
+processes. It says for which ones, which of them it helps, and which wait for their turn.
 
-Exit status: 0, also if none runs; 1 if one cannot be asked, or with --pid if none helps that
-process; 2 for wrong usage.`,
+With --json everything that is known is printed, as an array. With --metrics the metrics are printed, in
+the text format of Prometheus, for a file that Prometheus reads. Each prefetchd also serves its metrics on
+its socket, where TARGET is the process id of the process that it helps:
+
+  curl --unix-socket /run/prefetchd/TARGET.sock http://prefetchd/metrics     # or /status, for JSON
+
+Exit status: 0 done, also if no prefetchd runs; 1 if one cannot be asked, or with --pid if none helps
+that process; 2 for wrong usage.`,
 		Example: `  sudo prefetchd status
   sudo prefetchd status --json --pid $(pidof llama-server)
   sudo prefetchd status --metrics > /var/lib/node_exporter/prefetchd.prom`,
@@ -75,10 +78,10 @@ process; 2 for wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.IntVarP(&pid, "pid", "p", 0, "show only those that help process `N`, or what it has started")
-	f.StringVar(&dir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds")
-	f.BoolVar(&asJSON, "json", false, "print JSON")
-	f.BoolVar(&metrics, "metrics", false, "print Prometheus's text format")
+	f.IntVarP(&pid, "pid", "p", 0, "show only prefetchds that help the process with the id `N`, or one that it has started")
+	f.StringVar(&dir, "run-dir", monitor.Dir, "`DIR` of the sockets of running prefetchds")
+	f.BoolVar(&asJSON, "json", false, "print everything that is known as JSON, an array")
+	f.BoolVar(&metrics, "metrics", false, "print metrics in the text format of Prometheus")
 	return cmd
 }
 

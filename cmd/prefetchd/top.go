@@ -40,26 +40,27 @@ func newTopCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch running prefetchds live",
-		Long: `Watch what the prefetchds of this machine do, in a terminal of 80 columns or more. It can be begun
-and ended at any time: it asks at their sockets once a second, and changes nothing unless a key says so.
+		Long: `Watch what the prefetchds of this machine do, in a terminal of 80 columns or more. You can start and
+end it at any time. It asks the prefetchds at their sockets once a second, and changes nothing unless
+you press a key that does.
 
-It shows, of each process that is helped (the target):
+For each process that is helped, which is called the target, it shows:
 
-  speed     tokens per second with help, before help and at most, with a chart of the last five minutes
-  memory    how much of the model is kept, the window that is read ahead, and who bounds the room
-  disk      what is read from disk for help, and by the target's own faults
-  file      the model's file as a strip, with what is kept of it; of a mixture also its experts
+  speed     tokens per second with help, without help and at most, and a chart of the last five minutes
+  memory    how much of the model is kept, how much is read ahead, and what limits the memory for both
+  disk      what prefetchd reads from disk, and what the target's own page faults read
+  file      the model's file as a strip that shows what is kept; for a mixture also its experts
   events    what prefetchd does and why, and the last events
 
-Keys: tab for the next prefetchd, + and - to change the budget of what is kept, p to leave the target
-alone and to help it again, ? for what is what, q to quit.
+Keys: tab goes to the next prefetchd. + and - change how much may be kept. p leaves the target alone,
+and p again helps it again. ? explains the screen, and q quits.
 
-With --once it prints one frame of each prefetchd as text and ends. That takes a little more than a
-second, because rates need two looks. Colours are left out in a pipe, and where NO_COLOR is set.
+With --once it prints one frame of each prefetchd as text, and ends. That takes a little more than a
+second, because a rate needs two looks. There are no colours in a pipe, or where NO_COLOR is set.
 
-Exit status: 0, also if none runs; 1 if they cannot be asked, or with --pid if none helps that process;
-2 for wrong usage.`,
-		Example: `  sudo prefetchd top
+Exit status: 0 done, also if no prefetchd runs; 1 if they cannot be asked, or with --pid if none helps
+that process; 2 for wrong usage.`,
+		Example: `  sudo prefetchd top                                   # until q or Ctrl-C
   sudo prefetchd top --once
   sudo prefetchd top --once --pid $(pidof llama-server)`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -89,8 +90,8 @@ Exit status: 0, also if none runs; 1 if they cannot be asked, or with --pid if n
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.IntVarP(&o.pid, "pid", "p", 0, "show only those that help process `N`, or what it has started")
-	f.StringVar(&o.dir, "run-dir", monitor.Dir, "directory of the sockets of running prefetchds")
+	f.IntVarP(&o.pid, "pid", "p", 0, "show only prefetchds that help the process with the id `N`, or one that it has started")
+	f.StringVar(&o.dir, "run-dir", monitor.Dir, "`DIR` of the sockets of running prefetchds")
 	f.BoolVar(&o.once, "once", false, "print one frame as text, and end")
 	return cmd
 }

@@ -34,7 +34,7 @@ type execFlag struct {
 }
 
 func addExecFlag(f *pflag.FlagSet, on *bool) {
-	f.Var(&execFlag{on, f}, "exec", "start the command that follows, and help it from the first touch of its model on")
+	f.Var(&execFlag{on, f}, "exec", "start the command that follows, and help it from its first touch of the model on")
 	f.Lookup("exec").NoOptDefVal = "true"
 }
 

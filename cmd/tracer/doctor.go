@@ -31,17 +31,18 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [--pid N | -- command [argument...]]",
 		Short: "Say whether tracing would work, and what to do where it would not",
-		Long: `Say whether tracing would work. The report has: what the kernel offers (found out by trying), what this
-process may do, the files of the target, and which probes would be set where and at what cost. Nothing is traced,
+		Long: `Say whether tracing would work. The report says what the kernel offers, which is found out by trying, and what you may
+do here. It has the files of the target, and says where probes would be set and what they would cost. Nothing is traced,
 and the command is not started.
 
 It works without root, and says what root would add.
 
-With --pid it also says whether the process reads its weights from the model's file. Weights that llama.cpp copied when
-it loaded them (to another layout, or by a load mode), or that are on a GPU, cannot be traced. Of a command that names
-its model it says which weights will be copied. The advice names flags that this program has.
+With --pid it also says whether the process reads its weights from the model's file. Two kinds of weights cannot be
+traced: those that llama.cpp copied when it loaded them, because of another layout or of the load mode, and those on a
+GPU. If a command names its model, the report says which weights will be copied. The advice names only flags that this
+llama.cpp has.
 
-Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wrong usage.`,
+Exit status: 0 if tracer would work as it is, with --detail op; 1 if not; 2 for wrong usage.`,
 		Example: `  tracer doctor                                   # this machine
   sudo tracer doctor --pid $(pidof llama-server)
   tracer doctor -- llama-cli -m model.gguf`,
@@ -67,7 +68,7 @@ Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wron
 		},
 	}
 	f := cmd.Flags()
-	f.VarP(targetFlag{&pid, f}, "pid", "p", "examine the running process `N`, or what it has started to compute for it")
+	f.VarP(targetFlag{&pid, f}, "pid", "p", "examine the running process with the id `N`, or the one that it has started to compute for it")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	f.SetInterspersed(false)
 	return cmd

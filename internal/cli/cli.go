@@ -63,6 +63,9 @@ func Usage(err error) error {
 	return &UsageError{err}
 }
 
+// helpColumns is how many columns a line of help has at most. Texts of commands are written so.
+const helpColumns = 120
+
 // Usagef is [fmt.Errorf] for errors of the command line.
 func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
@@ -111,6 +114,9 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	}
 	root.Flags().Bool("version", false, "print the version")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	// pflag breaks descriptions of flags where they would be too wide.
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ",
+		fmt.Sprintf(".FlagUsagesWrapped %d ", helpColumns)))
 	root.SetArgs(append([]string{}, args...)) // cobra takes nil for os.Args
 	root.SetOut(stdout)
 	root.SetErr(stderr)

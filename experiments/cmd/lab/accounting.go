@@ -24,19 +24,20 @@ func accountingCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accounting [flags]",
 		Short: "Check that tracer accounts for every one of millions of ops",
-		Long: `Accounting runs a small program that computes a graph of real ggml ops over and over under tracer:
-at a steady rate, at full speed, on two threads (a tenth of the ops), and with a buffer of 4 KiB.
-The program counts its ops. For each run these must be equal:
+		Long: `Accounting checks that tracer counts every op. An op is one operation of ggml, such as a
+product. A small program computes a graph of real ggml ops over and over under tracer: at a steady
+rate, at full speed, on two threads, and with a buffer of only 4 KiB. On two threads it computes a
+tenth of the ops. The program counts its ops. For each run these must be equal:
 
   the ops that ran x threads = tracer's hits in the kernel + recursion misses
   tracer's hits              = received + lost + filtered
 
-With the default buffer at the given rate (nine tenths of it must be reached) nothing may be lost;
-with 4 KiB something must be.
+With the default buffer at the given rate, nothing may be lost. At least nine tenths of that rate must
+be reached. With 4 KiB something must be lost.
 
 Needs root. Seven of eight ops read a weight, and are events.
 
-Exit codes: 0 all of that holds, 1 it does not, or was not measured; 2 wrong usage.`,
+Exit codes: 0 all of that holds; 1 it does not, or was not measured; 2 wrong usage.`,
 		Example: `  sudo lab accounting
   sudo lab accounting --ops 1000000 --rate 100000 --tracer bin/tracer --json`,
 		Args: cobra.NoArgs,
@@ -53,8 +54,8 @@ Exit codes: 0 all of that holds, 1 it does not, or was not measured; 2 wrong usa
 		},
 	}
 	f := cmd.Flags()
-	f.Int64Var(&cfg.Ops, "ops", 11_500_000, "ops of a run; at the default ten million are events")
-	f.Int64Var(&cfg.Rate, "rate", 260_000, "ops per second; at nine tenths of the default 200,000 are events")
+	f.Int64Var(&cfg.Ops, "ops", 11_500_000, "ops of a run. With the default, ten million of them are events")
+	f.Int64Var(&cfg.Rate, "rate", 260_000, "ops per second. At nine tenths of the default, 200,000 a second are events")
 	f.StringVar(&cfg.Tracer, "tracer", "", "the tracer `command` (default: beside this program, or else in PATH)")
 	f.BoolVar(&asJSON, "json", false, "print the accounts as JSON")
 	return cmd

@@ -59,10 +59,10 @@ func askCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ask http://HOST:PORT",
 		Short: "Ask the llama-server that is this program's parent for tokens, then end it",
-		Long: `Ask asks a llama-server for tokens and prints them as llamarun --stream does. Then it ends its parent,
-which is the server. It is run by other commands of lab.
+		Long: `Ask asks a llama-server for tokens, and prints them as llamarun --stream does. Then it ends its parent, which
+is the server. Other commands of lab run it.
 
-Exit codes: 0 all tokens were printed; 1 not so; 2 wrong usage.`,
+Exit codes: 0 all tokens were printed; 1 not all; 2 wrong usage.`,
 		Example: `  sh -c 'lab ask http://127.0.0.1:8080 -n 8 & exec llama-server -m model.gguf > /dev/null'`,
 		Args:    cobra.ExactArgs(1),
 		Hidden:  true,
@@ -76,8 +76,8 @@ Exit codes: 0 all tokens were printed; 1 not so; 2 wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.StringVarP(&q.Prompt, "prompt", "p", "The page cache", "the prompt")
-	f.IntVarP(&q.Tokens, "tokens", "n", 18, "tokens to ask for, of all models together")
-	f.StringSliceVar(&q.Models, "models", nil, "`names` of a router's models, all of which are asked at the same time")
+	f.IntVarP(&q.Tokens, "tokens", "n", 18, "number of tokens to ask for, of all models together")
+	f.StringSliceVar(&q.Models, "models", nil, "`names` of a router's models, with commas. All are asked at the same time")
 	return cmd
 }
 

@@ -39,25 +39,25 @@ func attentionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attention [flags]",
 		Short: "Compare ternary attention with dense attention: errors and times",
-		Long: `Attention computes attention of one new position over a cache of keys and values twice: over all
-positions, and with the selection by ternary estimates of package attention. A row of the table is a
-workload, its shape and a tolerance:
+		Long: `Attention compares ternary attention with dense attention. It computes attention of one new position over a
+cache of keys and values twice. Dense attention takes all positions. Ternary attention selects positions by
+estimates from ternary digits, which are -1, 0 or 1 (package attention). A row of the table is a workload, its
+shape and a tolerance:
 
   fallback    share of query heads that used all positions, because the estimated error exceeded the tolerance
   exact       share of positions whose exact score was used
-  missed      share of the softmax's mass at the other positions: estimated (before any fallback); measured;
-              the largest of any query head
+  missed      share of the softmax's mass at the other positions: as estimated before any fallback, as measured,
+              and the largest of any query head
   recall      share of the 64 positions with the largest scores that were evaluated exactly
-  error       |result - dense| / |dense|: estimated (before any fallback; compared with the tolerance); measured;
-              the largest
-  dense, ternary   microseconds of a step: all query heads of one new position, one thread; medians
+  error       |result - dense| / |dense|: as estimated before any fallback, which is compared with the tolerance,
+              as measured, and the largest
+  dense, ternary   microseconds of a step, as medians. A step is all query heads of one new position, in one thread
   speedup     dense / ternary, which alternate: median and quartiles over runs of pause + 1 steps
 
-Workloads are flat, peaks and outliers (random numbers), and with --model the keys, values and
-queries that a trained model computes over --text: each head of each layer in each of --windows
-windows. The model must have a byte-level vocabulary. By default, positions are half a block of 64
-more than 2048 and 4096, because on average the unfinished block is half full. Times need a quiet
-machine.
+The workloads flat, peaks and outliers are random numbers. With --model there is another one: the keys, values
+and queries that a trained model computes over --text. It has each head of each layer, in each of --windows
+windows. The model must have a byte-level vocabulary. By default there are half a block of 64 positions more
+than 2048 and 4096, because on average the unfinished block is half full. Times need a quiet machine.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab attention --markdown
@@ -76,30 +76,29 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntSliceVar(&o.dims, "dim", []int{64, 128}, "elements of a head, several with commas; a model has its own")
+	f.IntSliceVar(&o.dims, "dim", []int{64, 128}, "elements of a head, several with commas. With --model, the model's own")
 	f.IntSliceVar(&o.positions, "positions", []int{2080, 4128}, "positions in the cache, several with commas")
 	f.StringSliceVar(&o.tolerances, "tolerance", []string{"0.05", "none"},
-		"estimated error beyond which a query head falls back, several with commas")
+		"estimated errors beyond which a query head uses all positions, several with commas. none is never")
 	f.Float64Var(&o.MaxApproximated, "leave", 0,
-		"share of the mass that may be left to mean values: no more positions are taken")
+		"take no more positions when this `share` of the softmax's mass is left to mean values (default: 0)")
 	f.IntVar(&o.Pause, "pause", 15,
-		"steps after a fallback in which a query head uses all positions without estimating")
-	f.IntVar(&o.heads, "heads", 8, "heads of keys and values")
-	f.IntVar(&o.group, "group", 4, "query heads per head of keys and values")
+		"after a fallback, a query head uses all positions for `N` steps without estimating")
+	f.IntVar(&o.heads, "heads", 8, "number of heads of keys and values")
+	f.IntVar(&o.group, "group", 4, "number of query heads for each head of keys and values")
 	f.IntVar(&o.KeyDigits, "key-digits", 2, "ternary digits of a key's element, 1 or 2")
 	f.IntVar(&o.QueryDigits, "query-digits", 2, "ternary digits of a query's element, 1 to 3")
 	f.IntVar(&o.Top, "top", 0,
-		"largest number of positions that a query head evaluates exactly because of their estimates (default a "+
-			"16th of all)")
-	f.IntVar(&o.Sinks, "sinks", 4, "number of first positions that are always evaluated exactly")
-	f.IntVar(&o.Audit, "audit", 32, "positions that are evaluated exactly to check the estimates")
-	f.IntVar(&o.Pairs, "pairs", 64, "pairs of steps that are timed, rounded up to whole runs")
-	f.IntVar(&o.evict, "evict", 0, "read that many `MiB` of other memory before each step")
-	f.Uint64Var(&o.seed, "seed", 1, "of the random numbers")
+		"a query head evaluates at most `N` positions exactly because of their estimates (default: a 16th of all)")
+	f.IntVar(&o.Sinks, "sinks", 4, "always evaluate the first `N` positions exactly")
+	f.IntVar(&o.Audit, "audit", 32, "evaluate `N` positions exactly to check the estimates")
+	f.IntVar(&o.Pairs, "pairs", 64, "time `N` pairs of steps, rounded up to whole runs")
+	f.IntVar(&o.evict, "evict", 0, "read so many `MiB` of other memory before each step (default: 0)")
+	f.Uint64Var(&o.seed, "seed", 1, "seed of the random numbers")
 	f.StringVarP(&o.model, "model", "m", "", "a trained model, a GGUF `file`, instead of random numbers")
-	f.StringVar(&o.text, "text", "", "the `file` with the text that it reads")
-	f.IntVar(&o.windows, "windows", 2, "number of windows of the text; each is as long as there are positions")
-	f.BoolVar(&o.json, "json", false, "print JSON")
+	f.StringVar(&o.text, "text", "", "the `file` with the text that the model reads")
+	f.IntVar(&o.windows, "windows", 2, "number of windows of the text. Each is as long as there are positions")
+	f.BoolVar(&o.json, "json", false, "print all rows as JSON instead of the table")
 	f.BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 	cmd.MarkFlagsMutuallyExclusive("json", "markdown")

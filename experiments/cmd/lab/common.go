@@ -46,7 +46,7 @@ type output struct {
 func (o *output) add(f *pflag.FlagSet, kind results.Kind, what, table string) {
 	o.kind, o.begun = kind, time.Now()
 	f.BoolVar(&o.json, "json", false, fmt.Sprintf("print %s as JSON instead of the %s", what, table))
-	f.StringVar(&o.save, "save", "", fmt.Sprintf("also write %s to this `file`, as a document in JSON with machine, commit and command (see lab results)",
+	f.StringVar(&o.save, "save", "", fmt.Sprintf("also write %s to this `file`, as a document that lab results reads",
 		what))
 	f.BoolVar(&o.markdown, "markdown", false, fmt.Sprintf("print the %s as Markdown", table))
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
@@ -99,8 +99,8 @@ func commandLine(args []string) string {
 // addDriver adds the flags for the driver llamarun.
 func addDriver(f *pflag.FlagSet, o *llama.Options, tokensText string) {
 	f.IntVarP(&o.Tokens, "tokens", "n", 32, tokensText)
-	f.IntVarP(&o.Threads, "threads", "t", 2, "threads of the target")
-	f.StringVarP(&o.Prompt, "prompt", "p", "The page cache", "the prompt")
+	f.IntVarP(&o.Threads, "threads", "t", 2, "compute in `N` threads of the target")
+	f.StringVarP(&o.Prompt, "prompt", "p", "The page cache", "the `text` of the prompt")
 }
 
 // bound is the least allowed value of a numeric flag.

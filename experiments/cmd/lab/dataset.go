@@ -32,14 +32,14 @@ func datasetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dataset -o ARCHIVE",
 		Short: "Make the data set of captures for others: Parquet, a data card and a loader",
-		Long: `Dataset runs llama.cpp with a few small models that may be shared, in half of the memory that they need,
-under tracer: page-level reads, the choices of routers, and hidden states. It writes an archive (.tar.gz)
-with a Parquet file for each table of each run, a data card (README.md) that says what each column means,
-and load.py, which shows how to read it.
+		Long: `Dataset makes a data set of captures for others. It runs llama.cpp under tracer with a few small models that may
+be shared, in half of the memory that they need. tracer records reads of single pages from disk, the choices of
+routers, and hidden states. Dataset writes an archive (.tar.gz) with a Parquet file for each table of each run. It
+has a data card (README.md), which says what each column means, and load.py, which shows how to read it.
 
-Two models have random weights and are made anew. Two trained ones are taken from --trained, where they
-are there. Nothing in the archive names a path, a disk or a host of this machine; its kind (processor,
-kernel, memory) is in the table of runs.
+Two models have random weights and are made anew. Two trained models are taken from --trained, if they are there.
+Nothing in the archive names a path, a disk or a host of this machine. The table of runs says what kind of machine
+it is: processor, kernel and memory.
 
 Needs root, because tracer observes from outside and memory is limited. It takes about a minute.
 
@@ -58,8 +58,8 @@ Exit codes: 0 written; 1 failed; 2 wrong usage.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&o.out, "output", "o", "", "the `archive` that is written")
-	f.StringVar(&o.trained, "trained", "../shared/data/models", "the `directory` of the trained models")
+	f.StringVarP(&o.out, "output", "o", "", "write this `archive`, a .tar.gz file")
+	f.StringVar(&o.trained, "trained", "../shared/data/models", "take trained models from this `directory`")
 	f.IntVarP(&o.tokens, "tokens", "n", 32, "tokens to generate in each run")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 	return cmd

@@ -32,17 +32,18 @@ func divergenceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "divergence -m reference.gguf --candidate NAME=model.gguf --text FILE [flags]",
 		Short: "Measure how far models are from a reference in what they predict",
-		Long: `Divergence runs a reference model and other ones over the same texts in a real llama.cpp (which is
-installed if it is not) and compares their distributions of the next token, pair by pair: the mean
-of KL(reference || model) with its standard error, its 99 % quantile and maximum, how often the
-likeliest token is the same, and both perplexities.
+		Long: `Divergence measures how far models are from a reference model in what they predict. A real llama.cpp,
+which is installed if it is not there, runs all models over the same texts. Their distributions of the
+next token are compared with the reference's, model by model. The table has the mean of
+KL(reference || model) with its standard error, its 99 % quantile and its maximum. It says how often the
+likeliest token is the same, and has both perplexities.
 
-Texts are cut and scored as llama-perplexity does: chunks of -c tokens, of which the second half is
-scored.
+Texts are cut and scored as llama-perplexity does it. A text is cut into chunks of -c tokens, and the
+second half of each chunk is scored.
 
-By default each llama.cpp has one thread and as many run at the same time as there are CPUs. While
-it runs, the reference's logits are stored in a temporary directory (TMPDIR): for each text about 2
-bytes times tokens of the text times size of the vocabulary. --limit bounds that.
+By default each llama.cpp has one thread, and as many run at the same time as there are CPUs. While one
+runs, the reference's logits are stored in a temporary directory (TMPDIR). For each text they take about
+2 bytes times the tokens of the text times the size of the vocabulary. --limit bounds that.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab divergence -m f16.gguf --candidate q8=q8_0.gguf --candidate q4=q4_k_m.gguf \
@@ -67,15 +68,15 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVarP(&o.Reference, "model", "m", "", "the reference, a GGUF `file`")
-	f.StringArrayVar(&o.candidates, "candidate", nil, "a model to compare, `NAME=FILE`; give it several times")
+	f.StringArrayVar(&o.candidates, "candidate", nil, "a model to compare with the reference, as `NAME=FILE`. May be repeated")
 	f.StringArrayVar(&o.bytes, "bytes", nil,
-		"`NAME=N`: the candidate takes N bytes per weight where it is used (default: what it takes in its file)")
-	f.StringArrayVar(&o.Texts, "text", nil, "a text `file`; give it several times")
+		"`NAME=N` says that the candidate takes N bytes per weight where it is used (default: what it takes in its file)")
+	f.StringArrayVar(&o.Texts, "text", nil, "a text `file`. May be repeated")
 	f.IntVarP(&o.Context, "ctx", "c", 256, "tokens of a chunk")
-	f.IntVar(&o.Chunks, "limit", 0, "no more chunks of each text than this; 0 for all")
+	f.IntVar(&o.Chunks, "limit", 0, "use at most `N` chunks of each text (default: all)")
 	f.IntVarP(&o.Threads, "threads", "t", 1, "threads of each llama.cpp")
 	f.IntVarP(&o.Parallel, "parallel", "j", 0,
-		"llama.cpps that run at the same time; 0 for as many as the CPUs suffice for")
+		"run `N` llama.cpps at the same time (default: as many as there are CPUs for)")
 	o.add(f, results.Divergence, "the rows", "table")
 
 	return cmd

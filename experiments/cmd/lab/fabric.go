@@ -36,21 +36,23 @@ func fabricCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabric -m model.gguf [flags]",
 		Short: "Compare llama.cpp with and without the emulated device",
-		Long: `Fabric has a real llama.cpp generate the same text with and without the emulated device, in turns. It
-prints tokens per second, ratios within turns with a confidence range of 95 %, and how many tokens
-are the same.
+		Long: `Fabric compares llama.cpp with and without the emulated device, which multiplies with ternary weights. A real
+llama.cpp generates the same text both ways, in turns. The report has tokens per second, ratios within turns
+with a confidence range of 95 %, and how many tokens are the same.
 
-The variants are the CPU with llama.cpp's default number of threads, the device with one thread of
-llama.cpp, and the device with the default number. With several batches (numbers of sequences that are
-decoded together), the variants are the CPU and the device with the default number of threads, for
-each batch. It is the same with --guess: tokens that followed the last two tokens before are decoded
-together with the next token, and kept as far as the model chooses them. With --streams, several
-contexts are decoded at the same time, each with its own batch: the device computes products of one
-while the host does its part of another one's layer. The speed of a variant is that of all of its
-sequences together. "device idle" is the share of its time in which the device computed no product.
+There are three variants: the CPU with llama.cpp's default number of threads, the device with one thread of
+llama.cpp, and the device with the default number. The speed of a variant is that of all its sequences
+together. "device idle" is the share of its time in which the device computed no product.
 
-The device runs in this process. It computes weights of the types that it is faster with (Q2_0,
-TQ1_0), or, with --profile, of all that it can.
+A batch is a number of sequences that are decoded together. With several batches, the variants are the CPU and
+the device for each batch, both with the default number of threads. It is the same with --guess. There, tokens
+are guessed from what followed the last two tokens before. They are decoded together with the next token, and
+kept as far as the model chooses them. With --streams several contexts are decoded at the same time, each with
+a batch of its own. Then the device computes products of one context while the host does its part of another
+context's layer.
+
+The device runs in this process. It computes weights of the types that it is faster with (Q2_0, TQ1_0). With
+--profile it computes all types that it can.
 
 Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wrong usage.`,
 		Example: `  lab synth -o model.gguf --size 1GB --type Q2_0
@@ -78,21 +80,23 @@ Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wro
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file`")
-	f.IntVar(&o.Turns, "turns", 7, "runs of each variant")
+	f.IntVar(&o.Turns, "turns", 7, "number of turns, each with a run of every variant")
 	f.IntVarP(&o.Tokens, "tokens", "n", 24, "tokens to generate")
 	f.IntSliceVar(&o.Batches, "batch", []int{1},
-		"`NUMBERS` of sequences that are decoded together, as 1,2,4,8: each batch is compared with the CPU's and "+
-			"with the first")
+		"`NUMBERS` of sequences that are decoded together, such as 1,2,4,8. Each batch is compared with the CPU's "+
+			"and with the first")
 	f.IntSliceVar(&o.Streams, "streams", []int{1},
-		"`NUMBERS` of contexts that are decoded at the same time, each with such a batch, as 1,2,4: compared likewise")
+		"`NUMBERS` of contexts that are decoded at the same time, each with such a batch, such as 1,2,4. They are compared "+
+			"in the same way")
 	f.IntVar(&o.Guess, "guess", 0,
-		"decode one sequence with up to `K` guessed tokens at a time, too, and say how many were right")
-	f.IntVar(&o.Prompt, "prompt", 8, "the length of the prompt in tokens, about")
-	f.StringVar(&o.Backend, "backend", "", "libggml-tfmbs.so (default: the one beside this program)")
+		"also decode one sequence with up to `K` guessed tokens at a time, and say how many were right (default: 0)")
+	f.IntVar(&o.Prompt, "prompt", 8, "the approximate length of the prompt in tokens")
+	f.StringVar(&o.Backend, "backend", "", "the `file` libggml-tfmbs.so (default: the one beside this program)")
 	f.StringVar(&o.Profile, "profile", "",
-		"have the device compute all types: accurate (exact planes), balanced or fast (fitted ones, within an error)")
-	cli.SizeVar(f, &pool, "pool", "`SIZE` of the weights in the device's memory")
-	f.IntVar(&o.device.Workers, "workers", 0, "threads of the device (0: one for each processor)")
+		"let the device compute all types by this `profile`: accurate has exact planes, balanced and fast fitted ones with an "+
+			"error (default: only the types that it is faster with)")
+	cli.SizeVar(f, &pool, "pool", "`SIZE` of the device's memory for weights")
+	f.IntVar(&o.device.Workers, "workers", 0, "multiply in `N` threads of the device (default: one for each processor)")
 	f.StringVar(&o.figure, "figure", "", "draw each turn to a PNG, SVG or PDF `file`")
 	o.add(f, results.Fabric, "all figures", "tables")
 	return cmd

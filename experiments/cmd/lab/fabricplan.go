@@ -45,20 +45,21 @@ func fabricplanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabricplan -m model.gguf [--profile NAME | --bound DB | --budget N | --planes N | --trytes DB] [flags]",
 		Short: "Plan in how many ternary planes, or trits, the weights of a model are kept",
-		Long: `Fabricplan measures, for each weight matrix of a model, what ternary planes cost in bytes and lose
-in accuracy: exact ones, and fitted ones of 1 to 6 planes. It prints a plan, the named profiles, and
-the Pareto front of bytes per weight against error.
+		Long: `Fabricplan plans in how many ternary planes the weights of a model are kept. A plane has one ternary digit (a
+trit: -1, 0 or 1) of each weight of a matrix. For each weight matrix, fabricplan measures what planes cost in
+bytes and lose in accuracy. It does so for exact planes, and for 1 to 6 fitted ones. It prints a plan, the named
+profiles, and the Pareto front of bytes per weight against error.
 
-The plan follows a profile (accurate: no loss; balanced; fast), a bound on the error of each matrix,
-a number of bytes per weight for the whole model, or one form for all matrices. Matrices stay native
-if the file's own type takes fewer bytes, or if no form meets the bound.
+The plan follows one of four things: a profile (accurate, which loses nothing, balanced or fast), a bound on the
+error of each matrix, a number of bytes per weight for the whole model, or one form for all matrices. A matrix
+stays as it is if the file's own type takes fewer bytes, or if no form meets the bound.
 
---trytes calibrates packed trytes instead, for values that are to be edited or used in exact
-arithmetic: the trits that each layer needs so that every tensor's values are DB decibels above
-their error, and the scale of each tensor.
+--trytes calibrates packed trytes instead. They are for values that are to be edited, or used in exact
+arithmetic. It finds the number of trits that each layer needs, so that every tensor's values are DB decibels
+above their error. It also finds the scale of each tensor.
 
---write writes a model with the weights that the plan's planes, or the trytes, represent: as F32
-where these are fitted, in the file's own type where planes are exact. Any llama.cpp can run it; lab
+--write writes a model with the weights that the plan's planes, or the trytes, represent. Fitted planes and
+trytes are written as F32, and exact planes in the file's own type. Any llama.cpp can run that model. lab
 divergence measures how far its predictions are from the original's.
 
 Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
@@ -93,7 +94,7 @@ Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVarP(&o.model, "model", "m", "", "a GGUF `file`")
+	f.StringVarP(&o.model, "model", "m", "", "the model, a GGUF `file`")
 	o.profile = "balanced"
 	var profiles []string
 	for _, p := range plan.Profiles() {
@@ -101,18 +102,18 @@ Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 	}
 	cli.EnumVar(cmd, &o.profile, "profile", "", profiles, "plan for a profile")
 	f.Float64Var(&o.bound, "bound", 0,
-		"plan for a bound: each matrix' products `DB` decibels above their error, or more")
-	f.Float64Var(&o.budget, "budget", 0, "plan for `N` bytes per weight of the whole model, or fewer")
-	f.IntVar(&o.form.Planes, "planes", 0, "the same number of planes, `N`, for all matrices")
-	f.IntVar(&o.form.Block, "block", 32, "with --planes: columns that share factors: 16, 32, 64, 128 or 256")
-	f.BoolVar(&o.form.Shared, "shared", false, "with --planes: one factor for all planes of a block, not one for each")
+		"plan for a bound: the products of each matrix are at least `DB` decibels above their error")
+	f.Float64Var(&o.budget, "budget", 0, "plan for at most `N` bytes per weight of the whole model")
+	f.IntVar(&o.form.Planes, "planes", 0, "plan the same number `N` of planes for all matrices")
+	f.IntVar(&o.form.Block, "block", 32, "with --planes: so many columns share a factor: 16, 32, 64, 128 or 256")
+	f.BoolVar(&o.form.Shared, "shared", false, "with --planes: use one factor for all planes of a block, not one for each plane")
 	f.Float64Var(&o.trytes, "trytes", 0,
-		"calibrate trytes: each tensor's values `DB` decibels above their error, or more")
-	f.IntVar(&o.rows, "rows", 256, "measure this many rows of each matrix, evenly spread; 0 for all (with --write: all of them)")
-	f.BoolVar(&o.markdown, "markdown", false, "print Markdown")
+		"calibrate trytes: the values of each tensor are at least `DB` decibels above their error")
+	f.IntVar(&o.rows, "rows", 256, "measure `N` rows of each matrix, evenly spread, or with 0 all rows. With --write all are measured")
+	f.BoolVar(&o.markdown, "markdown", false, "print the tables as Markdown")
 	f.BoolVar(&o.json, "json", false, "print the plan as JSON")
-	f.StringVar(&o.figure, "figure", "", "draw the front to a PNG `file`")
-	f.StringVar(&o.write, "write", "", "write a model with the plan's weights to a `file`")
+	f.StringVar(&o.figure, "figure", "", "draw the Pareto front to a PNG `file`")
+	f.StringVar(&o.write, "write", "", "write a model with the plan's weights to a GGUF `file`")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 
 	return cmd

@@ -32,16 +32,17 @@ func firstTokenCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "firsttoken -m model.gguf [--x SHARE | --limit SIZE] [flags] [-- target...]",
 		Short: "Measure how long a llama.cpp that is started cold takes to its first token",
-		Long: `Firsttoken starts a llama.cpp with its model dropped from the page cache, alone and by a helper, in
-turn (A B B A), and reports how long it takes until the prompt is decoded, when the first token is
-chosen: in seconds, and in multiples of the time that the disk takes for what must be read until
-then. That is the file once, as it is loaded. With --x it is also, once for the warm-up and once for
-the prompt, what has no room. Without --x or --limit there is no limit.
+		Long: `Firsttoken measures how long a cold start takes. Its target starts with its model dropped from the page
+cache, alone and by a helper, in turns A B B A. The report says how long it takes until the prompt is
+decoded, which is when the first token is chosen. It gives that in seconds, and in multiples of the time
+that the disk takes for what must be read until then. What must be read is the file once, as it is
+loaded. With --x, what has no room in memory must be read twice more: once for the warm-up and once for
+the prompt. Without --x or --limit the memory has no limit.
 
-A start is NAME=COMMAND: the target's command line follows COMMAND. The time counts from the start
-of COMMAND; "their sum" from the target's own.
+A start is NAME=COMMAND, and the target's command line follows COMMAND. The time counts from the start of
+COMMAND. In the report, "their sum" counts from the target's own start.
 
-Needs root: it makes control groups and drops the page cache. It needs a quiet machine.
+Needs root, because it makes control groups and drops the page cache. It needs a quiet machine.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  sudo lab firsttoken -m model.gguf --x 0.85 --start 'exec=bin/prefetchd --exec --'
@@ -56,13 +57,13 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk")
-	f.Float64Var(&o.X, "x", 0, "the limit as a `share` of the model, beside the target's own memory")
-	cli.SizeVar(f, &o.Limit, "limit", "the limit as a `size`: 1GB, 800MiB")
+	f.Float64Var(&o.X, "x", 0, "the limit of memory as a `share` of the model, such as 0.85. The target's own memory comes on top")
+	cli.SizeVar(f, &o.Limit, "limit", "the limit of memory as a `size`, such as 1GB or 800MiB")
 	f.StringArrayVar(&o.starts, "start", nil,
-		"a way to start the target, `NAME=COMMAND`; give it several times (plain is the first)")
-	f.IntVar(&o.Repeat, "repeat", 4, "runs of each")
+		"a way to start the target, as `NAME=COMMAND`. May be repeated. plain, without a command, is always the first")
+	f.IntVar(&o.Repeat, "repeat", 4, "runs of each way to start")
 	f.IntVar(&o.Readahead, "readahead", 0,
-		"the disk's readahead in `KiB` for the series; restored afterwards (default: as it is)")
+		"set the disk's readahead to so many `KiB` for the series, and restore it afterwards (default: leave it)")
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, results.FirstToken, "all runs", "table")
 	return cmd

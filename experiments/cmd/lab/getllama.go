@@ -21,14 +21,14 @@ func getllamaCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "getllama",
 		Short: "Install a prebuilt llama.cpp with the driver llamarun",
-		Long: `Getllama fetches a prebuilt llama.cpp (an npm package of one exact version, its integrity checked),
-compiles the driver llamarun into the same directory, and prints that directory. What is in the
-cache already is not made again.
+		Long: `Getllama installs a prebuilt llama.cpp. It fetches an npm package of one exact version, and checks its
+integrity. It compiles the driver llamarun into the same directory, and prints the path of that directory.
+llamarun stands in for llama-cli. What is in the cache already is not made again.
 
 The environment may name another cache (TENSORCAST_CACHE) or a directory with your own llama.cpp
 libraries (TENSORCAST_LLAMA).
 
-Exit codes: 0 done, 1 failure, 2 wrong usage.`,
+Exit codes: 0 done; 1 failed; 2 wrong usage.`,
 		Example: `  lab getllama --link .llama
   .llama/llamarun -m model.gguf -p "Once upon a time" -n 32`,
 		Args: cobra.NoArgs,
@@ -40,7 +40,7 @@ Exit codes: 0 done, 1 failure, 2 wrong usage.`,
 			return printGot(cmd, in.Dir, link)
 		},
 	}
-	cmd.Flags().StringVar(&link, "link", "", "make `PATH` a symbolic link to the directory; an older link is replaced")
+	cmd.Flags().StringVar(&link, "link", "", "make `PATH` a symbolic link to that directory. An older link is replaced")
 	return cmd
 }
 

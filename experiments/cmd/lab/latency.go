@@ -30,16 +30,18 @@ func latencyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "latency -m moe.gguf --limit SIZE [flags] [-- target...]",
 		Short: "Measure how long a helper takes from a router's choice to its first read",
-		Long: `Latency runs a mixture of experts in a memory control group with a limit, with a helper beside it.
-With probes of its own it measures the time from when the first op reads a router's choice until the
-helper's first read is handed to the block layer, and until the disk's driver gets it. The target's
-threads, one for each processor, spin at each barrier.
+		Long: `Latency measures how long a helper takes from a router's choice to its first read. It runs a mixture of
+experts in a memory control group with a limit, with the helper beside it. In such a model, a router
+chooses a few of many experts for each token. The time begins when the first op reads the router's
+choice. It is measured until the helper's first read is handed to the block layer, and until the disk's
+driver gets that read. The instrument measures this with probes of its own. The target's threads, one
+for each processor, spin at each barrier.
 
---helper is a shell command that starts with the target and gets SIGTERM when that ends; {pid} is
-the target's process id.
+--helper is a shell command that starts with the target. It gets SIGTERM when the target ends. {pid} in it
+is the target's process id.
 
-The target is llamarun (which is installed if it is not), or the command after --: it must print
-what llamarun --stream does.
+The target is llamarun, which is installed if it is not there, or the command after --. That command must
+print what llamarun --stream prints.
 
 Needs root, and Linux 6.6 or later. Figures need a quiet machine, because the target uses all cores.
 
@@ -58,10 +60,10 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk")
-	cli.SizeVar(f, &o.Limit, "limit", "the limit as a `size`: 600MB")
+	cli.SizeVar(f, &o.Limit, "limit", "the limit of memory as a `size`, such as 600MB")
 	f.StringVar(&o.Helper, "helper", "",
-		"the helper, a shell `command` (default prefetchd --wait --always --pid {pid})")
-	f.IntVar(&o.Skip, "skip", 16, "tokens after which it is measured")
+		"the helper, a shell `command` (default: prefetchd --wait --always --pid {pid})")
+	f.IntVar(&o.Skip, "skip", 16, "begin to measure after `N` tokens")
 	addDriver(f, &o.driver, "tokens to generate")
 	f.Lookup("tokens").DefValue = "128"
 	f.Lookup("threads").DefValue = "one for each processor"

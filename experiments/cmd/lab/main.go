@@ -19,14 +19,16 @@ func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "lab COMMAND",
 		Short: "Measure tracer, prefetchd and the emulated device",
-		Long: `Lab holds the project's instruments, each a command of its own with --help.
+		Long: `Lab holds the project's instruments. Each is a command of its own, with --help. In their helps, the
+llama.cpp that is measured is called the target. A helper is a program that is to make the target
+faster, such as prefetchd.
 
-With --save an instrument writes a document: one JSON file with the machine, the commit, the command
-and the raw figures of every run. "lab results" lists, shows and compares documents.
+With --save an instrument writes a document. That is one JSON file with the machine, the commit, the
+command and the raw figures of every run. "lab results" lists, shows and compares documents.
 
-An instrument that is interrupted (SIGINT, SIGTERM, SIGHUP) ends the processes that it started and
-prints and writes the report of what it has measured so far, which then says that it was interrupted
-(in JSON: "interrupted": true). A second signal ends it at once.
+SIGINT, SIGTERM and SIGHUP interrupt an instrument. It then ends the processes that it started, and
+prints and writes the report of what it has measured so far. The report says that it was interrupted.
+In JSON it has "interrupted": true. A second signal ends the instrument at once.
 
 Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		Example: `  lab getllama --link .llama

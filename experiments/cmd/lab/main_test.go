@@ -14,6 +14,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
 
 	"tensorcast/experiments/results"
 	"tensorcast/internal/cli"
@@ -150,6 +153,33 @@ func TestHelp(t *testing.T) {
 	if code, stdout, _ := lab(t.Context(), "overhead", "trap", "--help"); code != 0 ||
 		!strings.Contains(stdout, "sudo lab overhead trap --pid") {
 		t.Errorf("exit %d, %s; want 0 and the help of trap", code, stdout)
+	}
+}
+
+// No line of a help is too long for a window of 120 columns, those of hidden commands included.
+func TestHelpWidth(t *testing.T) {
+	const most = 120
+	helps := 0
+	var look func(c *cobra.Command)
+	look = func(c *cobra.Command) {
+		helps++
+		args := append(strings.Fields(c.CommandPath())[1:], "--help")
+		code, help, stderr := lab(t.Context(), args...)
+		if code != 0 || stderr != "" {
+			t.Errorf("%q: exit %d, %q", args, code, stderr)
+		}
+		for line := range strings.Lines(help) {
+			if columns := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); columns > most {
+				t.Errorf("%q has a line of %d columns, want %d at most: %s", args, columns, most, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			look(sub)
+		}
+	}
+	look(command())
+	if helps < 25 {
+		t.Errorf("%d helps were looked at, want at least 25", helps)
 	}
 }
 

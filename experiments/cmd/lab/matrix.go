@@ -38,25 +38,26 @@ func matrixCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "matrix [flags]",
 		Short: "Measure many models, amounts of memory and strategies, and go on after an interruption",
-		Long: `Matrix makes the series that a file describes: one for each model, as lab pressure makes it, whose
-settings are amounts of memory and whose variants are strategies. In each setting the strategies take
-turns, and each round has the order of the one before reversed. What the machine did besides is noted
-before and after each series.
+		Long: `Matrix measures many models, amounts of memory and strategies, which a file lists. It makes a series for
+each model, as lab pressure does it. The settings of a series are amounts of memory, and its variants are
+strategies. In each setting the strategies take turns, and each round has them in the opposite order. Before
+and after each series, matrix notes what else the machine did.
 
-First the models are made that are not there yet, and the plan is printed: how many runs each model has,
-which combinations are left out and why, and about how long all of it takes. With --plan that is all; only a
-model that is downloaded is fetched for it, because its size is not known before.
+First it makes the models that are not there yet, and prints the plan. The plan says how many runs each model
+has, which combinations are left out and why, and about how long everything takes. With --plan it only prints
+the plan, and makes nothing. But a model that is downloaded is fetched even then, because its size is not
+known before.
 
-Each series is kept in -o as a document (NAME.json) after every run. After Ctrl-C, or when the process
-was killed, the same command goes on where it was. A series that is complete is not repeated. A document
-of another build, machine, model or matrix is refused: move it away, or name another directory.
+After every run, the series is kept in -o as a document (NAME.json). After Ctrl-C, or when the process was
+killed, the same command goes on where it was. A series that is complete is not repeated. A document of
+another build, machine, model or matrix is refused. Move it away, or name another directory.
 
-The file is YAML (by default ` + matrixFile + ` of the checkout). A part of it in short:
+The file is YAML, by default experiments/matrix.yaml of the checkout. A part of it in short:
 
     repeat: 2                     # runs of each strategy in each combination
     tokens: 32                    # generated in a run
-    skip: 8                       # of these, the start-up
-    llama: /opt/llama.cpp/build   # your own llama.cpp; without this line that of lab getllama
+    skip: 8                       # so many of these are the start-up
+    llama: /opt/llama.cpp/build   # your own llama.cpp (default: that of lab getllama)
     commands:                     # programs that strategies name in braces
       - {name: old, path: /opt/old/prefetchd}
     models:
@@ -74,9 +75,9 @@ The file is YAML (by default ` + matrixFile + ` of the checkout). A part of it i
       - {models: [made], memory: [half], because: The copy of the weights does not fit.}
     quick: {models: [mine], repeat: 1}
 
-In a helper, {pid}, {model}, {limit}, {room} and {target} are replaced as lab pressure does it, {pattern}
-by the path of the model's pattern, which is traced before, and {prefetchd}, {lab} and the names of
-commands by their paths. What the file names is run as root, so trust it as you trust a script.
+In a helper, {pid}, {model}, {limit}, {room} and {target} are replaced as lab pressure does it. {pattern} is
+replaced by the path of the model's pattern, which is traced before. {prefetchd}, {lab} and the names of
+commands are replaced by their paths. What the file names is run as root, so trust it as you trust a script.
 
 Needs root, and a quiet machine.
 
@@ -92,17 +93,17 @@ Exit codes: 0 measured; 1 a series failed or was interrupted, or a model cannot 
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&o.file, "file", "f", "", "the `file` that says what is measured (default "+matrixFile+
+	f.StringVarP(&o.file, "file", "f", "", "the YAML `file` that says what is measured (default: "+matrixFile+
 		" of the checkout)")
-	f.StringVarP(&o.dir, "output", "o", "demo/matrix", "the `directory` of the documents; with --quick its default is "+
+	f.StringVarP(&o.dir, "output", "o", "demo/matrix", "the `directory` of the documents. With --quick its default is "+
 		"demo/matrix-quick")
-	f.StringVar(&o.modelDir, "models", "demo/models", "the `directory` in which models are made, on a disk of its own "+
-		"kind")
-	f.StringArrayVar(&o.models, "model", nil, "only the model of this `name`; may be repeated")
-	f.StringArrayVar(&o.memory, "memory", nil, "only the amount of memory of this `name`; may be repeated")
-	f.StringArrayVar(&o.strategies, "strategy", nil, "only the strategy of this `name`; may be repeated")
-	f.BoolVar(&o.quick, "quick", false, "only the part \"quick\" of the file")
-	f.BoolVar(&o.plan, "plan", false, "print what would be measured and how long it may take, and make nothing")
+	f.StringVar(&o.modelDir, "models", "demo/models", "the `directory` in which models are made. It must be on the disk "+
+		"that is to be measured")
+	f.StringArrayVar(&o.models, "model", nil, "measure only the model of this `name`. May be repeated (default: all)")
+	f.StringArrayVar(&o.memory, "memory", nil, "measure only the amount of memory of this `name`. May be repeated (default: all)")
+	f.StringArrayVar(&o.strategies, "strategy", nil, "measure only the strategy of this `name`. May be repeated (default: all)")
+	f.BoolVar(&o.quick, "quick", false, "measure only the part \"quick\" of the file")
+	f.BoolVar(&o.plan, "plan", false, "print what would be measured and how long it may take. Measure nothing")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 	cmd.PreRun = func(*cobra.Command, []string) {
 		if o.quick && !f.Changed("output") {

@@ -19,8 +19,8 @@ func loadCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "load pages|folios FILE",
 		Short: "Load a file into the page cache, in single pages or large folios",
-		Long: `Load reads a file into the page cache, charged to its own memory control group, and prints as JSON
-what that consists of now.
+		Long: `Load reads a file into the page cache, which is charged to Load's own memory control group. It prints as
+JSON of which pages the file consists there now.
 
 Exit codes: 0 loaded, or the kernel makes no large folios; 1 failed; 2 wrong usage.`,
 		Example: "  lab load folios model.gguf",
@@ -50,10 +50,10 @@ func pinCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pin --pid PID --room SIZE [--leave SIZE] FILE",
 		Short: "Lock the first bytes of a file while a process runs: the static baseline",
-		Long: `Pin locks the first bytes of a file in memory, as many as there is room for, until the process ends.
-It does nothing else.
+		Long: `Pin locks the first bytes of a file in memory until a process ends. They are as many as --room, less
+--leave. Pin does nothing else.
 
-Exit codes: 0 the process has ended, or a signal came; 1 failed; 2 wrong usage.`,
+Exit codes: 0 the process has ended, or Pin was interrupted; 1 failed; 2 wrong usage.`,
 		Example: `  sudo lab pressure -m model.gguf --x 0.7 --variant plain \
       --variant 'static=lab pin --pid {pid} --room {room} --leave 100MB {model}'`,
 		Hidden: true,
@@ -72,8 +72,8 @@ Exit codes: 0 the process has ended, or a signal came; 1 failed; 2 wrong usage.`
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&pid, "pid", 0, "the `process` whose end it waits for")
-	cli.SizeVar(f, &room, "room", "the `size` of the memory for the file")
-	cli.SizeVar(f, &leave, "leave", "the `size` of the part of it that is not locked")
+	f.IntVar(&pid, "pid", 0, "the id of the `process` whose end it waits for")
+	cli.SizeVar(f, &room, "room", "the `size` of the memory that there is for the file")
+	cli.SizeVar(f, &leave, "leave", "the `size` of the part of that memory that is not locked")
 	return cmd
 }

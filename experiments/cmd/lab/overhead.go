@@ -35,26 +35,27 @@ func overheadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "overhead -m model.gguf [flags] [-- target...]",
 		Short: "Measure what observing a llama.cpp costs it",
-		Long: `Overhead runs a llama.cpp that generates the same text over and over, attaches observers to it in
-turn and detaches them, and compares each observed generation with its plain neighbour: plain,
-observed, observed, plain. It reports tokens per second, the share that is lost (Hodges-Lehmann
-estimate of the pairs' ratios, with its 95 % interval), and that of an observer that does nothing.
+		Long: `Overhead measures what observing a llama.cpp costs it. The llama.cpp generates the same text over and
+over. Observers are attached to it and detached again, in turns: plain, observed, observed, plain. Each
+observed generation is compared with the plain one next to it. The report has tokens per second, and the
+share of them that is lost. That share is the Hodges-Lehmann estimate of the pairs' ratios, with its 95 %
+interval. The observer none does nothing. Its share says how much is noise.
 
---observer NAME=COMMAND: a shell command that observes until SIGINT. In it, {pid} is the target's
-process id, {ggml} the file with ggml's CPU code, {out} a fresh directory. With --whole every
-generation has a process of its own, and {target} may stand for the command that the observer
-starts. These names need no command:
+--observer NAME=COMMAND is a shell command that observes until SIGINT. In it, {pid} is the target's process
+id, {ggml} the file with ggml's CPU code, and {out} a fresh directory. With --whole every generation has a
+process of its own. Then {target} may stand for the command that the observer starts. These names need no
+command:
 
-  none           no observer: the control
+  none           no observer, as the control
   op             tracer --detail op
   graph          tracer --detail graph
   op+io          tracer --detail op+io
-  trap           a program that returns at once, where tracer observes ops: the kernel's cost of the hits alone
-  bpftrace       bpftrace, counting the hits of the function that tracer probes
-  bpftrace-ops   bpftrace, counting the hits of each op's function (ggml_compute_forward_*)
+  trap           a probe that does nothing, where tracer observes ops. It shows what the kernel's hits cost alone
+  bpftrace       bpftrace, which counts the hits of the function that tracer probes
+  bpftrace-ops   bpftrace, which counts the hits of each op's function (ggml_compute_forward_*)
 
-The target is llamarun (which is installed if it is not), or the command after --: it must print
-what llamarun --stream does, without end.
+The target is llamarun, which is installed if it is not there, or the command after --. That command must
+print what llamarun --stream prints, and not end by itself.
 
 Needs root. Figures need a quiet machine, because the target uses all cores.
 
@@ -75,12 +76,12 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f := cmd.Flags()
 	f.StringVarP(&o.driver.Model, "model", "m", "", "the model, a GGUF `file`")
 	f.StringArrayVar(&o.observers, "observer", nil,
-		"an observer, `NAME=COMMAND` or a name from above; give it several times (default all of those)")
-	f.IntVar(&o.Pairs, "pairs", 20, "pairs of each observer; an even number")
-	addDriver(f, &o.driver, "tokens of a generation; a segment should take a second")
+		"an observer, as `NAME=COMMAND` or a name from above. May be repeated (default: all names from above)")
+	f.IntVar(&o.Pairs, "pairs", 20, "pairs of generations for each observer, an even number")
+	addDriver(f, &o.driver, "tokens of a generation, which should take a second or more")
 	f.DurationVar(&o.Settle, "settle", 500*time.Millisecond,
-		"how long an observer's probes must be unchanged to count as attached")
-	f.BoolVar(&o.Whole, "whole", false, "a process of its own for each generation")
+		"how long an observer's probes must stay the same to count as attached, such as 500ms")
+	f.BoolVar(&o.Whole, "whole", false, "run each generation in a process of its own")
 	o.add(f, results.Overhead, "all pairs", "table")
 	cmd.AddCommand(trapCommand())
 	// The error is impossible: the flag exists.
@@ -94,11 +95,13 @@ func trapCommand() *cobra.Command {
 	var pid int
 	cmd := &cobra.Command{
 		Use:   "trap --pid N FILE",
-		Short: "Set a program that returns at once where tracer observes ops, until SIGINT",
-		Long: `Trap sets a program that returns at once on the function that tracer observes for ops, in FILE,
-which holds ggml's CPU code, for one process, until SIGINT. What the process loses is the kernel's
-cost of the hits: no tracer that probes each op can cost less.`,
-		Example: `  sudo lab overhead trap --pid $(pidof llama-cli) libggml-cpu-haswell.so`,
+		Short: "Set a probe that does nothing where tracer observes ops, until SIGINT",
+		Long: `Trap sets a probe that does nothing, in one process and until SIGINT. The probe is on the function that tracer
+observes for ops. FILE is the file that holds ggml's CPU code. What the process loses meanwhile is what the
+kernel's hits cost. No tracer that probes each op can cost less.
+
+Exit codes: 0 it was interrupted; 1 failed; 2 wrong usage.`,
+		Example: `  sudo lab overhead trap --pid $(pidof llama-cli) libggml-cpu-haswell.so     # until Ctrl-C`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if pid <= 0 {
@@ -107,7 +110,7 @@ cost of the hits: no tracer that probes each op can cost less.`,
 			return overhead.Trap(cmd.Context(), pid, args[0])
 		},
 	}
-	cmd.Flags().IntVarP(&pid, "pid", "p", 0, "the process `N`")
+	cmd.Flags().IntVarP(&pid, "pid", "p", 0, "the id `N` of the process")
 	return cmd
 }
 

@@ -55,55 +55,59 @@ func pressureCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pressure -m model.gguf (--x SHARES | --experts SHARES | --limit SIZE) [flags] [-- target...]",
 		Short: "Measure llama.cpp under a memory limit, with and without a helper",
-		Long: `Pressure runs a llama.cpp in a fresh memory control group with a limit, its model dropped from the
-page cache. It reports the speed, what was read per token, and how that compares to the best that any
-strategy could reach. Variants (with a helper, with other flags) take turns, A B B A. The limit counts
-the helper's memory too. Several shares and readaheads make a series over all combinations, one after
-the other.
+		Long: `Pressure measures llama.cpp under a memory limit, with and without a helper. A run is in a fresh memory
+control group with a limit, and begins with the model dropped from the page cache. The report has the speed,
+what was read for each token, and how that compares to the best that any strategy could reach. Variants have
+a helper or other flags. They take turns, A B B A. The limit counts the helper's memory, too. Several shares
+and readaheads make a series over all combinations, one after the other.
 
---x is the share of the weights that fits into memory: limit = x * M + the target's own memory. M (the
-weights that a token reads) and the target's own memory are measured first, without a limit. So are the
-time to compute a token and the text.
---experts is for a mixture of experts. It is the share of all experts' bytes that fits into memory beside
-the trunk (what every token reads besides experts) and the target's own memory. At 1.2 all fits.
+--x is the share of the weights that fits into memory. The limit is x * M + the target's own memory, where M
+is the weights that a token reads. Both are measured first, without a limit. So are the time to compute a
+token, and the text.
+--experts is for a mixture of experts, in which a router chooses a few of many experts for each token. It is
+the share of all experts' bytes that fits into memory. The trunk, which is what every token reads besides
+experts, and the target's own memory come on top. At 1.2 all fits.
 
-The bound is min(1/T_compute, bandwidth / missing bytes). For a mixture of experts, a traced run without
-a limit tells which experts are chosen. The missing bytes are then those that must be read, with so much
-memory, even if all choices are known in advance (Belady's rule). Beside it the report says what the best
-policy needs that does not know the future ("causal"). Stall is a token's time beyond T_compute, whatever
-helper there is. Some numbers are known only if the helper tells them, as prefetchd does with --json:
-what it read for experts that had been chosen (demand), what it read before the choice (speculative), and
-the speed that it expects of its plan. Without a helper all that is read is demand.
+The bound is the best that any strategy could reach: min(1/T_compute, bandwidth / missing bytes). For a
+mixture of experts, a traced run without a limit tells which experts are chosen. The missing bytes are then
+those that must be read with so much memory, even if all choices are known in advance (Belady's rule). Beside
+the bound, the report says what the best policy needs that does not know the future. It is called "causal".
+Stall is a token's time beyond T_compute, whatever helper there is. Some numbers are known only if the helper
+tells them, as prefetchd does with --json. These are what it read for experts that had been chosen (demand),
+what it read before the choice (speculative), and the speed that it expects of its plan. Without a helper,
+all that is read is demand.
 
-T_compute is measured with all of the model in memory, before and after the runs: in single pages, and in
-large folios (2 MiB) where the file system has them. The lesser counts.
-The disk's bandwidth is read past the page cache (O_DIRECT): once on a grid of request sizes (128 KiB to
-8 MiB) and depths (1 to 32), 0.3 s each, 6 s in all. The three best of them are read again, 1 s in all,
-before, in the middle of and after the runs of each combination. The median of these decides.
+T_compute is the time to compute a token. It is measured with all of the model in memory, before and after
+the runs. That is done in single pages, and in large folios of 2 MiB where the file system has them. The
+lesser time counts.
+The disk's bandwidth is read past the page cache (O_DIRECT). First each point of a grid is read for 0.3 s, 6 s
+in all. The grid has request sizes from 128 KiB to 8 MiB, and depths from 1 to 32. The three best points are
+read again for 1 s in all: before, in the middle of and after the runs of each combination. The median of
+these decides.
 
---variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM
-when that ends. In it, {pid} is the target's process id, {model} the model's path, {limit} the limit and
-{room} what that leaves for the model, in bytes. FLAGS are more arguments for the target. A HELPER that
-ends in {target} starts the target itself. A helper may know something of earlier runs: of a mixture,
-prefetchd does, unless it has --no-hot. Baselines:
-  plain                                     nothing
-  static                                    locks the first bytes of the model, and nothing else, as
-                                            vmtouch -l would: all that is left for the model but 48 MiB,
-                                            through which the rest streams (another amount: see lab pin --help)
-  'mlock :: --load-mode=mmap+mlock'         another way to load (none, mmap, mlock, mmap+mlock, dio: see
-                                            llamarun --help)
+--variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target, and gets SIGTERM
+when the target ends. In it, {pid} is the target's process id, {model} the model's path, {limit} the limit,
+and {room} what the limit leaves for the model, both in bytes. FLAGS are more arguments for the target. A
+HELPER that ends in {target} starts the target itself. A helper may know something of earlier runs. For a
+mixture prefetchd does, unless it has --no-hot. Baselines:
+  plain                                     no helper
+  static                                    locks the first bytes of the model, as vmtouch -l would. It locks
+                                            all that is left for the model but 48 MiB, through which the rest
+                                            streams. lab pin --help says how to lock another amount
+  'mlock :: --load-mode=mmap+mlock'         another way to load, of none, mmap, mlock, mmap+mlock and dio.
+                                            llamarun --help has them
   'fast=bin/prefetchd --exec --as-root --fabric=fast -- {target}'
-                                            weights with an error, in less memory: the text is another one
+                                            weights with an error, in less memory. The text is another one
   'before=OLD/bin/prefetchd --pid {pid}'    another build of a helper, for instance of the previous release
 
---throttle limits how fast target and helper read from the disk (blkio.throttle of cgroup v1, io.max of
-v2), as a slower disk would.
+--throttle limits how fast target and helper read from the disk, as a slower disk would. It uses
+blkio.throttle of cgroup v1, or io.max of v2.
 
-The target is llamarun (which is installed if it is not), or the command after --. It must print
-llamarun's JSON, and write a byte to descriptor 3 when the prompt is decoded and after each token
-(llamarun --mark 3).
+The target is llamarun, which is installed if it is not there, or the command after --. That command must
+print llamarun's JSON. It must also write a byte to descriptor 3 when the prompt is decoded, and after each
+token (llamarun --mark 3).
 
-Needs root: it makes control groups, drops the page cache and traces. It needs a quiet machine.
+Needs root, because it makes control groups, drops the page cache and traces. It needs a quiet machine.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  sudo lab pressure -m model.gguf --x 0.85 \
@@ -139,30 +143,32 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f := cmd.Flags()
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk")
 	f.Float64SliceVar(&o.x, "x", nil,
-		"the limits as `shares` of the weights that a token reads, beside the target's own memory")
+		"limits of memory, as `shares` of the weights that a token reads, such as 0.5,0.85. The target's own memory comes "+
+			"on top")
 	f.Lookup("x").DefValue = "" // there is none
 	f.Float64SliceVar(&o.experts, "experts", nil,
-		"the limits as `shares` of a mixture's experts, beside the rest that a token reads and the target's own memory")
+		"limits of memory, as `shares` of a mixture's experts. The rest that a token reads and the target's own memory "+
+			"come on top")
 	f.Lookup("experts").DefValue = ""
-	cli.SizeVar(f, &o.limit, "limit", "the limit as a `size`: 1GB, 800MiB")
+	cli.SizeVar(f, &o.limit, "limit", "the limit of memory as a `size`, such as 1GB or 800MiB")
 	f.StringArrayVar(&o.variants, "variant", nil,
-		"a variant `NAME[=HELPER][ :: FLAGS]`; give it several times (default plain)")
-	f.BoolVar(&o.noise, "noise", false, "run the first variant twice, under two names: what differs is noise")
+		"a variant, as `NAME[=HELPER][ :: FLAGS]`. May be repeated (default: plain)")
+	f.BoolVar(&o.noise, "noise", false, "run the first variant twice, under two names. What differs is noise")
 	f.IntVar(&o.Repeat, "repeat", 4, "runs of each variant in each combination")
-	f.IntVar(&o.Skip, "skip", 8, "tokens that are the start-up; the steady state after them is reported apart")
+	f.IntVar(&o.Skip, "skip", 8, "the first `N` tokens are the start-up. The steady state after them is reported apart")
 	f.IntSliceVar(&o.readahead, "readahead", nil,
-		"the disk's readaheads in `KiB`; restored afterwards (default: as it is)")
+		"set the disk's readahead to so many `KiB`, and restore it afterwards. Several with commas (default: leave it)")
 	f.StringVar(&o.throttle, "throttle", "",
-		"the `rate` at which the runs may read from the disk: 500MB/s (default: as fast as it is)")
-	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
+		"the `rate` at which the runs may read from the disk, such as 500MB/s (default: no limit)")
+	cli.SizeVar(f, &o.Weights, "weights", "the `size` of the weights that a token reads (default: it is measured)")
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, results.Pressure, "all runs", "table")
-	f.BoolVar(&o.texts, "texts", false, "also print what each variant said (JSON always has the texts)")
-	f.StringVar(&o.parquet, "parquet", "", "also write the runs to this `file` as a Parquet table, a row for each")
+	f.BoolVar(&o.texts, "texts", false, "also print the text that each variant generated. JSON always has the texts")
+	f.StringVar(&o.parquet, "parquet", "", "also write the runs to this `file`, as a Parquet table with a row for each")
 	f.StringVar(&o.figure, "figure", "",
-		"also draw tok/s against x, with the bound above, to this `file`: "+strings.Join(chart.Formats, ", "))
+		"also draw tokens per second against x, and the bound, to this `file`: "+strings.Join(chart.Formats, ", "))
 	f.StringVar(&o.bytes, "figure-bytes", "", "also draw what is read for each generated token to this `file`")
-	f.StringVar(&o.from, "from", "", "measure nothing: show what --save wrote to this `file`")
+	f.StringVar(&o.from, "from", "", "measure nothing, but show what --save wrote to this `file`")
 
 	return cmd
 }

@@ -24,8 +24,8 @@ import (
 
 // aboutNames says how the subcommands name documents.
 const aboutNames = `
-A document is named by its file, or by a NAME alone: the file NAME.json in experiments/results of the
-checkout that the command is run in.
+A document is named by its file, or by a NAME alone. A NAME stands for the file NAME.json in
+experiments/results of the checkout in which the command is run.
 
 Exit codes: 0 done; 1 failed; 2 wrong usage.`
 
@@ -33,11 +33,13 @@ func resultsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "results COMMAND",
 		Short: "List, show and compare the documents of --save, and put their tables into the texts",
-		Long: `A document is what an instrument writes with --save: one JSON file for a series of runs. It says on
-which machine, with which commit and by which command the series was measured, and has the raw figures
-of every run. Documents that the project's texts show are committed in experiments/results.
+		Long: `Results lists, shows and compares documents. A document is what an instrument writes with --save, one
+JSON file for a series of runs. It says on which machine, with which commit and by which command the
+series was measured. It has the raw figures of every run. Documents that the project's texts show are
+committed in experiments/results.
 
-In a text (*.md) a table stands between two lines. "lab results docs" makes it again from its document:
+In a text (*.md), a table of a document stands between two such lines. "lab results docs" makes the table
+again from its document:
 
     <!-- results: late-dense overview -->
     <!-- /results -->
@@ -84,11 +86,11 @@ func resultsListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list [DIR]",
 		Short: "List documents, one in each line",
-		Long: `List shows each document of a directory in one line: its name, the instrument, when, with which commit
-and on which machine it was measured. The directory is experiments/results of the checkout unless
-another one is given. A file (*.json) that is no document is named as an error.
+		Long: `List shows each document of a directory in one line. The line has its name and the instrument. It says
+when, with which commit and on which machine it was measured. The directory is experiments/results of
+the checkout, unless another one is given. A file (*.json) that is not a document is reported as an error.
 
-Exit codes: 0 done; 1 failed, or a file is no document; 2 wrong usage.`,
+Exit codes: 0 done; 1 failed, or a file is not a document; 2 wrong usage.`,
 		Example: `  lab results list
   lab results list measured/`,
 		Args: cobra.MaximumNArgs(1),
@@ -113,8 +115,8 @@ func resultsTableCommand() *cobra.Command {
 		Use:   "table FILE|NAME [PART...]",
 		Short: "Print the tables of a document as Markdown",
 		Long: `Table prints the report of a document as Markdown. PARTs choose what is printed, in their order. A
-series of lab pressure has conditions, settings, overview and remarks, one of lab harm has conditions,
-scenes and remarks. The reports of other instruments are printed as a whole.
+series of lab pressure has the parts conditions, settings, overview and remarks. A series of lab harm has
+conditions, scenes and remarks. The reports of other instruments are printed as a whole.
 ` + aboutNames,
 		Example: `  lab results table late-dense
   lab results table runs.json overview remarks`,
@@ -136,23 +138,24 @@ func resultsDocsCommand() *cobra.Command {
 	var check bool
 	cmd := &cobra.Command{
 		Use:   "docs [--check] [DIR]",
-		Short: "Put tables and figures into the texts of a checkout, or check those there",
-		Long: `Docs replaces what stands between these lines in all texts (*.md) of a checkout:
+		Short: "Put tables and figures into the texts of a checkout, or check them",
+		Long: `Docs puts tables and figures into the texts (*.md) of a checkout. In a text, it replaces what stands
+between these two lines by the table of the document NAME in experiments/results:
 
     <!-- results: NAME [PART...] -->
     <!-- /results -->
 
-by the table of the document NAME in experiments/results, and names each file that it changed. PARTs are
-those of "lab results table". With figure=FILE.svg instead of PARTs it draws the document's figure into
-that file beside the text, or in a directory below; variants may follow, as those of --curve of "lab
-results figure" do. Two other marks begin tables that are not of one document:
+PARTs are those of "lab results table". With figure=FILE.svg instead of PARTs, docs draws the document's
+figure into that file, which is beside the text or in a directory below. Variants may follow, as after
+--curve of "lab results figure". Two other marks begin tables that are not of one document:
 
     <!-- results: versus=BASE,OTHER NAME... -->    how fast the variant OTHER is against BASE, in several series
     <!-- results: table=NAME -->                   the figures in experiments/results/copied/NAME.csv
 
-Lines that are indented, or in a fence of code, are examples and stay.
+Lines that are indented, or in a fence of code, are examples and stay as they are. Docs prints the name of
+each file that it changed.
 
-DIR is the checkout; by default it is the one that the command is run in. The same data give the same
+DIR is the checkout, which is by default the one in which the command is run. The same data give the same
 bytes.
 
 Exit codes: 0 done, or with --check nothing differs; 1 failed, or a table or figure differs from its
@@ -181,7 +184,7 @@ data; 2 wrong usage.`,
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&check, "check", false, "change nothing; fail where a table or figure differs from its data")
+	cmd.Flags().BoolVar(&check, "check", false, "change nothing, and fail if a table or figure differs from its data")
 	return cmd
 }
 
@@ -190,12 +193,12 @@ func resultsCompareCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare OLD NEW",
 		Short: "Compare two documents: is the newer series slower than the older one?",
-		Long: `Compare shows, for each setting and variant that two series of lab pressure or lab harm both have, the
-median of tokens per second with the least and the greatest, and the ratio of the medians with the least
-and the greatest ratio of a new run to an old one. The verdict is "slower" or "faster" only if all new
-runs are beyond all old ones, and if both series have two runs or more there.
+		Long: `Compare compares two series of lab pressure or lab harm, for each setting and variant that both have. For
+each series it shows the median, the least and the greatest of tokens per second. It shows the ratio of
+the medians, and the least and the greatest ratio of a new run to an old run. The verdict is "slower" or
+"faster" only if all new runs are beyond all old runs, and if both series have at least two runs there.
 
-What else differs between the two is listed first: machine, disk, helper, tokens. A difference in speed
+What else differs between the two is listed first: machine, disk, helper and tokens. A difference in speed
 may come from that.
 ` + aboutNames,
 		Example: `  lab results compare late-dense again.json
@@ -228,12 +231,12 @@ func resultsParquetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "parquet -o FILE [DIR]",
 		Short: "Write the runs of all documents as one Parquet table",
-		Long: `Parquet writes one table with a row for each run of each document in a directory, which is
-experiments/results of the checkout unless another one is given. Columns say what the document says
-(document, kind, started, commit, command, cpu, cpus, memory_bytes, kernel, cgroup_version), under which
-setting the run was made, and what was measured; their names tell the units. What an instrument does not
-know of its runs is null, or NaN where it is a fraction. Only lab pressure and lab harm have runs at
-settings; documents of other instruments are left out, and named.
+		Long: `Parquet writes one table with a row for each run of each document in a directory. The directory is
+experiments/results of the checkout, unless another one is given. Some columns have what the document says
+of the series: document, kind, started, commit, command, cpu, cpus, memory_bytes, kernel and
+cgroup_version. The others have the setting of the run, and what was measured. Their names tell the units.
+What an instrument does not know of its runs is null, or NaN where it is a fraction. Only lab pressure and
+lab harm have runs at settings. Documents of other instruments are left out, and their names are printed.
 
 Exit codes: 0 written; 1 failed; 2 wrong usage.`,
 		Example: `  lab results parquet -o runs.parquet
@@ -268,7 +271,7 @@ Exit codes: 0 written; 1 failed; 2 wrong usage.`,
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&out, "output", "o", "", "the `file` that is written")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`")
 	return cmd
 }
 
@@ -280,11 +283,12 @@ func resultsFigureCommand() *cobra.Command {
 		Short: "Draw a document: tokens per second against the share that fits, or what observers cost",
 		Long: `Figure draws a series of lab pressure or of lab overhead.
 
-Of lab pressure it draws the medians against the share of the model that fits in memory, with a curve for
-each variant, the range of its runs as upright bars, and the bound that no strategy can exceed. Of lab
-overhead it draws the share of the tokens per second that each observer takes, with its interval.
+Of lab pressure it draws tokens per second against the share of the model that fits in memory. It has a
+curve of medians for each variant, with upright bars for the range of its runs. It also has the bound,
+which no strategy can exceed. Of lab overhead it draws the share of the tokens per second that each
+observer takes, with its interval.
 
-The format follows from the name: ` + strings.Join(chart.Formats, ", ") + `. The same document gives the same bytes.
+The format follows from the file's name: ` + strings.Join(chart.Formats, ", ") + `. The same document gives the same bytes.
 ` + aboutNames,
 		Example: `  lab results figure late-dense -o speed.svg
   lab results figure demo/matrix/dense-q8_0.json -o speed.svg --curve plain --curve auto=prefetchd`,
@@ -301,9 +305,9 @@ The format follows from the name: ` + strings.Join(chart.Formats, ", ") + `. The
 			return outfile.Write(out, func(w io.Writer) error { return d.WriteFigure(w, format, curves...) })
 		},
 	}
-	cmd.Flags().StringVarP(&out, "output", "o", "", "the `file` that is drawn")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write the figure to this `file`")
 	cmd.Flags().StringArrayVar(&curves, "curve", nil,
-		"draw this variant or observer, `NAME[=LABEL]`; may be repeated (default: all)")
+		"draw only this variant or observer, as `NAME[=LABEL]`. May be repeated (default: all)")
 	return cmd
 }
 
@@ -315,14 +319,14 @@ func resultsImportCommand() *cobra.Command {
 	var o resultsImportOptions
 	cmd := &cobra.Command{
 		Use:   "import REPORT -o FILE [--kind KIND --commit COMMIT --command LINE]",
-		Short: "Make a document for others of a saved series: with base names instead of paths",
-		Long: `Import makes a document that can be committed: paths of this machine are replaced by their last parts,
-in all texts but those that a model generated.
+		Short: "Make a document for others from a saved series, without the paths of this machine",
+		Long: `Import makes a document that can be committed. It replaces each path of this machine by its last part, in
+all texts but those that a model generated.
 
-REPORT is a document, or the report that --save of an older build wrote, which has no schema. Of such a
+REPORT is a document, or a report that --save of an older build wrote, which has no schema. For such a
 report, --kind says which instrument measured it, --commit with which build, and --command by which
-command line. The document says that these were told. When and on which machine the series was measured
-must be in the report.
+command line. The document says that it has these from the flags. The report itself must say when, and on
+which machine, the series was measured.
 
 Kinds: ` + strings.Join(results.Kinds(), ", ") + `.
 
@@ -334,10 +338,10 @@ Exit codes: 0 written; 1 failed; 2 wrong usage.`,
 		RunE: func(_ *cobra.Command, args []string) error { return o.run(args[0]) },
 	}
 	f := cmd.Flags()
-	f.StringVarP(&o.out, "output", "o", "", "the `file` that is written")
-	f.StringVar(&o.kind, "kind", "", "the instrument of a report without a document, a `name` of lab's subcommands")
-	f.StringVar(&o.commit, "commit", "", "the `commit` of the build that measured it, in hexadecimal")
-	f.StringVar(&o.command, "command", "", "the command `line` that measured it")
+	f.StringVarP(&o.out, "output", "o", "", "write to this `file`")
+	f.StringVar(&o.kind, "kind", "", "for a report of an older build: the `name` of the instrument that measured it")
+	f.StringVar(&o.commit, "commit", "", "for a report of an older build: the `commit` of the build that measured it, in hexadecimal")
+	f.StringVar(&o.command, "command", "", "for a report of an older build: the command `line` that measured it")
 	return cmd
 }
 

@@ -43,12 +43,12 @@ func rooflineCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "roofline [flags]",
 		Short: "Predict the tokens per second of a device in hardware",
-		Long: `Roofline predicts, for three public models, how many tokens per second a device in hardware would
-generate. The assumptions are flags. A token takes the longer of reading its weights and of computing
-with them. In addition, each product that waits for the one before costs a trip, and each layer the
-host's part; the device is idle then. Two sequences at a time, without shared reads ("two"), keep it
-busy. These are no measurements: fabric/TFMBS_DEVICE_SPEC.md says which figures are measured on the
-emulator, and which are assumed.
+		Long: `Roofline predicts how many tokens per second a device in hardware would generate, for three public models. The
+assumptions are flags. A token takes the time to read its weights, or the time to compute with them, whichever
+is longer. Two things come on top, in which the device is idle. Each product that waits for the one before costs
+a trip, and each layer costs the host's part. In the column "two", two sequences at a time keep the device busy.
+They share no reads. All of this is predicted, and nothing is measured. fabric/TFMBS_DEVICE_SPEC.md says which
+figures are measured on the emulator, and which are assumed.
 
 Exit codes: 0 predicted; 2 wrong usage.`,
 		Example: `  lab roofline
@@ -91,14 +91,14 @@ Exit codes: 0 predicted; 2 wrong usage.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	card.Bandwidth, card.Clock, card.Memory = card.Bandwidth/1e9, card.Clock/1e9, card.Memory/1e9
-	f.Float64Var(&card.Lanes, "lanes", card.Lanes, "products of a trit and a byte at a time")
-	f.Float64Var(&card.Clock, "clock", card.Clock, "`GHz`")
-	f.Float64Var(&card.Bandwidth, "bandwidth", card.Bandwidth, "of the device's memory, `GB/s`")
+	f.Float64Var(&card.Lanes, "lanes", card.Lanes, "number of products of a trit and a byte that are computed at the same time")
+	f.Float64Var(&card.Clock, "clock", card.Clock, "clock of the device in `GHz`")
+	f.Float64Var(&card.Bandwidth, "bandwidth", card.Bandwidth, "bandwidth of the device's memory in `GB/s`")
 	f.Float64Var(&card.Efficiency, "efficiency", card.Efficiency, "share of the bandwidth that is reached")
-	f.Float64Var(&card.Memory, "memory", card.Memory, "`GB`")
-	f.DurationVar(&card.Trip, "trip", card.Trip, "from a submission to its completion, without the product")
-	f.DurationVar(&card.Host, "host", card.Host, "the host's part of a layer")
-	f.Float64Var(&zeros, "zeros", zeros, "share of trits that are 0")
-	f.BoolVar(&asJSON, "json", false, "print JSON")
+	f.Float64Var(&card.Memory, "memory", card.Memory, "memory of the device in `GB`")
+	f.DurationVar(&card.Trip, "trip", card.Trip, "time from a submission to its completion, without the product itself")
+	f.DurationVar(&card.Host, "host", card.Host, "time that the host takes for its part of a layer")
+	f.Float64Var(&zeros, "zeros", zeros, "share of the trits that are 0")
+	f.BoolVar(&asJSON, "json", false, "print the predictions as JSON")
 	return cmd
 }

@@ -26,14 +26,15 @@ func serverloadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serverload [flags] -- llama-server -m model.gguf [flag...]",
 		Short: "Show what a llama-server's clients notice of a tracer that comes and goes",
-		Long: `Serverload starts a llama-server and keeps all of its slots busy with completions at temperature 0.
-In every other phase an observer attaches to it and detaches from it over and over. It compares
-tokens and latencies.
+		Long: `Serverload shows what a llama-server's clients notice of a tracer that comes and goes. It starts a
+llama-server, and keeps all of its slots busy with completions at temperature 0. In every other phase an
+observer attaches to the server and detaches from it, over and over. Serverload compares the tokens and the
+latencies of the phases.
 
-The command after -- is given --host, --port and --parallel. Needs root for tracer.
+It adds --host, --port and --parallel to the command after --. It needs root for tracer.
 
-Exit codes: 0 the clients' tokens are the same, none is missing and the server ends as it should; 1
-not so, or not measured; 2 wrong usage.`,
+Exit codes: 0 the clients' tokens are the same, none is missing, and the server ends as it should; 1 not so,
+or not measured; 2 wrong usage.`,
 		Example: `  sudo lab serverload --clients 4 -- llama-server -m model.gguf --no-repack -t 2 -c 8192
   sudo lab serverload --observer 'tracer --pid {pid} --detail graph -o /tmp/capture' \
       -- llama-server -m model.gguf -c 8192`,
@@ -47,13 +48,13 @@ not so, or not measured; 2 wrong usage.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Observer, "observer", "",
-		"a shell command that observes until SIGINT; {pid} is the server's process id (default: tracer)")
-	f.IntVar(&cfg.Clients, "clients", 4, "clients at a time, and slots")
-	f.IntVar(&cfg.Requests, "requests", 5, "requests of each client in a phase")
-	f.IntVarP(&cfg.Tokens, "tokens", "n", 64, "tokens of an answer")
-	f.IntVar(&cfg.Rounds, "rounds", 2, "rounds of plain, observed, observed, plain")
-	f.DurationVar(&cfg.On, "on", time.Second, "how long the observer stays")
-	f.DurationVar(&cfg.Off, "off", 500*time.Millisecond, "how long it stays away")
+		"a shell `command` that observes until SIGINT. In it, {pid} is the server's process id (default: tracer)")
+	f.IntVar(&cfg.Clients, "clients", 4, "clients at the same time, which is also the number of slots")
+	f.IntVar(&cfg.Requests, "requests", 5, "requests of each client in each phase")
+	f.IntVarP(&cfg.Tokens, "tokens", "n", 64, "tokens of each answer")
+	f.IntVar(&cfg.Rounds, "rounds", 2, "rounds, each of the four phases plain, observed, observed, plain")
+	f.DurationVar(&cfg.On, "on", time.Second, "how long the observer stays attached each time, such as 1s")
+	f.DurationVar(&cfg.Off, "off", 500*time.Millisecond, "how long the observer stays away each time, such as 500ms")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	f.SetInterspersed(false)
 

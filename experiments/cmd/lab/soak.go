@@ -35,18 +35,19 @@ func soakCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "soak [--minutes N] [--seed S] [-m model.gguf] [flags]",
 		Short: "Run the tools for minutes, kill them at random moments, and look for what is left",
-		Long: `Soak runs one llama.cpp after the other in memory control groups that hold half of the model, with a
-prefetchd or a tracer of its own, and by turns beside a prefetchd --auto that lives on. At random
-moments a tool gets SIGINT, SIGTERM or SIGKILL, or the target is killed. After each round it looks
-for processes, control groups, locked pages and files that are left, and compares the text with that
-of a run without a limit; in the end for BPF objects, and whether prefetchd --auto grew.
+		Long: `Soak runs the tools for minutes, kills them at random moments, and looks for what is left. It runs one
+llama.cpp after the other, in memory control groups that hold half of the model. Each has a prefetchd or a
+tracer of its own. In some rounds a prefetchd --auto that lives on runs beside it. At random moments a tool
+gets SIGINT, SIGTERM or SIGKILL, or the target is killed. After each round, soak looks for processes, control
+groups, locked pages and files that are left. It compares the text with that of a run without a limit. At the
+end it looks for BPF objects, and whether prefetchd --auto grew.
 
-With --server the targets are a llama-server with one slot, which is asked for a few tokens at a
-time, and each text is compared with what the server says without a limit.
+With --server the targets are a llama-server with one slot, which is asked for a few tokens at a time. Each
+text is compared with what the server says without a limit.
 
-What happens follows from --seed; at which token it happens depends on the machine.
+What happens follows from --seed. At which token it happens depends on the machine.
 
-Needs root: it makes control groups and drops the page cache.
+Needs root, because it makes control groups and drops the page cache.
 
 Exit codes: 0 nothing was found; 1 something was found, it failed, or was interrupted; 2 wrong usage.`,
 		Example: `  sudo lab soak --minutes 10
@@ -61,16 +62,16 @@ Exit codes: 0 nothing was found; 1 something was found, it failed, or was interr
 		},
 	}
 	f := cmd.Flags()
-	f.Float64Var(&o.minutes, "minutes", 10, "how long, after the model was made and a first run")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of what happens")
+	f.Float64Var(&o.minutes, "minutes", 10, "run for so many `minutes`, counted from when the model is made and has run once")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of what happens at random")
 	f.StringVarP(&o.Model, "model", "m", "",
 		"the model, a GGUF `file` on a disk (default: one with random weights is made)")
-	cli.SizeVar(f, &o.size, "size", "size of the model that is made")
+	cli.SizeVar(f, &o.size, "size", "`size` of the model that is made, if none is given")
 	f.StringVar(&o.Dir, "dir", "/var/tmp",
-		"`directory` on a disk for the model that is made, its copies, and all other files")
-	f.StringVar(&o.Prefetchd, "prefetchd", siblingCommand("prefetchd"), "the `program` prefetchd")
-	f.StringVar(&o.Tracer, "tracer", siblingCommand("tracer"), "the `program` tracer")
-	f.StringVar(&o.server, "server", "", "the `program` llama-server, to be run instead of llamarun")
+		"`directory` for the model that is made, its copies, and all other files. It must be on a disk")
+	f.StringVar(&o.Prefetchd, "prefetchd", siblingCommand("prefetchd"), "run this `program` as prefetchd")
+	f.StringVar(&o.Tracer, "tracer", siblingCommand("tracer"), "run this `program` as tracer")
+	f.StringVar(&o.server, "server", "", "run this `program` llama-server instead of llamarun")
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, results.Soak, "the report", "counts and findings")
 	return cmd

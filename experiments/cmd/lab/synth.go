@@ -56,35 +56,35 @@ func synthCommand() *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
 		Use:   "synth -o MODEL {--size SIZE | --layers N --embd N --ff N --heads N | --inflate N SOURCE}",
-		Short: "Write a GGUF model with random weights that llama.cpp loads and runs, or one with heavier experts",
-		Long: `Synth writes a model with random weights and a byte-level vocabulary: a llama, dense or mixture of
-experts, or with --arch another mixture of experts, whose router is of another kind. llama.cpp runs
-it like any other; its text is varied nonsense. The same flags give the same bytes.
+		Short: "Write a GGUF model with random weights that llama.cpp runs, or make a model heavier",
+		Long: `Synth writes a model with random weights and a byte-level vocabulary. It is a llama, dense or with a mixture of
+experts. With --arch it is another mixture of experts, whose router is of another kind. llama.cpp runs it like
+any other model. Its text is varied nonsense. The same flags give the same bytes.
 
-Either --size chooses the dimensions, or --layers, --embd, --ff, --heads (and --kv-heads) give them.
+Either --size chooses the dimensions, or --layers, --embd, --ff, --heads and perhaps --kv-heads give them.
 
-With --table the model has a table of about that size, of which a token reads one row
-(per_layer_token_embd.weight, as models of the Gemma 3n kind have it). It has as many tokens as the table
-has rows. A prompt of words of a few letters, as " ab xyz", takes its tokens from all over the table. With
-experts it is a mixture besides.
+With --table the model has a table of about that size, of which a token reads one row. It is
+per_layer_token_embd.weight, as in models of the Gemma 3n kind. The model has as many tokens as the table has
+rows. A prompt of words of a few letters, such as " ab xyz", takes its tokens from all over the table. With
+--experts the model is also a mixture.
 
-With --routes the routers choose what a recorded trace of a real model's routing says, token by token.
-The model says the trace's tokens one after the other (" t0", " t1" and so on, whatever the prompt), and
-begins again after the last. Width, type and size are free, but the experts are the trace's. Layers
-beyond the trace's choose as its layers from the first on. A prompt that is text chooses as tokens of the
-trace's prompt do. A prompt that names the trace's tokens, as " t0 t1 t2", chooses as these. The trace is
-CSV as the project BigMoeOnEdge publishes it ("route_trace v1"), plain or compressed by gzip. How well a
-layer's choice can be foretold from what the router before has read is set with --recall. Measure within
-the trace's length: when it begins again, whoever watches may know it by heart.
+With --routes the routers choose, token by token, what a recorded trace of a real model's routing says. The model
+says the trace's tokens one after the other (" t0", " t1" and so on), whatever the prompt is. After the last it
+begins again. Width, type and size are free, but the experts are the trace's. If the model has more layers than
+the trace, the others choose as the trace's layers from the first on. A prompt that is text chooses as the tokens
+of the trace's prompt do. A prompt that names the trace's tokens, such as " t0 t1 t2", chooses as these tokens.
+The trace is CSV as the project BigMoeOnEdge publishes it ("route_trace v1"), plain or compressed by gzip.
+--recall sets how well a layer's choice can be foretold from what the router before has read. Measure no more
+tokens than the trace has. When it begins again, whoever watches may know it by heart.
 
-With --inflate it copies a trained model instead and makes its feed-forward networks N times as wide;
-in a mixture of experts these are the experts. The added blocks have a scale of 0 and random digits:
-they add nothing, so that text and routing stay the same, and do not compress. So a small model gets
-the bytes of a large one. Blocks without a scale (F16, F32) are filled with zeros, which do compress.
+With --inflate synth copies a trained model instead, and makes its feed-forward networks N times as wide. In a
+mixture of experts these are the experts. The added blocks have a scale of 0 and random digits. So they add
+nothing to the result, text and routing stay the same, and the file cannot be compressed. A small model gets the
+bytes of a large one in this way. Blocks without a scale (F16, F32) are filled with zeros, which can be compressed.
 
-The model appears under its name only when it is whole. A progress bar is drawn if stderr is a terminal.
+The model appears under its name only when it is whole. A progress bar is drawn if standard error is a terminal.
 
-Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an impossible model.`,
+Exit codes: 0 written; 1 failed, or interrupted; 2 wrong usage or an impossible model.`,
 		Example: `  lab synth -o model.gguf --size 1GB --type Q8_0 --seed 1
   lab synth -o moe.gguf --size 1.4GB --type Q8_0 --experts 32 --used 4
   lab synth -o small.gguf --layers 4 --embd 256 --ff 768 --heads 4 --type Q4_K
@@ -117,7 +117,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 		},
 	}
 	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVarP(&out, "output", "o", "", "file to write; - for stdout")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this `file`, or with - to standard output")
 	o.add(cmd)
 	return cmd
 }
@@ -172,37 +172,37 @@ func (o *synthOptions) model(cmd *cobra.Command, args []string) (*synthModel, er
 // add adds the flags.
 func (o *synthOptions) add(cmd *cobra.Command) {
 	f, cfg := cmd.Flags(), &o.cfg
-	cli.SizeVar(f, &o.size, "size", "size of the file (1.2GB, 700MiB): chooses the dimensions")
+	cli.SizeVar(f, &o.size, "size", "`size` of the file, such as 1.2GB or 700MiB. It chooses the dimensions")
 	cli.EnumVar(cmd, &o.typeName, "type", "", []string{"F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q2_0", "Q1_0", "TQ1_0",
-		"TQ2_0"}, "weight type")
+		"TQ2_0"}, "type of the weights")
 	f.IntVar(&o.factor, "inflate", 0,
-		"copy a model, with feed-forward networks (experts) `N` times as wide; text and routing stay the same")
-	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
-	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model (with --routes: the trace's)")
-	f.IntVar(&cfg.Used, "used", 0, "experts used per token (with --routes: the trace's)")
-	f.StringVar(&o.routes, "routes", "", "`FILE` with the trace of what routers are to choose, token by token")
+		"copy the model SOURCE, with feed-forward networks (experts) `N` times as wide. Text and routing stay the same")
+	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all random values")
+	f.IntVar(&cfg.Experts, "experts", 0, "number of experts in each layer. 0 makes a dense model (default 0, or with --routes the trace's)")
+	f.IntVar(&cfg.Used, "used", 0, "number of experts that a token uses in each layer (with --routes by default the trace's)")
+	f.StringVar(&o.routes, "routes", "", "`FILE` with the trace that says what routers choose, token by token")
 	f.Float64Var(&cfg.Recall, "recall", synth.UsualRecall, "with --routes: the share of a layer's choice that the "+
-		"router before foretells;\nthe default was measured on trained models")
-	cli.EnumVar(cmd, &cfg.Arch, "arch", "", synth.Archs(), "architecture, which has a kind of router")
-	f.IntVar(&cfg.Groups, "groups", 0, "groups of experts, of which the best are chosen first")
-	f.IntVar(&cfg.GroupsUsed, "groups-used", 0, "groups used per token")
+		"router before foretells. The default was measured on trained models")
+	cli.EnumVar(cmd, &cfg.Arch, "arch", "", synth.Archs(), "architecture, which decides the kind of router")
+	f.IntVar(&cfg.Groups, "groups", 0, "number of groups of experts. The best groups are chosen first")
+	f.IntVar(&cfg.GroupsUsed, "groups-used", 0, "number of groups that a token uses")
 	f.IntVar(&cfg.Shared, "shared", 0,
-		"shared experts, which every token uses (qwen2moe, deepseek2, deepseek4; default 1)")
-	f.BoolVar(&cfg.Sigmoid, "sigmoid", false, "a router with sigmoid and a bias for the choice (deepseek2)")
-	f.BoolVar(&cfg.Fused, "fused", false, "gate and up of the experts in one tensor (deepseek2)")
-	f.IntVar(&cfg.Hashed, "hashed", 0, "first layers in which the token's id chooses the experts (deepseek4)")
-	cli.SizeVar(f, &cfg.Table, "table", "size of a table of which a token reads one row (gemma4)")
-	f.IntVar(&cfg.PerLayer, "per-layer", 0, "elements of such a row that each layer reads (default: as many as --embd)")
-	f.BoolVar(&cfg.Tied, "tied", false, "no output.weight: the token embeddings are used for the logits, too")
-	f.IntVar(&cfg.Layers, "layers", 0, "layers (with --routes: by default the trace's)")
+		"number of shared experts, which every token uses. For qwen2moe, deepseek2 and deepseek4 (default 1)")
+	f.BoolVar(&cfg.Sigmoid, "sigmoid", false, "the router has a sigmoid, and a bias for the choice. For deepseek2")
+	f.BoolVar(&cfg.Fused, "fused", false, "gate and up of the experts are in one tensor. For deepseek2")
+	f.IntVar(&cfg.Hashed, "hashed", 0, "in the first `N` layers, the token's id chooses the experts. For deepseek4 (default 0)")
+	cli.SizeVar(f, &cfg.Table, "table", "`size` of a table of which a token reads one row. For gemma4")
+	f.IntVar(&cfg.PerLayer, "per-layer", 0, "with --table: number of elements of a row that each layer reads (default: as many as --embd)")
+	f.BoolVar(&cfg.Tied, "tied", false, "there is no output.weight. The token embeddings are used for the logits, too")
+	f.IntVar(&cfg.Layers, "layers", 0, "number of layers (with --routes by default the trace's)")
 	f.IntVar(&cfg.Embd, "embd", 0,
-		"width of the model, a multiple of the type's block (Q4_K, TQ1_0 and TQ2_0: 256, Q1_0: 128, Q2_0: 64, "+
-			"Q8_0 and Q4_0: 32)")
-	f.IntVar(&cfg.FF, "ff", 0, "width of the feed-forward network (of each expert), a multiple of the type's block")
-	f.IntVar(&cfg.Heads, "heads", 0, "attention heads")
-	f.IntVar(&cfg.KVHeads, "kv-heads", 0, "key/value heads (default: as many as --heads)")
-	f.IntVar(&cfg.Vocab, "vocab", synth.ByteVocab, "tokens; with --routes the trace's come on top by default")
-	f.IntVar(&cfg.Ctx, "ctx", 4096, "context length to declare")
+		"width of the model, a multiple of the type's block, which is 256 for Q4_K, TQ1_0 and TQ2_0, 128 for Q1_0, "+
+			"64 for Q2_0, and 32 for Q8_0 and Q4_0")
+	f.IntVar(&cfg.FF, "ff", 0, "width of the feed-forward network, or of each expert, a multiple of the type's block")
+	f.IntVar(&cfg.Heads, "heads", 0, "number of attention heads")
+	f.IntVar(&cfg.KVHeads, "kv-heads", 0, "number of heads of keys and values (default: as many as --heads)")
+	f.IntVar(&cfg.Vocab, "vocab", synth.ByteVocab, "number of tokens in the vocabulary. With --routes the trace's come on top by default")
+	f.IntVar(&cfg.Ctx, "ctx", 4096, "the context length that the model declares, in tokens")
 }
 
 // checkInflation returns an error if a flag is set that describes a model. With --inflate the model
