@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -276,6 +278,43 @@ func TestUpdate(t *testing.T) {
 	r.end()
 	if err := <-r.ended; err != nil || r.helped != 4 {
 		t.Errorf("%v, %d helpers were started; want 4", err, r.helped)
+	}
+}
+
+// A target that is selected again while its helper is still ending gets another one when that has ended.
+func TestSelectedAgainWhileEnding(t *testing.T) {
+	const name = "ending-target"
+	target := startTargets(t, name, true, 1)[0].PID()
+	r := startRun(t, newFinder(t, name), 1, 0)
+	testenv.WaitFor(t, "a helper", func() bool { return r.hasBegun(name, target) })
+	gate := filepath.Join(t.TempDir(), "gate")
+	slow := Update{MaxHelpers: 1, Finder: newFinder(t, "nobody-has-this-name"),
+		Helper: func(c processes.Candidate, _ int64) []string {
+			return []string{"sh", "-c", `trap 'while [ ! -e "$0" ]; do sleep 0.01; done; exit 0' TERM; echo slow >&2; ` +
+				`while :; do sleep 0.01; done`, gate}
+		}}
+	r.updates <- slow
+	testenv.WaitFor(t, "the end of the first helper", func() bool {
+		return strings.Contains(r.out.String(), fmt.Sprintf("summary %d\n", target))
+	})
+	choose := func(names ...string) {
+		slow.Finder = newFinder(t, names...)
+		r.updates <- slow
+	}
+	begun := func() int { return strings.Count(r.said.String(), "slow\n") }
+	choose(name)
+	testenv.WaitFor(t, "the slow helper", func() bool { return begun() == 1 })
+	choose("nobody-has-this-name") // it is told to end, and does not
+	choose(name)
+	slow.Finder = nil
+	r.updates <- slow // which is taken when the target was found again
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "another helper", func() bool { return begun() == 2 })
+	r.end()
+	if err := <-r.ended; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -154,14 +154,14 @@ type helper struct {
 	result  error // of the command, when it has ended
 }
 
-// add notes candidates that were found. Of one that is helped, or waits, more is known now. One whose helper has ended
-// gets another.
+// add notes candidates that were found. Of one that is helped, or waits, more is known now. One whose helper has ended,
+// or is ending because it was not to be helped any more, gets another.
 func (k *keeper) add(found []processes.Candidate) {
 	for _, c := range found {
 		i := slices.IndexFunc(k.waiting, func(w processes.Candidate) bool { return w.PID == c.PID })
 		switch h := k.helpers[c.PID]; {
 		case c.PID == k.o.Beside:
-		case h != nil && (h.GGML || !c.GGML):
+		case h != nil && !h.leftOut && (h.GGML || !c.GGML):
 			c.GGML, c.Model = c.GGML || h.GGML, c.Model || h.Model // another Finder may know less so far
 			h.Candidate = c
 		case i >= 0:
