@@ -53,6 +53,7 @@ func TestTypesOfForks(t *testing.T) {
 		{143, 64 * (2 + 2*52), "IQ1_TN", 64 * (2 + 2*52)},
 		// No type with the number explains the offsets: up to the next tensor.
 		{144, 16000, "type(144)", 16000},
+		{144, 64*(4+2*136) + 32, "type(144)", 64*(4+2*136) + 32}, // one unit of the alignment too many
 		{142, 100, "type(142)", 128},
 		// Nothing is known of the number.
 		{4, 1000, "type(4)", 1024},

@@ -219,6 +219,7 @@ func TestHoles(t *testing.T) {
 		{"negative dimension", dims(F32, math.MaxUint64), "dimension 0 is 18446744073709551615", nil},
 		{"product wraps to 0", dims(F32, 1<<32, 1<<32), "number of elements does not fit", nil},
 		{"product wraps to a small number", dims(F32, 1<<62, 4, 1<<60, 16), "number of elements does not fit", nil},
+		{"product that wraps beside a 0", dims(F32, 0, 1<<62, 4), "number of elements does not fit", nil},
 		{"product of 63 bits, size of 65", dims(F32, 1, 1<<62), "its size does not fit", nil},
 		{"row of 65 bits", dims(F32, 1<<62), "does not fit 63 bits", nil},
 		{"row not of whole blocks", dims(Q4_K, 255), "not a whole number of Q4_K blocks", nil},
@@ -570,5 +571,18 @@ func TestStructureBound(t *testing.T) {
 				runtime.KeepAlive(b)
 			}
 		})
+	}
+}
+
+// A file keeps copies of strings up to a limit for all of them. The others are read when they are asked for.
+func TestKeptStringsAreBounded(t *testing.T) {
+	const count = maxKeptAll/maxKept + 10
+	m := small()
+	for i := range count {
+		m.kvs = append(m.kvs, kvSpec{fmt.Sprint("long.", i), ValueString, str(string(make([]byte, maxKept)))})
+	}
+	f := mustParse(t, m.encode())
+	if len(f.kept) > maxKeptAll || len(f.kept) < maxKeptAll-maxKept {
+		t.Errorf("%d bytes are kept, want nearly %d", len(f.kept), maxKeptAll)
 	}
 }
