@@ -38,7 +38,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset mutation coverage lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -152,6 +152,15 @@ dataset: build ## make the data set of captures for others, with data card and l
 # QUICK=1 measures a part of it in less than ten minutes. It goes on where it was when it is run again; MATRIX has more flags.
 experiments: build ## measure models x memory x strategies of experiments/matrix.yaml (root, a quiet machine, two hours; QUICK=1: ten minutes)
 	bin/lab matrix $(if $(QUICK),--quick) $(MATRIX)
+
+# Hours for all of them; "internal/mutation/run.py 23-33" takes some. It needs python3.
+mutation: ## put each fault of internal/mutation/faults.json into the code, and say which of them no test finds
+	internal/mutation/run.py
+
+coverage: deps ## the share of each package's statements that its own tests reach, as a table (root; as long as make test)
+	@mkdir -p $(BIN); go test -cover -timeout 20m $(LDFLAGS) ./... > $(BIN)/coverage.txt; status=$$?; \
+	grep -E '^(---|FAIL|panic)' $(BIN)/coverage.txt; \
+	sed -n 's#^ok *\ttensorcast/\([^\t]*\)\t.*coverage: \([0-9.]*\)%.*#| `\1` | \2 |#p' $(BIN)/coverage.txt; exit $$status
 
 overhead: build ## measure what tracer costs and whether it accounts for every op (root, a quiet machine)
 	@mkdir -p demo
