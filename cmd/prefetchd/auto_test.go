@@ -44,7 +44,7 @@ func startNamed(t *testing.T, name string) *exec.Cmd {
 // TestAuto checks that a new process is helped, and that it goes on when the help ends, because
 // prefetchd was killed or because it was told to end.
 func TestAuto(t *testing.T) {
-	testenv.NeedRoot(t)
+	testenv.NeedQuiet(t)
 	const name = "auto-target"
 	dir := filepath.Join(t.TempDir(), "run")
 	start := func(flags ...string) (*exec.Cmd, *bytes.Buffer) {

@@ -218,7 +218,7 @@ func TestInstalledConfig(t *testing.T) {
 // --auto reads the file anew at SIGHUP: its log says what has changed, and those who may not be helped any more are
 // not. With a wrong file all stays as it is.
 func TestReload(t *testing.T) {
-	testenv.NeedRoot(t)
+	testenv.NeedQuiet(t)
 	const name = "reload-target"
 	dir := t.TempDir()
 	run, path := filepath.Join(dir, "run"), filepath.Join(dir, "x.yaml")
@@ -288,6 +288,7 @@ func TestReload(t *testing.T) {
 
 // Which models, programs and units may have how much holds for running targets, too, and is told as their budget.
 func TestBudgetOf(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	const budget = 60 << 20
 	r := newRig(t, 2, 150)

@@ -96,6 +96,7 @@ func TestCopiesAreForeseen(t *testing.T) {
 // TestKilledWhileLoading checks that prefetchd says that the kernel has ended its target, in which group and with which
 // limit, and what to do.
 func TestKilledWhileLoading(t *testing.T) {
+	testenv.NeedQuiet(t)
 	r := newCopyingRig(t)
 	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; read x; exec "$0" "$@"`
 	cmd := exec.Command("sh", append([]string{"-c", script}, r.in.Command(t.Context(), r.options).Args...)...)

@@ -74,6 +74,7 @@ func (r *rig) execSummary(h *helper, status int) (s prefetch.Summary) {
 // TestExec checks a target that prefetchd starts. It generates the same text as without help, is
 // helped from its load on by a guess that is right, and is not killed for memory.
 func TestExec(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.6, 60)
 	h := r.exec("--always", "-v")
 	s := r.execSummary(h, 0)
@@ -107,6 +108,7 @@ func TestExecFits(t *testing.T) {
 		probes bool
 	}{"just": {1.2, true}, "easily": {8, false}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, tc.share, 100)
 			r.options.Repeat = 1000 // it runs until it gets a signal
 			h := r.exec("-v")
@@ -209,6 +211,7 @@ func (r *rig) startWaiting() (begin func()) {
 // TestAttachBeforeLoad checks that a prefetchd that waits for its target to load ggml also helps with
 // the load of the model.
 func TestAttachBeforeLoad(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.6, 60)
 	begin := r.startWaiting()
 	h := startHelper(t, r.target.Process.Pid, "--wait", "--always")

@@ -103,6 +103,7 @@ func checkExperts(t *testing.T, r *rig, s prefetch.Summary) {
 // TestMixture checks that a mixture whose experts do not fit is helped: the experts that its routers
 // choose are read before the target touches them.
 func TestMixture(t *testing.T) {
+	t.Parallel()
 	r := newMixture(t, 100)
 	r.start()
 	r.finish()
@@ -130,6 +131,7 @@ func TestMixture(t *testing.T) {
 
 // TestUnknownMixture checks that a mixture of a type that nobody knows is helped.
 func TestUnknownMixture(t *testing.T) {
+	t.Parallel()
 	r := newMixture(t, 100)
 	whole := r.options.Model
 	r.options.Model = llamatest.Copy(t, whole)

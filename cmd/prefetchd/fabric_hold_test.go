@@ -52,6 +52,7 @@ func (r *rig) device() (pid int, socket string) {
 // TestHandOver checks that a device multiplies with weights that it holds in less memory, so that the
 // target reads less of its file, and that the target survives what may happen to the device.
 func TestHandOver(t *testing.T) {
+	testenv.NeedQuiet(t)
 	for _, test := range []struct {
 		name   string
 		tokens int

@@ -42,6 +42,7 @@ func parseLog(t *testing.T, log string) (all []logLine) {
 // TestLogJSON checks that with --log json each line is an object: statuses, warnings, the summary,
 // and errors.
 func TestLogJSON(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.7, 300)
 	r.start()
 	pid := r.target.Process.Pid

@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -78,6 +80,12 @@ func newRig(t *testing.T, share float64, tokens int) *rig {
 	return newRigOf(t, "dense", llamatest.Model(t, model), share, tokens)
 }
 
+// groups counts the control groups of this process's tests.
+var groups atomic.Int64
+
+// nameGroup returns a name that no other control group of a test has, as tests may run in parallel.
+func nameGroup() string { return fmt.Sprintf("tensorcast-test-%d-%d", os.Getpid(), groups.Add(1)) }
+
 // newRigOf is newRig with the model at path. No other model may have the same name.
 func newRigOf(t *testing.T, name, path string, share float64, tokens int) *rig {
 	t.Helper()
@@ -93,7 +101,7 @@ func newRigOf(t *testing.T, name, path string, share float64, tokens int) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.group, err = cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid())); err != nil {
+	if r.group, err = cgroup.Create(root, nameGroup()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -235,7 +243,10 @@ func (r *rig) finish() {
 }
 
 // plainRuns are the results of targets without a limit and without prefetchd.
-var plainRuns = map[plainKey]*llama.Result{}
+var plainRuns struct {
+	sync.Mutex // a test that needs a result waits for the one that makes it
+	results    map[plainKey]*llama.Result
+}
 
 // plainKey says which target a result is of.
 type plainKey struct {
@@ -246,15 +257,20 @@ type plainKey struct {
 // plainRun returns the result of the rig's target without a limit and without prefetchd.
 func plainRun(r *rig) *llama.Result {
 	r.t.Helper()
+	plainRuns.Lock()
+	defer plainRuns.Unlock()
 	key := plainKey{r.name, r.options.Tokens}
-	if plainRuns[key] == nil {
+	if plainRuns.results[key] == nil {
 		plain, err := r.in.Run(r.t.Context(), r.options)
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		plainRuns[key] = plain
+		if plainRuns.results == nil {
+			plainRuns.results = map[plainKey]*llama.Result{}
+		}
+		plainRuns.results[key] = plain
 	}
-	return plainRuns[key]
+	return plainRuns.results[key]
 }
 
 // summary waits for prefetchd to end, and returns its summary.
@@ -279,6 +295,7 @@ func TestStrategies(t *testing.T) {
 			strategy = "auto" // the new name of "both"
 		}
 		t.Run(strings.Join(flags, " "), func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, 0.6, 150)
 			r.start()
 			h := r.help(append([]string{"--strategy"}, flags...)...)
@@ -329,6 +346,7 @@ func TestStrategies(t *testing.T) {
 
 // TestBudget checks that a budget is kept if the cgroup has more room.
 func TestBudget(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2, 150)
 	r.start()
 	const budget = 60 << 20
@@ -353,12 +371,13 @@ func TestBudget(t *testing.T) {
 
 // TestBudgetAlone checks that a budget is used, and kept, if there is no limit except the host's.
 func TestBudgetAlone(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2, 150)
 	if root, err := cgroup.Root(); err != nil {
 		t.Fatal(err)
 	} else if err := r.group.Remove(); err != nil {
 		t.Fatal(err)
-	} else if r.group, err = cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid())); err != nil {
+	} else if r.group, err = cgroup.Create(root, nameGroup()); err != nil {
 		t.Fatal(err)
 	}
 	r.start()
@@ -372,6 +391,7 @@ func TestBudgetAlone(t *testing.T) {
 
 // TestSplitModel checks that prefetchd helps with all files of a model in several files.
 func TestSplitModel(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.6, 150)
 	parts := llamatest.Split(t, r.options.Model)
 	whole := r.options.Model
@@ -393,6 +413,7 @@ func TestSplitModel(t *testing.T) {
 func TestUnknownType(t *testing.T) {
 	for _, number := range []uint32{gguf.Q8_0.Number(), 999} {
 		t.Run(gguf.Type(number).String(), func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, 0.6, 150)
 			whole := r.options.Model
 			r.options.Model = llamatest.Copy(t, whole)
@@ -415,6 +436,7 @@ func TestUnknownType(t *testing.T) {
 // TestLongPrompt checks the help with a prompt that is computed in several passes, of which only the
 // last goes through the whole model.
 func TestLongPrompt(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.7, 100)
 	r.options.Prompt = strings.Repeat("a long prompt. ", 60)
 	r.start()
@@ -459,6 +481,7 @@ func TestRepacked(t *testing.T) {
 // TestEverythingFits checks that prefetchd sleeps without probes while the model fits, and helps when
 // it no longer fits.
 func TestEverythingFits(t *testing.T) {
+	testenv.NeedQuiet(t)
 	r := newRig(t, 2, 1500)
 	r.start()
 	h := r.help()
@@ -492,6 +515,7 @@ func TestEverythingFits(t *testing.T) {
 
 // TestPrefetchdKilled checks that locks are released if prefetchd is killed.
 func TestPrefetchdKilled(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.7, 150)
 	r.start()
 	h := r.help("--lock")
@@ -506,6 +530,7 @@ func TestPrefetchdKilled(t *testing.T) {
 
 // TestInterrupted checks that locks are released if prefetchd gets SIGTERM.
 func TestInterrupted(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.7, 150)
 	r.start()
 	h := r.help("--lock")
@@ -522,6 +547,7 @@ func TestInterrupted(t *testing.T) {
 
 // TestTargetKilled checks that prefetchd ends and releases its locks if the target is killed.
 func TestTargetKilled(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.7, 1000)
 	r.start()
 	h := r.help("--lock")
@@ -539,6 +565,7 @@ func TestTargetKilled(t *testing.T) {
 // TestLimitLowered checks that a limit that is lowered below what is kept takes effect at once: the
 // kernel takes the memory, prefetchd keeps less, and no process is killed.
 func TestLimitLowered(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.6, 150)
 	r.start()
 	h := r.help()
@@ -581,6 +608,7 @@ func TestWithoutIOURing(t *testing.T) {
 
 // TestTargetUnharmedByDetach starts and ends prefetchd several times for one target.
 func TestTargetUnharmedByDetach(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.6, 300)
 	r.start()
 	for range 3 {
@@ -597,6 +625,7 @@ func TestTargetUnharmedByDetach(t *testing.T) {
 // TestOwnMemory checks how much memory prefetchd takes for itself while it helps, because its target
 // cannot use that: anonymous memory and BPF maps.
 func TestOwnMemory(t *testing.T) {
+	t.Parallel()
 	const allowed = 14e6
 	r := newRig(t, 0.6, 150)
 	r.start()
@@ -731,6 +760,7 @@ func (r *rig) storedPattern() string {
 // TestStoredPattern checks that with a stored pattern the model is kept before the target has decoded
 // anything, and that --plan writes what is kept at the end.
 func TestStoredPattern(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.6, 60)
 	stored := r.storedPattern()
 	r.start()
@@ -760,6 +790,7 @@ func TestStoredPattern(t *testing.T) {
 // TestStoredPatternOfAnotherModel checks that the pattern of another model is refused in one line, and
 // that the target goes on.
 func TestStoredPatternOfAnotherModel(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.6, 60)
 	stored := r.storedPattern()
 	other := model

@@ -50,6 +50,7 @@ func readPlan(t *testing.T, path string) (kept, streamed int64) {
 // TestDryRun checks that a dry run ends by itself, reads nothing into memory, and does not change
 // the target.
 func TestDryRun(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.6, 60)
 	stored := r.storedPattern()
 	r.options.Repeat = 1 << 20

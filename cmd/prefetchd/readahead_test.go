@@ -70,6 +70,7 @@ func TestReadaheadByFile(t *testing.T) {
 
 // TestReadaheadOfADenseModel checks the same for a dense model, with --readahead auto and leave.
 func TestReadaheadOfADenseModel(t *testing.T) {
+	testenv.NeedQuiet(t)
 	r := newRig(t, 0.6, 30)
 	for choice, way := range map[readahead.Choice]readahead.Way{readahead.Leave: "", readahead.Auto: readahead.ByFile} {
 		r.stdout.Reset()

@@ -19,7 +19,7 @@ import (
 // TestPassedOver checks that a process that --auto cannot help is told once, with the reason and not as a failure, and
 // that it is not looked at again.
 func TestPassedOver(t *testing.T) {
-	testenv.NeedRoot(t)
+	testenv.NeedQuiet(t)
 	const name = "passed-target"
 	target := startNamed(t, name)
 	first := startHelper(t, target.Process.Pid, "--wait")
@@ -71,7 +71,7 @@ func TestPassedOver(t *testing.T) {
 // TestAutoTold checks that `prefetchd status` names whom --auto helps and who waits, and that the terminal's line says
 // what is done for the one.
 func TestAutoTold(t *testing.T) {
-	testenv.NeedRoot(t)
+	testenv.NeedQuiet(t)
 	const name = "told-target"
 	dir := filepath.Join(t.TempDir(), "run")
 	status := func() string {

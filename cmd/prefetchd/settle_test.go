@@ -61,6 +61,7 @@ func TestHostileGroup(t *testing.T) {
 // TestFollowsMovedTarget checks that prefetchd follows a target that is moved to another control
 // group: from then on that group's limit counts, and it pays for what is read ahead.
 func TestFollowsMovedTarget(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 0.7, 100) // prefetchd joins only if it can help
 	r.options.Repeat = 1 << 20
 	r.start()
@@ -100,6 +101,7 @@ func TestFollowsMovedTarget(t *testing.T) {
 
 // TestNoJoin checks that prefetchd does not join the target's control group with --no-join.
 func TestNoJoin(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2, 100)
 	r.options.Repeat = 1 << 20
 	r.start()

@@ -67,6 +67,7 @@ func wordsOf(n int) string {
 // TestTable checks that rows of a table that a prompt looks up are read before the target touches them, that the table
 // is not kept, and that it is not counted as weights. The text is what it is without help.
 func TestTable(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	const words, times = 400, 3
 	path := llamatest.Model(t, tableConfig)
@@ -112,6 +113,7 @@ func TestTable(t *testing.T) {
 
 // TestTableBesides checks that rows are read ahead where all but the table fits, with fewer probes.
 func TestTableBesides(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	path := llamatest.Model(t, tableConfig)
 	r := newRigOf(t, "table besides", path, 0.5, 20)

@@ -99,6 +99,7 @@ func helpingReport() monitor.Report {
 // TestTop checks the live view on a terminal: keys, another size of the terminal, a prefetchd that dies, and the end.
 // It takes little time, and never clears the screen, which would flicker.
 func TestTop(t *testing.T) {
+	testenv.NeedQuiet(t)
 	dir := t.TempDir()
 	report := helpingReport()
 	a := startActor(t, dir, report)

@@ -81,7 +81,7 @@ const (
 // TestWaitsAsleep checks that prefetchd sleeps while the target has not loaded ggml, and while ggml
 // has no model, and that a signal ends it.
 func TestWaitsAsleep(t *testing.T) {
-	testenv.NeedRoot(t)
+	testenv.NeedQuiet(t)
 	in := llamatest.ForTest(t)
 	libraries, err := filepath.Glob(filepath.Join(in.Dir, "libggml-cpu-x64.so"))
 	if err != nil || len(libraries) == 0 {

@@ -18,6 +18,7 @@ import (
 // TestKeepWarm checks that pages of a model that fits are read back if others took them while the
 // target computes nothing, and that the target's control group pays for them.
 func TestKeepWarm(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2, 300)
 	r.start()
 	h := r.help("--keep-warm")
@@ -50,6 +51,7 @@ func TestKeepWarm(t *testing.T) {
 // TestKeepWarmForATime checks that pages are not read back any more when the target has computed nothing for the time
 // of --keep-warm, and are when it has computed again.
 func TestKeepWarmForATime(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 2, 400)
 	r.start()
 	h := r.help("--keep-warm=3s")

@@ -391,7 +391,7 @@ func TestOldGGML(t *testing.T) {
 
 // A model in as many parts as it has tensors has the rows that it has in one file.
 func TestManyParts(t *testing.T) {
-	testenv.NeedRoot(t)
+	testenv.NeedQuiet(t)
 	in := llamatest.ForTest(t)
 	model := synth.Config{Layers: 112, Embd: 64, FF: 64, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
 	o := llama.Options{
