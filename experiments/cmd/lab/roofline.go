@@ -4,6 +4,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -12,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/fabric/lab/roofline"
+	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/outfile"
 )
 
 // The numbers are those of the models' cards and configurations: parameters, those that are active
@@ -37,6 +41,7 @@ func rooflineForms(zeros float64) []roofline.Form {
 
 func rooflineCommand() *cobra.Command {
 	var asJSON bool
+	var figure string
 	card := roofline.Device{Name: "card", Lanes: 16384, Clock: 1e9, Bandwidth: 273e9, Efficiency: 0.77,
 		Memory: 64e9, Trip: 3 * time.Microsecond, Host: 10 * time.Microsecond}
 	zeros := 0.438
@@ -52,7 +57,8 @@ figures are measured on the emulator, and which are assumed.
 
 Exit codes: 0 predicted; 2 wrong usage.`,
 		Example: `  lab roofline
-  lab roofline --bandwidth 819 --lanes 32768 --json`,
+  lab roofline --bandwidth 819 --lanes 32768 --json
+  lab roofline --figure hardware.svg`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			card := card
@@ -70,6 +76,19 @@ Exit codes: 0 predicted; 2 wrong usage.`,
 						return cli.Usage(err)
 					}
 					rows = append(rows, row{m.Name, f.Name, p})
+				}
+			}
+			if figure != "" {
+				format := chart.FormatOf(figure)
+				if !slices.Contains(chart.Formats, format) {
+					return cli.Usagef("--figure %q: want a file whose name ends in %s", figure, cli.OneOf(chart.Formats))
+				}
+				f, err := rooflineFigure(card, rooflineForms(zeros))
+				if err != nil {
+					return err
+				}
+				if err := outfile.Write(figure, func(w io.Writer) error { return f.Write(w, format) }); err != nil {
+					return err
 				}
 			}
 			if asJSON {
@@ -100,5 +119,32 @@ Exit codes: 0 predicted; 2 wrong usage.`,
 	f.DurationVar(&card.Host, "host", card.Host, "time that the host takes for its part of a layer")
 	f.Float64Var(&zeros, "zeros", zeros, "share of the trits that are 0")
 	f.BoolVar(&asJSON, "json", false, "print the predictions as JSON")
+	f.StringVar(&figure, "figure", "", "also draw tokens per second against the memory's bandwidth to this `file`")
 	return cmd
+}
+
+// mostDrawn is up to which bandwidth of the device's memory the figure goes, in GB/s.
+const mostDrawn = 1000
+
+// rooflineFigure draws tokens per second against the bandwidth of the device's memory. Its other values are card's.
+func rooflineFigure(card roofline.Device, forms []roofline.Form) (*chart.Figure, error) {
+	f := &chart.Figure{To: mostDrawn, XLabel: "bandwidth of the device's memory (GB/s)", YLabel: "tokens per second"}
+	for i := range forms {
+		panel := chart.Panel{Title: forms[i].Name}
+		for _, m := range rooflineModels {
+			curve := chart.Curve{Name: m.Name}
+			for at := 25.0; at <= mostDrawn; at += 25 {
+				card.Bandwidth = at * 1e9
+				p, err := roofline.Predict(m, forms[i], card)
+				if err != nil {
+					return nil, err
+				}
+				curve.Points = append(curve.Points, chart.Point{X: at, Y: p.PerSecond})
+				f.High = max(f.High, 1.08*p.PerSecond)
+			}
+			panel.Curves = append(panel.Curves, curve)
+		}
+		f.Panels = append(f.Panels, panel)
+	}
+	return f, nil
 }

@@ -5,6 +5,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -45,7 +47,14 @@ func TestRoofline(t *testing.T) {
 	if out, _, code := run(); code != 0 || strings.Count(out, "\n") != 1+len(slow) {
 		t.Errorf("exit %d, want 0 and a line for each: %s", code, out)
 	}
-	for _, args := range [][]string{{"--bandwidth", "0"}, {"--zeros", "1"}, {"--efficiency", "2"}, {"model"}} {
+	figure := filepath.Join(t.TempDir(), "hardware.svg")
+	if _, errs, code := run("--figure", figure); code != 0 || errs != "" {
+		t.Errorf("exit %d, %q; want a figure", code, errs)
+	}
+	if svg, err := os.ReadFile(figure); err != nil || !bytes.Contains(svg, []byte(">gpt-oss-120b<")) {
+		t.Errorf("%v; want a curve of each model", err)
+	}
+	for _, args := range [][]string{{"--figure", "x.txt"}, {"--bandwidth", "0"}, {"--zeros", "1"}, {"--efficiency", "2"}, {"model"}} {
 		if _, errs, code := run(args...); code != cli.BadUsage || strings.Count(errs, "\n") != 1 {
 			t.Errorf("%v: exit %d, %q; want wrong usage and one line", args, code, errs)
 		}
