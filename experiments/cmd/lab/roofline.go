@@ -81,7 +81,8 @@ Exit codes: 0 predicted; 2 wrong usage.`,
 			if figure != "" {
 				format := chart.FormatOf(figure)
 				if !slices.Contains(chart.Formats, format) {
-					return cli.Usagef("--figure %q: want a file whose name ends in %s", figure, cli.OneOf(chart.Formats))
+					return cli.Usagef("--figure %q: want a file whose name ends in %s", figure,
+						cli.OneOf(chart.Formats))
 				}
 				f, err := rooflineFigure(card, rooflineForms(zeros))
 				if err != nil {

@@ -54,7 +54,8 @@ func TestRoofline(t *testing.T) {
 	if svg, err := os.ReadFile(figure); err != nil || !bytes.Contains(svg, []byte(">gpt-oss-120b<")) {
 		t.Errorf("%v; want a curve of each model", err)
 	}
-	for _, args := range [][]string{{"--figure", "x.txt"}, {"--bandwidth", "0"}, {"--zeros", "1"}, {"--efficiency", "2"}, {"model"}} {
+	for _, args := range [][]string{{"--figure", "x.txt"},
+		{"--bandwidth", "0"}, {"--zeros", "1"}, {"--efficiency", "2"}, {"model"}} {
 		if _, errs, code := run(args...); code != cli.BadUsage || strings.Count(errs, "\n") != 1 {
 			t.Errorf("%v: exit %d, %q; want wrong usage and one line", args, code, errs)
 		}
