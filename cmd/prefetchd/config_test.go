@@ -235,7 +235,8 @@ func TestReload(t *testing.T) {
 		}
 		return string(text)
 	}
-	all := exec.Command(prefetchd, "--auto", "--config", path, "--run-dir", run)
+	// Whoever runs the test may ignore SIGHUP (nohup), which its children inherit.
+	all := exec.Command("env", "--default-signal=HUP", prefetchd, "--auto", "--config", path, "--run-dir", run)
 	all.Stderr = written
 	all.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // without a terminal, as a service
 	if err := all.Start(); err != nil {

@@ -436,7 +436,6 @@ func TestUnknownType(t *testing.T) {
 // TestLongPrompt checks the help with a prompt that is computed in several passes, of which only the
 // last goes through the whole model.
 func TestLongPrompt(t *testing.T) {
-	t.Parallel()
 	r := newRig(t, 0.7, 100)
 	r.options.Prompt = strings.Repeat("a long prompt. ", 60)
 	r.start()
