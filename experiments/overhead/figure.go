@@ -15,9 +15,6 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// Shown is an observer that a figure shows, under another name if it has one.
-type Shown struct{ Observer, Name string }
-
 // ErrNoFigure says that a report has nothing to draw: no observer has a pair.
 var ErrNoFigure = errors.New("there is nothing to draw: no observer has a pair")
 
@@ -27,36 +24,32 @@ var ErrNoObserver = errors.New("there is no such observer")
 // WriteFigure draws the overhead of each observer with its interval, in one of the [chart.Formats]. shown says which
 // observers are drawn, and in which order; without it all are. It fails with [ErrNoFigure] if there is nothing to draw,
 // and with [ErrNoObserver].
-func (r *Report) WriteFigure(w io.Writer, format string, shown ...Shown) error {
+func (r *Report) WriteFigure(w io.Writer, format string, shown ...chart.Shown) error {
 	if len(shown) == 0 {
 		for i := range r.Rows {
-			shown = append(shown, Shown{Observer: r.Rows[i].Name})
+			shown = append(shown, chart.Shown{Name: r.Rows[i].Name})
 		}
 	}
 	var plain []float64 // speeds
 	f := &chart.Intervals{XLabel: "tokens per second that are lost (%), with the interval of 95 %"}
 	for _, s := range shown {
-		i := slices.IndexFunc(r.Rows, func(row Row) bool { return row.Name == s.Observer })
+		i := slices.IndexFunc(r.Rows, func(row Row) bool { return row.Name == s.Name })
 		if i < 0 {
 			var names []string
 			for j := range r.Rows {
 				names = append(names, r.Rows[j].Name)
 			}
-			return fmt.Errorf("%w: %q; there are %s", ErrNoObserver, s.Observer, strings.Join(names, ", "))
+			return fmt.Errorf("%w: %q; there are %s", ErrNoObserver, s.Name, strings.Join(names, ", "))
 		}
 		row := &r.Rows[i]
 		if row.Error != "" || len(row.Pairs) == 0 {
 			continue
 		}
-		name := row.Name
-		if s.Name != "" {
-			name = s.Name
-		}
 		bar := chart.Interval{Estimate: 100 * row.Overhead.Estimate}
 		if row.Overhead.Holds() {
 			bar.Low, bar.High = 100*row.Overhead.Low, 100*row.Overhead.High
 		}
-		f.Labels = append(f.Labels, fmt.Sprintf("%s (%s)", name, countPairs(len(row.Pairs))))
+		f.Labels = append(f.Labels, fmt.Sprintf("%s (%s)", s.Title(), countPairs(len(row.Pairs))))
 		f.Rows = append(f.Rows, bar)
 		for _, pair := range row.Pairs {
 			plain = append(plain, pair.Plain.TokS)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"tensorcast/internal/chart"
 	"tensorcast/internal/stats"
 )
 
@@ -97,7 +98,7 @@ func TestFigure(t *testing.T) {
 		{Observer: Observer{Name: "graph"}, Pairs: []Pair{pair}},
 	}}
 	r.summarise()
-	draw := func(shown ...Shown) (string, error) {
+	draw := func(shown ...chart.Shown) (string, error) {
 		var b bytes.Buffer
 		err := r.WriteFigure(&b, "svg", shown...)
 		return b.String(), err
@@ -107,15 +108,15 @@ func TestFigure(t *testing.T) {
 		!strings.Contains(all, ">graph (1 pair)<") || strings.Contains(all, ">none") {
 		t.Errorf("%v: %s", err, all)
 	}
-	one, err := draw(Shown{"op", "tracer"})
+	one, err := draw(chart.ParseShown("op=tracer"))
 	if err != nil || !strings.Contains(one, ">tracer (2 pairs)<") || strings.Contains(one, ">graph") {
 		t.Errorf("%v: %s", err, one)
 	}
-	if _, err := draw(Shown{Observer: "trap"}); !errors.Is(err, ErrNoObserver) ||
+	if _, err := draw(chart.Shown{Name: "trap"}); !errors.Is(err, ErrNoObserver) ||
 		!strings.Contains(err.Error(), "graph") {
 		t.Errorf("%v; want that there is no trap, and what there is", err)
 	}
-	if _, err := draw(Shown{Observer: "none"}); !errors.Is(err, ErrNoFigure) {
+	if _, err := draw(chart.Shown{Name: "none"}); !errors.Is(err, ErrNoFigure) {
 		t.Errorf("%v; want that there is nothing to draw", err)
 	}
 }

@@ -27,26 +27,23 @@ const (
 	expertBoundPoints = 40
 )
 
-// Shown is a variant that a figure shows, under another name if it has one.
-type Shown struct{ Variant, Name string }
-
 // ErrNoVariant says that a report has no variant of a name.
 var ErrNoVariant = errors.New("there is no such variant")
 
 // show keeps the curves that are shown, in their order and under their names; all if none is said.
-func (r *Report) show(f *chart.Figure, shown []Shown) error {
+func (r *Report) show(f *chart.Figure, shown []chart.Shown) error {
 	if len(shown) == 0 {
 		return nil
 	}
 	var indices []int
 	for _, s := range shown {
-		i := slices.IndexFunc(r.Variants, func(v Variant) bool { return v.Name == s.Variant })
+		i := slices.IndexFunc(r.Variants, func(v Variant) bool { return v.Name == s.Name })
 		if i < 0 {
 			var names []string
 			for _, v := range r.Variants {
 				names = append(names, v.Name)
 			}
-			return fmt.Errorf("%w: %q; there are %s", ErrNoVariant, s.Variant, strings.Join(names, ", "))
+			return fmt.Errorf("%w: %q; there are %s", ErrNoVariant, s.Name, strings.Join(names, ", "))
 		}
 		indices = append(indices, i)
 	}
@@ -55,7 +52,7 @@ func (r *Report) show(f *chart.Figure, shown []Shown) error {
 		kept := f.Panels[p].Curves[:1:1] // the bound
 		for n, i := range indices {
 			c := f.Panels[p].Curves[1+i]
-			if c.Name = cmp.Or(shown[n].Name, shown[n].Variant); len(c.Points) > 0 {
+			if c.Name = shown[n].Title(); len(c.Points) > 0 {
 				kept = append(kept, c)
 			}
 		}
@@ -168,7 +165,7 @@ func (r *Report) boundCurve(from, to float64, steady bool) (points []chart.Point
 // the bound above them. Each readahead has a panel. The speed is that of the steady state if the
 // runs have one. shown says which variants are drawn; without it all are. It fails with [ErrNoFigure] if there is
 // nothing to draw, and with [ErrNoVariant].
-func (r *Report) WriteFigure(w io.Writer, format string, shown ...Shown) error {
+func (r *Report) WriteFigure(w io.Writer, format string, shown ...chart.Shown) error {
 	f := r.speedFigure()
 	if err := r.show(f, shown); err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 
 	"gonum.org/v1/plot/cmpimg"
 
+	"tensorcast/internal/chart"
 	"tensorcast/internal/testenv"
 )
 
@@ -54,7 +55,7 @@ func TestShown(t *testing.T) {
 	r := drawn()
 	f := r.speedFigure()
 	all := f.High
-	if err := r.show(f, []Shown{{"static", "pinned"}, {Variant: "plain"}}); err != nil {
+	if err := r.show(f, []chart.Shown{{Name: "static", Label: "pinned"}, {Name: "plain"}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range f.Panels {
@@ -66,7 +67,7 @@ func TestShown(t *testing.T) {
 	if f.High <= 0 || f.High > all {
 		t.Errorf("a height of %v, want no more than %v", f.High, all)
 	}
-	if err := r.WriteFigure(io.Discard, "svg", Shown{Variant: "none"}); !errors.Is(err, ErrNoVariant) {
+	if err := r.WriteFigure(io.Discard, "svg", chart.Shown{Name: "none"}); !errors.Is(err, ErrNoVariant) {
 		t.Errorf("%v, want ErrNoVariant", err)
 	}
 }

@@ -11,8 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"tensorcast/experiments/overhead"
-	"tensorcast/experiments/pressure"
+	"tensorcast/internal/chart"
 	"tensorcast/internal/tabular"
 	"tensorcast/trace/tables"
 )
@@ -62,23 +61,17 @@ func (d *Document) WriteFigure(w io.Writer, format string, curves ...string) err
 	if err != nil {
 		return err
 	}
-	switch r := r.(type) {
-	case *pressure.Report:
-		var shown []pressure.Shown
-		for _, curve := range curves {
-			name, label, _ := strings.Cut(curve, "=")
-			shown = append(shown, pressure.Shown{Variant: name, Name: label})
-		}
-		return r.WriteFigure(w, format, shown...)
-	case *overhead.Report:
-		var shown []overhead.Shown
-		for _, curve := range curves {
-			name, label, _ := strings.Cut(curve, "=")
-			shown = append(shown, overhead.Shown{Observer: name, Name: label})
-		}
-		return r.WriteFigure(w, format, shown...)
+	drawn, ok := r.(interface {
+		WriteFigure(w io.Writer, format string, shown ...chart.Shown) error
+	})
+	if !ok {
+		return fmt.Errorf("%w: this one is of lab %s", ErrNoFigure, d.Kind)
 	}
-	return fmt.Errorf("%w: this one is of lab %s", ErrNoFigure, d.Kind)
+	var shown []chart.Shown
+	for _, curve := range curves {
+		shown = append(shown, chart.ParseShown(curve))
+	}
+	return drawn.WriteFigure(w, format, shown...)
 }
 
 // describeFigure is what a reader who cannot see the figure of a kind is told.

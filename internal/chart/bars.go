@@ -43,6 +43,8 @@ const (
 	barMargin = 0.9 * vg.Inch     // height of legend and axis
 	mostLabel = 4.4 * vg.Inch     // width of labels
 	labelGap  = 20 * vg.Length(1) // between labels and bars
+	// The margins of a panel at its left and right.
+	panelLeft, panelRight = 8 * vg.Length(1), 14 * vg.Length(1)
 )
 
 // MaxBars is how many labels a figure can have. Viewers fail to open pictures that are much higher
@@ -71,29 +73,39 @@ func (b *Bars) Write(w io.Writer, format string) error {
 	}
 	labels := b.labelWidth()
 	wide := labels + barWidth*vg.Length(len(b.Panels))
-	title, caption := wrapTitle(b.Title, wide), wrapCaption(b.Caption, wide)
-	high := max(barMargin+barLine*vg.Length(n+b.legendLines()), 1.9*vg.Inch) + title.height() + caption.height()
+	high := max(barMargin+barLine*vg.Length(n+b.legendLines()), 1.9*vg.Inch)
+	return writeTitled(w, format, b.Title, b.Caption, wide, high, func(all draw.Canvas) error {
+		left := vg.Length(0)
+		for i := range b.Panels {
+			width := barWidth
+			if i == 0 {
+				width += labels
+			}
+			if err := b.drawPanel(i, draw.Crop(all, left, left+width-wide, 0, 0)); err != nil {
+				return err
+			}
+			left += width
+		}
+		return nil
+	})
+}
+
+// writeTitled draws a title above and a caption below what draws content, and writes the figure. wide and high are the
+// size of the content, which must keep the margin at the sides itself.
+func writeTitled(w io.Writer, format, title, caption string, wide, high vg.Length,
+	content func(at draw.Canvas) error) error {
+	above, below := wrapTitle(title, wide), wrapCaption(caption, wide)
+	high += above.height() + below.height()
 	canvas, err := NewCanvas(format, wide, high)
 	if err != nil {
 		return err
 	}
 	all := draw.New(canvas)
-	left := vg.Length(0)
-	for i := range b.Panels {
-		width := barWidth
-		if i == 0 {
-			width += labels
-		}
-		part := draw.Crop(all, left, left+width-wide, 0, 0)
-		above, below := title.height()+vg.Points(8), vg.Points(6)+caption.height()
-		part = draw.Crop(part, vg.Points(8), -vg.Points(14), below, -above)
-		if err := b.drawPanel(i, part); err != nil {
-			return fmt.Errorf("draw figure: %w", err)
-		}
-		left += width
+	if err := content(draw.Crop(all, 0, 0, vg.Points(6)+below.height(), -above.height()-vg.Points(8))); err != nil {
+		return fmt.Errorf("draw figure: %w", err)
 	}
-	title.drawOn(draw.Crop(all, 0, 0, high-title.height()-vg.Points(6), 0))
-	caption.drawOn(all)
+	above.drawOn(draw.Crop(all, 0, 0, high-above.height()-vg.Points(6), 0))
+	below.drawOn(all)
 	if _, err := canvas.WriteTo(w); err != nil {
 		return fmt.Errorf("write figure: %w", err)
 	}
@@ -190,7 +202,7 @@ func (b *Bars) drawPanel(panel int, at draw.Canvas) error {
 	}
 	p.Legend = legend
 	p.Legend.Top = false
-	p.Draw(at)
+	p.Draw(draw.Crop(at, panelLeft, -panelRight, 0, 0))
 	return nil
 }
 

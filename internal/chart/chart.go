@@ -6,6 +6,7 @@ package chart
 // This file draws figures of curves.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"image/color"
@@ -32,6 +33,19 @@ var Formats = []string{"png", "svg", "pdf"}
 func FormatOf(file string) string {
 	return strings.ToLower(strings.TrimPrefix(filepath.Ext(file), "."))
 }
+
+// Shown is something that a figure of several things shows, such as a variant: its name, and what the figure calls it
+// if that is something else.
+type Shown struct{ Name, Label string }
+
+// ParseShown reads NAME or NAME=LABEL.
+func ParseShown(text string) Shown {
+	name, label, _ := strings.Cut(text, "=")
+	return Shown{name, label}
+}
+
+// Title is what the figure calls it.
+func (s Shown) Title() string { return cmp.Or(s.Label, s.Name) }
 
 // Figure is a figure of curves. All panels have the same axes.
 type Figure struct {

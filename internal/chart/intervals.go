@@ -50,25 +50,10 @@ func (f *Intervals) Write(w io.Writer, format string) error {
 		}
 	}
 	labels := (&Bars{Labels: f.Labels}).labelWidth()
-	wide := labels + intervalWidth
-	title, caption := wrapTitle(f.Title, wide), wrapCaption(f.Caption, wide)
 	rows := max(barMargin+intervalLine*vg.Length(n), 1.6*vg.Inch)
-	height := rows + title.height() + caption.height()
-	canvas, err := NewCanvas(format, wide, height)
-	if err != nil {
-		return err
-	}
-	all := draw.New(canvas)
-	above, below := title.height()+vg.Points(8), vg.Points(6)+caption.height()
-	if err := f.drawRows(low, high, draw.Crop(all, vg.Points(8), -vg.Points(14), below, -above)); err != nil {
-		return fmt.Errorf("draw figure: %w", err)
-	}
-	title.drawOn(draw.Crop(all, 0, 0, height-title.height()-vg.Points(6), 0))
-	caption.drawOn(all)
-	if _, err := canvas.WriteTo(w); err != nil {
-		return fmt.Errorf("write figure: %w", err)
-	}
-	return nil
+	return writeTitled(w, format, f.Title, f.Caption, labels+intervalWidth, rows, func(at draw.Canvas) error {
+		return f.drawRows(low, high, draw.Crop(at, panelLeft, -panelRight, 0, 0))
+	})
 }
 
 // drawRows draws the rows. All values are from low to high, which are at most and at least 0.
