@@ -73,7 +73,7 @@ pack() {
 	# The libraries need the highest version of the C library that their symbols name. The commands
 	# need no C library.
 	depends=
-	if [ -d "$deb/usr/lib" ]; then
+	if [ "$arch" = "$native" ]; then # for others there are none, though usr/lib has systemd's units
 		needed=$(readelf --dyn-syms --wide "$deb"/usr/lib/*.so |
 			sed -n 's/.*@GLIBC_\([0-9.]*\).*/\1/p' | sort -Vu | tail -n 1)
 		[ -n "$needed" ] || { echo "dist: the libraries name no version of the C library" >&2; exit 1; }
