@@ -3,7 +3,8 @@
 #
 #   - Two builds, in clones at two paths, give the same bytes. (Both share Go's cache, so this
 #     compares linking and packing.)
-#   - The commands in the packages run, are static, and name their commit. NOTICES names every module in them.
+#   - The commands in the packages run, are static, and name their version and commit. NOTICES names every module in
+#     them.
 #   - The .deb, installed by dpkg into an empty root and purged, leaves nothing.
 set -eu
 cd "$(dirname "$0")/.."
@@ -22,9 +23,11 @@ done
 diff -r "$work/first/dist" "$work/second/dist" || fail "two builds of one commit differ"
 
 mkdir "$work/archive"
+version=$(basename "$work"/first/dist/*.tar.gz | sed "s/^tensorcast-//; s/-linux-$arch.tar.gz\$//")
 tar -C "$work/archive" --strip-components=1 -xzf "$work"/first/dist/*.tar.gz
 for c in ggufmap tracer analyze prefetchd; do
-	"$work/archive/bin/$c" --version | grep -q "revision $commit of 20" || fail "$c does not name its commit"
+	said=$("$work/archive/bin/$c" --version)
+	echo "$said" | grep -qF "$version, revision $commit of 20" || fail "$c says $said, want $version and $commit"
 	readelf --program-headers --wide "$work/archive/bin/$c" | grep -q INTERP && fail "$c is not static"
 	grep -q "^.TH .*${c}" -i "$work/archive/share/man/man1/$c.1" || fail "$c has no manual page"
 	for m in $(go version -m "$work/archive/bin/$c" | awk '$1 == "dep" { print $2 }'); do

@@ -20,16 +20,18 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 export TZ=UTC LC_ALL=C
 version=$(git describe --tags --match 'v[0-9]*' --abbrev=12 --dirty 2> /dev/null | sed 's/^v//; s/-/+/; s/-/./g')
-if [ -z "$version" ]; then # no release yet
-	version=0.0.$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S)+$(git describe --always --abbrev=12 --dirty | tr - .)
+if [ -z "$version" ]; then # a clone without tags: the newest version of CHANGELOG.md, and the time of the commit
+	release=$(sed -n 's/^## \([0-9][0-9.]*\)$/\1/p' CHANGELOG.md | head -n 1)
+	version=$release+$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$(git describe --always --abbrev=12 --dirty | tr - .)
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 umask 022
 
-# The linker gets the revision, because Go finds none in git's worktrees. Go's own stamp is off, so
-# that all checkouts give the same result.
-flags="-checklinkname=0 -s -w -X tensorcast/internal/cli.revision=$commit"
+# The linker gets version and revision, because Go finds none in git's worktrees. Go's own stamp is
+# off, so that all checkouts give the same result.
+flags="-checklinkname=0 -s -w -X tensorcast/internal/cli.release=$version"
+flags="$flags -X tensorcast/internal/cli.revision=$commit"
 flags="$flags -X tensorcast/internal/cli.revisionTime=$(date -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)"
 
 # compile builds the commands for architecture $1 into directory $2.

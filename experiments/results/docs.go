@@ -24,11 +24,12 @@ import (
 //
 // NAME is that of a document in [Dir], and PART says what of its report is shown (see [Document.WriteTable]). With
 // figure=FILE.svg instead of parts it is a figure, in a file beside the text or in a directory below. What follows then
-// names the variants that are drawn (see [Document.WriteFigure]). Two other forms stand in the place of NAME:
+// names the variants that are drawn (see [Document.WriteFigure]). Three other forms stand in the place of NAME:
 //
 //   - versus=BASE,OTHER NAME... is one table of several documents of [Pressure]: how fast the variant OTHER is against
 //     the variant BASE in each setting (see [WriteVersus]).
 //   - table=NAME is a table whose figures were copied (see [ReadCopied]).
+//   - machines= is what was measured on which machine (see [WriteMachines]).
 var (
 	beginMark = regexp.MustCompile(`^<!-- results: ([^ ]+)((?: [^ ]+)*) -->$`)
 	svgForm   = regexp.MustCompile(`^([a-z0-9][a-z0-9-]*/)*[a-z0-9][a-z0-9-]*\.svg$`)
@@ -199,6 +200,9 @@ func (t *text) content(name string, options []string) (string, error) {
 		}
 		return t.copied(table)
 	}
+	if rest, ok := strings.CutPrefix(name, "machines="); ok {
+		return t.machines(rest, options)
+	}
 	if both, ok := strings.CutPrefix(name, "versus="); ok {
 		return t.versus(both, options)
 	}
@@ -248,6 +252,20 @@ func (t *text) versus(both string, names []string) (string, error) {
 	}
 	fmt.Fprintf(&b, "\n*%s*\n", sourceOf(all))
 	return b.String(), nil
+}
+
+// machines says what was measured on which machine.
+func (t *text) machines(rest string, options []string) (string, error) {
+	if rest != "" || len(options) > 0 {
+		return "", errors.New("want nothing after machines=: it shows all documents")
+	}
+	all, err := ReadDir(t.data)
+	if err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	err = WriteMachines(&b, all)
+	return b.String(), err
 }
 
 // copied is a table whose figures were copied.

@@ -601,6 +601,46 @@ func TestVersus(t *testing.T) {
 	}
 }
 
+// Series are listed by machine: the machine of the last series first, and its series from the first to the last.
+func TestMachines(t *testing.T) {
+	series := func(name, kernel, day string) Named {
+		d := plantedDocument(t, plantedRun{0, "plain", 2})
+		d.Machine.Kernel = kernel
+		var err error
+		if d.Started, err = time.Parse(time.DateOnly, day); err != nil {
+			t.Fatal(err)
+		}
+		return Named{name, d}
+	}
+	none, err := New(Hyper, map[string]any{}, "lab hyper", time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	if err != nil {
+		t.Fatal(err)
+	}
+	none.Machine, none.Build.Commit = plantedDocument(t, plantedRun{0, "plain", 2}).Machine, ""
+	var b bytes.Buffer
+	if err := WriteMachines(&b, []Named{series("b", "6.1.0", "2026-01-05"), series("c", "6.2", "2026-01-04"),
+		series("a", "6.1.0", "2026-01-02"), {"h", none}}); err != nil {
+		t.Fatal(err)
+	}
+	head := "| series | instrument | measured | commit | disk, GiB/s |\n| --- | --- | --- | --- | --- |\n"
+	want := "**2 x Planted, 4.0 GiB, Linux 6.1.0, cgroup v2**\n\n" + head +
+		"| h | lab hyper | 2026-01-01 00:00 | unknown | - |\n" +
+		"| a | lab pressure | 2026-01-02 00:00 | 0123456789ab | 1.86 |\n" +
+		"| b | lab pressure | 2026-01-05 00:00 | 0123456789ab | 1.86 |\n" +
+		"\n**2 x Planted, 4.0 GiB, Linux 6.2, cgroup v2**\n\n" + head +
+		"| c | lab pressure | 2026-01-04 00:00 | 0123456789ab | 1.86 |\n"
+	if b.String() != want {
+		t.Errorf("%s\nwant\n%s", b.String(), want)
+	}
+	dir, file := checkout(t, "<!-- results: machines= -->\n<!-- /results -->\n")
+	if _, err := UpdateDocs(dir); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := os.ReadFile(file); err != nil || !strings.Contains(string(data), "| runs | lab pressure |") {
+		t.Errorf("%v: %s", err, data)
+	}
+}
+
 // A copied table joins a median with its least and greatest, and marks what reached its goal.
 func TestCopied(t *testing.T) {
 	dir, file := checkout(t, "<!-- results: table=some -->\n<!-- /results -->\n")
@@ -645,6 +685,8 @@ func TestWrongMarks(t *testing.T) {
 		"<!-- results: table=none -->\n<!-- /results -->":             `no table "none"`,
 		"<!-- results: table=../x -->\n<!-- /results -->":             "no name of a table",
 		"<!-- results: table=x y -->\n<!-- /results -->":              "nothing after table=NAME",
+		"<!-- results: machines=x -->\n<!-- /results -->":             "nothing after machines=",
+		"<!-- results: machines= x -->\n<!-- /results -->":            "nothing after machines=",
 		"<!-- results: versus=plain runs -->\n<!-- /results -->":      "want versus=BASE,OTHER",
 		"<!-- results: versus=plain,auto -->\n<!-- /results -->":      "names of documents",
 		"<!-- results: versus=auto,plain runs -->\n<!-- /results -->": `"plain" and not "auto"`,

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"tensorcast/internal/chart"
+	"tensorcast/internal/stats"
 	"tensorcast/internal/tabular"
 	"tensorcast/trace/tables"
 )
@@ -113,6 +114,53 @@ func List(documents []Named) tabular.Document {
 			d.machineText()})
 	}
 	return tabular.Document{t}
+}
+
+// WriteMachines writes in Markdown what was measured on which machine: for each machine a line that says what it is,
+// and a table of its series in chronological order, with what the disk delivered beside them. Machines come in the
+// order of their last series, the latest first. Two machines are the same if their processors, memory, kernel and
+// version of control groups are.
+func WriteMachines(w io.Writer, documents []Named) error {
+	byStart := slices.SortedStableFunc(slices.Values(documents), func(a, b Named) int {
+		return a.Started.Compare(b.Started)
+	})
+	var machines []string // the latest last
+	series := map[string][]Named{}
+	for _, d := range byStart {
+		m := d.machineText()
+		machines = append(slices.DeleteFunc(machines, func(other string) bool { return other == m }), m)
+		series[m] = append(series[m], d)
+	}
+	slices.Reverse(machines)
+	for i, m := range machines {
+		before := ""
+		if i > 0 {
+			before = "\n"
+		}
+		if _, err := fmt.Fprintf(w, "%s**%s**\n\n", before, m); err != nil {
+			return err
+		}
+		t := &tabular.Table{Columns: tabular.Left("series", "instrument", "measured", "commit", "disk, GiB/s")}
+		for _, d := range series[m] {
+			disk := "-"
+			if d.Disk != nil {
+				disk = spreadCell(stats.Describe(inGiB(d.Disk.Readings)))
+			}
+			t.Rows = append(t.Rows, []string{d.Name, "lab " + string(d.Kind), d.Started.UTC().Format("2006-01-02 15:04"),
+				d.CommitText(), disk})
+		}
+		if err := (tabular.Document{t}).WriteMarkdown(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func inGiB(bytes []float64) (all []float64) {
+	for _, b := range bytes {
+		all = append(all, b/(1<<30))
+	}
+	return all
 }
 
 // ---- a table of all runs

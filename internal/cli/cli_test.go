@@ -200,13 +200,13 @@ func TestVersion(t *testing.T) {
 	if got := versionOf(info); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	revision, revisionTime = "def", "2026-01-02T03:04:05Z"
-	t.Cleanup(func() { revision, revisionTime = "", "" })
+	release, revision, revisionTime = "0.1.0", "def", "2026-01-02T03:04:05Z"
+	t.Cleanup(func() { release, revision, revisionTime = "", "", "" })
 	if commit, _ := Commit(); commit == "" {
 		t.Error("the linker's revision is no commit")
 	}
-	if got := Version(); !strings.Contains(got, "revision ") {
-		t.Errorf("%q, want one with the linker's revision", got)
+	if got := Version(); !strings.HasPrefix(got, "0.1.0, revision ") {
+		t.Errorf("%q, want one with the linker's version and revision", got)
 	}
 	info.Settings, info.Main.Version = info.Settings[3:], "v1.2.3"
 	if got, want := versionOf(info), "v1.2.3, go1.26 linux/amd64"; got != want {

@@ -29,9 +29,12 @@ func AddBPFVersions(root *cobra.Command, objects map[string][]byte) {
 	root.Annotations[bpfObjects] = strings.Join(parts, ", ")
 }
 
-// revision and revisionTime (RFC 3339) are those of the commit, for builds that Go cannot stamp
-// itself, as in git's worktrees. The linker sets them: -X tensorcast/internal/cli.revision=...
-var revision, revisionTime string
+// The linker sets these for packages, because Go stamps no builds of git's worktrees:
+// -X tensorcast/internal/cli.revision=...
+var (
+	release                string // the version of the package, as in 0.1.0
+	revision, revisionTime string // of the commit; the time is in the form of RFC 3339
+)
 
 // Version is the output of --version: the release or revision that the command was built from, and
 // the Go version.
@@ -43,10 +46,13 @@ func Version() string {
 	return versionOf(info)
 }
 
-// buildInfo returns the build information of this program. If Go did not stamp a revision, it adds
-// the linker's.
+// buildInfo returns the build information of this program. The linker's version counts before Go's. If
+// Go did not stamp a revision, it adds the linker's.
 func buildInfo() (*debug.BuildInfo, bool) {
 	info, ok := debug.ReadBuildInfo()
+	if ok && release != "" {
+		info.Main.Version = release
+	}
 	isRevision := func(s debug.BuildSetting) bool { return s.Key == "vcs.revision" }
 	if ok && revision != "" && !slices.ContainsFunc(info.Settings, isRevision) {
 		info.Settings = append(info.Settings,

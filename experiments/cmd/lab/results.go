@@ -147,10 +147,11 @@ between these two lines by the table of the document NAME in experiments/results
 
 PARTs are those of "lab results table". With figure=FILE.svg instead of PARTs, docs draws the document's
 figure into that file, which is beside the text or in a directory below. Variants may follow, as after
---curve of "lab results figure". Two other marks begin tables that are not of one document:
+--curve of "lab results figure". Three other marks begin tables that are not of one document:
 
     <!-- results: versus=BASE,OTHER NAME... -->    how fast the variant OTHER is against BASE, in several series
     <!-- results: table=NAME -->                   the figures in experiments/results/copied/NAME.csv
+    <!-- results: machines= -->                     which series were measured on which machine
 
 Lines that are indented, or in a fence of code, are examples and stay as they are. Docs prints the name of
 each file that it changed.
