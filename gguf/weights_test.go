@@ -15,10 +15,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"tensorcast/internal/pagecache"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/pagecache"
 )
 
 // weightsModel has tensors of several pages and types, random weights, and two parts.
@@ -129,6 +131,43 @@ func TestWeights(t *testing.T) {
 	}
 	if _, ok := w.Lookup("blk.6.attn_q.weight"); ok {
 		t.Error("found a tensor that is not there")
+	}
+	// There is no expert behind the last one.
+	experts := all[len(all)-1].Tensor
+	if h := w.At(Location{experts, experts.Experts(), 1}); h.Expert != -1 || h.extent.size != experts.Size {
+		t.Errorf("expert %d of %d: %+v, want the whole tensor", experts.Experts(), experts.Experts(), h)
+	}
+}
+
+// Advice takes whole pages only: what begins within a page is unmapped with the rest of that page.
+func TestUnmapsWholePages(t *testing.T) {
+	paths := weightsModel(t)
+	f, err := Open(paths[0])
+	check(t, err)
+	m, err := mapFile(f)
+	check(t, err)
+	defer func() { check(t, m.close()) }()
+	page := int64(os.Getpagesize())
+	off, size := 3*page+5, 2*page
+	// isMapped reads whether this process maps the page at an offset (bit 63: proc_pid_pagemap(5)).
+	pagemap, err := os.Open("/proc/self/pagemap")
+	check(t, err)
+	defer pagemap.Close()
+	isMapped := func(off int64) bool {
+		var entry [8]byte
+		at := int64(uintptr(unsafe.Pointer(&m.bytes[off]))) / page * 8
+		if _, err := pagemap.ReadAt(entry[:], at); err != nil {
+			t.Fatal(err)
+		}
+		return entry[7]&0x80 != 0
+	}
+	bytes.Clone(m.bytes[3*page : 6*page])
+	if !isMapped(3*page) || !isMapped(5*page) {
+		t.Fatal("pages that were touched are not mapped")
+	}
+	m.unmapPages(off, size)
+	if isMapped(3*page) || isMapped(4*page) || isMapped(5*page) {
+		t.Error("pages of what was unmapped are still mapped")
 	}
 }
 

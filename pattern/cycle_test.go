@@ -291,6 +291,26 @@ func TestBuilderIsBounded(t *testing.T) {
 	}
 }
 
+// A sequence has as many reads as a file may hold, and not one more.
+func TestBuilderKeepsWhatCanBeWritten(t *testing.T) {
+	ops := token([]int32{1}, nil, 1)
+	for reads, want := range map[int]int{maxReads: maxReads, maxReads + 1: 0} {
+		b := NewBuilder(files)
+		b.Begin()
+		for len(b.step) < reads && b.open {
+			b.Op(ops[0])
+		}
+		b.End()
+		got := 0
+		if c := b.Cycle(); c != nil {
+			got = len(c.Reads)
+		}
+		if got != want {
+			t.Errorf("%d reads became %d, want %d", reads, got, want)
+		}
+	}
+}
+
 // Op allocates nothing once the decode's length is known.
 func TestBuilderAllocatesNothing(t *testing.T) {
 	b := NewBuilder(files)

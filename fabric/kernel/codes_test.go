@@ -6,6 +6,7 @@ package kernel
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 	"math/big"
 	"math/rand/v2"
 	"slices"
@@ -280,4 +281,39 @@ func FuzzCodes(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A sum that lies just beside the middle between two float32 is rounded once: to the nearer one, even where float64
+// rounds it to that middle or beside it.
+func TestFusedMultiplyAddRoundsOnce(t *testing.T) {
+	exactly := func(x, y, z float32) float32 {
+		exact := func(v float32) *big.Float { return new(big.Float).SetPrec(200).SetFloat64(float64(v)) }
+		sum := exact(x)
+		sum.Mul(sum, exact(y)).Add(sum, exact(z))
+		want, _ := sum.Float32()
+		return want
+	}
+	const middle = 1 + 0x1p-24 // between 1 and the next float32
+	met := map[uint64]int{}    // by the last bit of what float64 gives
+	for i := 1; i < 1<<16; i++ {
+		x := 1 + float32(i)*0x1p-20
+		y := float32(middle / float64(x))
+		p := float64(x) * float64(y)
+		for _, beside := range []float64{-0x1p-52 + 0x1p-54, -0x1p-54, 0x1p-54, 0x1p-52 - 0x1p-54, 0x1p-52 + 0x1p-54} {
+			exact := middle - p + beside // float64 holds it, because p is next to middle
+			z := float32(exact)
+			if float64(z) != exact {
+				continue // no float32 brings the sum there
+			}
+			met[math.Float64bits(p+float64(z))&1]++
+			for _, sign := range []float32{1, -1} {
+				if got, want := fma(sign*x, y, sign*z), exactly(sign*x, y, sign*z); got != want {
+					t.Fatalf("%v * %v + %v = %v, want %v", sign*x, y, sign*z, got, want)
+				}
+			}
+		}
+	}
+	if met[0] < 100 || met[1] < 100 {
+		t.Errorf("met %v, want many sums whose last bit is 0, and many whose last bit is 1", met)
+	}
 }

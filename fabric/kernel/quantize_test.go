@@ -45,3 +45,23 @@ func TestQuantizeLevels(t *testing.T) {
 		}
 	}
 }
+
+// Values in the middle between two integers become the even one, at all levels, as in ggml's SIMD code.
+func TestQuantizeTies(t *testing.T) {
+	x := make([]float32, 32) // the largest is 127, so that values are divided by 1
+	want := make([]int8, 32)
+	x[0], want[0] = 127, 127
+	for i := 1; i < 32; i++ {
+		x[i] = float32(i-16) + 0.5
+		want[i] = int8(math.RoundToEven(float64(x[i])))
+	}
+	for _, level := range Levels() {
+		for _, n := range []int{32, 31} { // 31 have no whole block, and so no assembly
+			q, scale := make([]int8, n), make([]float32, 1)
+			level.Quantize(q, scale, x[:n], 32)
+			if !slices.Equal(q, want[:n]) {
+				t.Errorf("%v, %d values: %v, want %v", level, n, q, want[:n])
+			}
+		}
+	}
+}

@@ -56,3 +56,21 @@ func TestDotSparse(t *testing.T) {
 		}
 	}
 }
+
+// The entry of the last column that is allowed is encoded without loss.
+func TestMaxSparseCols(t *testing.T) {
+	last := MaxSparseCols - 1
+	if e := 2*last + 1; int(uint16(e)) != e || int(uint16(e+1)) == e+1 {
+		t.Errorf("entry %d of the last column does not fit, or that of one more column does", e)
+	}
+	for _, level := range Levels() {
+		r := &SparseRows{Begin: []uint32{0, 2}, Entries: []uint16{0, uint16(2*last + 1)}, Count: 1,
+			X: make([]int8, last+1, last+4), Weight: 1, Shift: 8, Factors: make([]float32, (last>>8)+1),
+			FactorPitch: last>>8 + 1, Dst: make([]float32, 1)}
+		r.X[0], r.X[last], r.Factors[0], r.Factors[last>>8] = 3, 5, 1, 2
+		level.DotSparse(r)
+		if r.Dst[0] != 3-5*2 {
+			t.Errorf("%v: %v, want %v", level, r.Dst[0], 3-5*2)
+		}
+	}
+}

@@ -93,6 +93,43 @@ func TestMultiplyTile(t *testing.T) {
 	}
 }
 
+// Tiles of as many planes as a level allows are exact where all products are as large as they can be.
+func TestTileOfMaxPlanes(t *testing.T) {
+	for _, level := range Levels() {
+		planes := level.MaxTilePlanes()
+		if planes == 0 {
+			continue
+		}
+		largest := 1
+		for range planes {
+			largest *= 3
+		}
+		largest = min(largest-1, 255)
+		for _, x := range []int8{-128, 127} {
+			tile := randomTile(rand.New(rand.NewPCG(1, 2)), TileRows, 1, 2, 3)
+			for i := range tile.Weights {
+				tile.Weights[i] = byte(largest)
+			}
+			for i := range tile.X {
+				tile.X[i] = x
+			}
+			clear(tile.Bias)
+			for i := range tile.Factors {
+				tile.Factors[i] = 1
+			}
+			for i := range tile.Scale {
+				tile.Scale[i] = 1
+			}
+			level.MultiplyTile(tile)
+			for i, got := range tile.Dst {
+				if want := float32(largest * int(x) * Quad); got != want {
+					t.Fatalf("%v, %d planes: product %d is %v, want %v", level, planes, i, got, want)
+				}
+			}
+		}
+	}
+}
+
 func FuzzTile(f *testing.F) {
 	f.Add(uint64(1), uint8(4), uint8(1), uint8(0), uint8(1))
 	f.Fuzz(func(t *testing.T, seed uint64, rows, quads, vectors, shift uint8) {
