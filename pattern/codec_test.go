@@ -164,6 +164,20 @@ func TestInvalidCycles(t *testing.T) {
 	}
 }
 
+// The longest names that a file, a tensor and an op may have are written and read.
+func TestLongestNames(t *testing.T) {
+	want := small()
+	longest := strings.Repeat("x", 255)
+	want.Files[0].Name, want.Reads[1].Tensor, want.Reads[1].Op = longest, longest, longest
+	var b bytes.Buffer
+	if err := want.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := ReadCycle(&b); err != nil || !reflect.DeepEqual(c, want) {
+		t.Errorf("it reads %+v, %v; want %+v", c, err, want)
+	}
+}
+
 func refused(t *testing.T, r io.Reader, want error, says string) {
 	t.Helper()
 	c, err := ReadCycle(r)

@@ -45,6 +45,7 @@ func TestBytes(t *testing.T) {
 		{"neighbours", []CycleRead{whole(0, 0, 10), whole(0, 10, 10)}, 20},
 		{"a row", []CycleRead{gather(0, 1000, 10, 1), whole(0, 1000, 10)}, 20},
 		{"a row of what is read whole too", []CycleRead{gather(0, 1000, 10, 1), whole(0, 0, 1000)}, 1000},
+		{"a row right behind what is read whole", []CycleRead{whole(0, 0, 1000), gather(1000, 1000, 10, 1)}, 1010},
 		{"experts", []CycleRead{gather(0, 1000, 100, 3), gather(1000, 1000, 100, 3)}, 600},
 		{"experts of one tensor twice", []CycleRead{gather(0, 1000, 100, 3), gather(0, 1000, 100, 4)}, 400},
 	} {

@@ -45,6 +45,11 @@ func TestDepartures(t *testing.T) {
 				{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
 					Got: 2000},
 			}},
+		"last": {at(19, swap), []int32{19}, CauseUnknown, // one step does not show that all later ones are like it
+			[]Edit{
+				{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
+					Got: 2000},
+			}},
 		"from 17 on": {func(i int, s []planted) []planted {
 			if i >= 17 {
 				s[2].op = "OTHER"

@@ -98,6 +98,19 @@ func TestDecodesThatGenerateNothing(t *testing.T) {
 	}
 }
 
+// Decodes of which it is not known how many tokens they compute do not count as small ones.
+func TestDecodesOfUnknownSize(t *testing.T) {
+	c := newCapture(t, denseModel)
+	for _, tokens := range []int32{0, 10, 0, 4, 6, 0} {
+		c.decode(tables.PhasePrompt, tokens, pass(3, true))
+	}
+	p, meta := mustBuild(t, c.build)
+	want := "no decode generated a single token: figures are per decode of 4 to 10 tokens"
+	if d := p.Summarize(meta, 1).Decodes; d.Tokens != (Spread{6, 4, 10}) || d.Basis != want {
+		t.Errorf("%+v, want 4 to 10 tokens, 6 in the median, and the basis %q", d, want)
+	}
+}
+
 // A decode that reads in another order is found, and named by its step.
 func TestDecodeThatDiffers(t *testing.T) {
 	c := newCapture(t, denseModel)
@@ -153,10 +166,18 @@ func TestOneDecode(t *testing.T) {
 
 // The experts of a step of several tokens are counted once for all of its passes and tensors.
 func TestExpertsOfDecodes(t *testing.T) {
-	c := newCapture(t, moeModel)
+	c := newCapture(t, append(slices.Clone(moeModel), tables.StructureRow{
+		Name: "blk.0.ffn_up_exps.weight", Offset: 90000, Size: 8000, Layer: 0, Experts: 8, ExpertStride: 1000,
+	}))
+	twice := func(layer0, layer1 []int32) []planted { // two tensors of layer 0 have the same experts
+		reads := moeStep(0, layer0, layer1)
+		up := reads[1]
+		up.tensor = 3
+		return slices.Insert(reads, 2, up)
+	}
 	for i := range int32(3) {
 		c.decode(tables.PhasePrompt, 8,
-			moeStep(0, []int32{0, 1, 2}, []int32{3}), moeStep(0, []int32{2, 4}, []int32{3 + i}))
+			twice([]int32{0, 1, 2}, []int32{3}), twice([]int32{2, 4}, []int32{3 + i}))
 	}
 	p, _ := mustBuild(t, c.build)
 	e := p.Experts()
@@ -164,7 +185,7 @@ func TestExpertsOfDecodes(t *testing.T) {
 		t.Fatalf("experts %+v, want 5 to 6 of 16 touched", e)
 	}
 	want := "a decode reads 6 different experts of 16 (5 to 6), all layers together; they differ from step 1 on, " +
-		"first in blk.1.ffn_gate_exps.weight; 3 different choices, 86 % of a decode's experts were the previous " +
+		"first in blk.1.ffn_gate_exps.weight; 3 different choices, 92 % of a decode's experts were the previous " +
 		"one's too"
 	if got := e.String(); got != want {
 		t.Errorf("%q, want %q", got, want)

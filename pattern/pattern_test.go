@@ -320,6 +320,20 @@ func TestSequencesLimit(t *testing.T) {
 	}
 }
 
+// Among sequences of as many steps and reads the first one is the reference.
+func TestFirstOfEqualsIsReference(t *testing.T) {
+	p, _ := mustBuild(t, run(t, 4, func(i int, s []planted) []planted {
+		if i%2 == 1 {
+			s[9].op = "MUL_MAT+ADD"
+		}
+		return s
+	}).build)
+	want := "tokens 1 and 3 differ at position 9: reads output.weight by MUL_MAT+ADD instead of MUL_MAT"
+	if v := p.Sequences(5); v.Following != 2 || len(v.Differences) != 1 || v.Differences[0].String() != want {
+		t.Errorf("%d tokens follow, differences %v; want 2, and that %s", v.Following, v.Differences, want)
+	}
+}
+
 func TestCutShort(t *testing.T) {
 	cutAt := func(token, reads int) func(int, []planted) []planted {
 		return at(token, func(s []planted) []planted { return s[:reads] })
