@@ -148,9 +148,14 @@ func many(kind ipc.MessageType, field int, n uint32) []byte {
 
 // batchOf returns a batch of these buffers, in a body of so many bytes.
 func batchOf(rows, body int64, buffers ...span) []byte {
+	return batchOfNulls(0, rows, body, buffers...)
+}
+
+// batchOfNulls is batchOf, and claims that so many of the values are null.
+func batchOfNulls(nulls, rows, body int64, buffers ...span) []byte {
 	m := message{
 		kind: ipc.MessageRecordBatch, version: 4,
-		batch: &batch{rows: rows, nodes: []node{{rows, 0}}, buffers: buffers},
+		batch: &batch{rows: rows, nodes: []node{{rows, nulls}}, buffers: buffers},
 	}
 	return m.encodeUnpackedHead(body)
 }
@@ -208,6 +213,8 @@ func TestHostileTables(t *testing.T) {
 		"rows without end": {with(framed(batchOf(1<<40, 0), 0)), "a batch of 1099511627776 rows"},
 		"more rows than values": {with(framed(batchOf(11, 80, span{}, span{0, 80}), 80)),
 			"has not as many values as rows"},
+		"more rows than bits": {with(framed(batchOfNulls(1, 10, 88, span{0, 1}, span{8, 80}), 88)),
+			"says in 1 bytes which of 10 values are null"},
 		"a buffer beyond": {with(framed(batchOf(10, 80, span{}, span{8, 80}), 80)),
 			"a buffer of 80 bytes at byte 8 of 80"},
 		"a buffer far beyond": {with(framed(batchOf(10, 80, span{}, span{math.MaxInt64, 80}), 80)),

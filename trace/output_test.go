@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tensorcast/event"
+	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace/tables"
@@ -219,6 +221,40 @@ func TestNoTokenIDs(t *testing.T) {
 	b := capture(true, 240, 161)
 	if a != b || strings.Contains(a, "prompt") {
 		t.Errorf("the captures hold\n%s, and\n%s; want the same, without prompt", a, b)
+	}
+}
+
+// Without token ids, page-ins do not tell which rows of a table with a row for each token were read.
+func TestNoTokenIDsOfTables(t *testing.T) {
+	m := gguftest.Model{Alignment: 4096}
+	names := []string{event.TokenEmbeddings, "per_layer_token_embd.weight", "output.weight"}
+	for _, name := range names {
+		m.Tensors = append(m.Tensors, gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{1024, 16}})
+	}
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	m.Write(t, path)
+	f, err := gguf.Open(path)
+	check(t, err)
+	s := newScriptWith(t, tiny, func(o *RecorderOptions) { o.NoTokenIDs = true })
+	s.handle(seenAt(0, fileID, path))
+	var want []int64
+	for i := range f.Tensors {
+		offset := f.Tensors[i].Offset
+		s.handle(event.PageIn{Time: s.time, File: fileID, Offset: offset + 5*4096, Bytes: 4096, PID: 1, TID: 7})
+		if f.Tensors[i].Name == "output.weight" {
+			offset += 5 * 4096
+		}
+		want = append(want, offset)
+	}
+	s.begin(1, 1)
+	s.end()
+	_, c := s.finish()
+	var got []int64
+	for _, r := range pageInsOf(t, c) {
+		got = append(got, r.Offset)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("page-ins of %v at %v, want %v", names, got, want)
 	}
 }
 

@@ -91,8 +91,9 @@ func TestRecorderSteps(t *testing.T) {
 
 	s.decode++
 	s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: 0xa, Decode: s.decode, Tokens: 1, Derived: true})
-	// The decode's end is lost: another one begins. The capture ends within that.
+	// The decode's end comes when another one has begun. The capture ends within that.
 	begin(0xb, 1)
+	s.handle(event.DecodeEnd{Time: s.time, TID: 7, Decode: s.decode - 1})
 
 	meta, c := s.finish()
 	if meta.Steps != 7 || meta.Tokens != 3+1+1+1 || meta.Contexts != 2 {
@@ -170,16 +171,20 @@ func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 	// their number is known
 	op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Selects: 3, Sources: []event.Source{gate}})
 	s.end()
+	s.decode++
+	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode, Tokens: 1, Warmup: true})
+	op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Sources: []event.Source{gate}})
+	s.end()
 	meta, c := s.finish()
 	if meta.Detail != tables.DetailGraph {
 		t.Errorf("detail %q; want %v", meta.Detail, tables.DetailGraph)
 	}
 	rows, err := readRows(c)
 	check(t, err)
-	// Four tokens use at most the four experts that there are, one uses two.
+	// Four tokens use at most the four experts that there are, one uses two. A warm-up uses all of them.
 	for i, want := range []int64{
 		4 * embd.NB[1], 4 * gate.NB[2], norm.Bytes(), embd.NB[1], 2 * gate.NB[2], norm.Bytes(),
-		3 * gate.NB[2],
+		3 * gate.NB[2], 4 * gate.NB[2],
 	} {
 		if a := rows[i]; a.Bytes != want || a.Duration != tables.NotObserved || a.Stall != tables.NotObserved ||
 			a.Experts != nil {
@@ -495,6 +500,33 @@ func TestRecorderLayersSeen(t *testing.T) {
 		PageSize: os.Getpagesize(),
 	}); meta.Host != want || h.Kernel == "" {
 		t.Errorf("host %+v, want %+v", meta.Host, want)
+	}
+}
+
+// Layers at the end that only serve drafts are not said to be elsewhere: a decode does not compute them.
+func TestRecorderLayersOfDrafts(t *testing.T) {
+	m := gguftest.Model{
+		KVs: []gguftest.KV{
+			{Key: "general.architecture", Value: "glm4moe"}, {Key: "glm4moe.nextn_predict_layers", Value: uint32(2)},
+		},
+	}
+	for layer := range 5 {
+		m.Tensors = append(m.Tensors,
+			gguftest.Tensor{Name: fmt.Sprintf("blk.%d.ffn_norm.weight", layer), Type: gguf.F32, Shape: []int64{8}})
+	}
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	m.Write(t, path)
+	s := newScript(t, tiny)
+	var err error
+	s.model, err = gguf.Open(path)
+	check(t, err)
+	s.sendFileSeen()
+	s.begin(1, 1)
+	s.op(event.Op{Name: "MUL", Sources: []event.Source{s.source("blk.0.ffn_norm.weight")}})
+	s.end()
+	meta, _ := s.finish()
+	if m := meta.Models[0]; m.Layers != 5 || m.LayersSeen != "0" || m.LayersElsewhere != "1-2" {
+		t.Errorf("model %+v; want m.Layers = 5, m.LayersSeen = \"0\", m.LayersElsewhere = \"1-2\"", m)
 	}
 }
 
@@ -822,6 +854,37 @@ func TestPageCountsSaturate(t *testing.T) {
 	}
 }
 
+// Pending page-ins become one only if they touch, and one thread caused them in the same way and decode.
+func TestPendingPageInsAreJoined(t *testing.T) {
+	first := event.PageIn{Offset: 0, Bytes: countedPage, PID: 1, TID: 2, Cause: event.CauseRead, Decode: 3}
+	for name, tc := range map[string]struct {
+		change func(*event.PageIn)
+		runs   int
+	}{
+		"the next page":   {func(*event.PageIn) {}, 1},
+		"a later page":    {func(e *event.PageIn) { e.Offset++ }, 2},
+		"another process": {func(e *event.PageIn) { e.PID++ }, 2},
+		"another thread":  {func(e *event.PageIn) { e.TID++ }, 2},
+		"another cause":   {func(e *event.PageIn) { e.Cause = event.CauseReadahead }, 2},
+		"another decode":  {func(e *event.PageIn) { e.Decode++ }, 2},
+	} {
+		second := first
+		second.Offset = countedPage
+		tc.change(&second)
+		want := []event.PageIn{first, second}
+		if tc.runs == 1 {
+			want = want[:1]
+			want[0].Bytes = 2 * countedPage
+		}
+		var p pendingPageIns
+		p.add(first)
+		p.add(second)
+		if runs, _ := p.take(first.File); !slices.Equal(runs, want) {
+			t.Errorf("%s: %+v, want %+v", name, runs, want)
+		}
+	}
+}
+
 func TestPendingPageInsAreBounded(t *testing.T) {
 	var p pendingPageIns
 	a, b := event.FileID{Ino: 1}, event.FileID{Ino: 2}
@@ -846,5 +909,21 @@ func TestPendingPageInsAreBounded(t *testing.T) {
 	if len(p.files) != pendingFiles || p.lost != 7 || p.runs != pendingFiles {
 		t.Errorf("%d files, %d forgotten, %d runs; want len(p.files) = %v, p.lost = 7, p.runs = %v", len(p.files),
 			p.lost, p.runs, pendingFiles, pendingFiles)
+	}
+}
+
+// The description counts the page-ins of the files that were forgotten before it was known what they are.
+func TestRecorderCountsForgottenPageIns(t *testing.T) {
+	s := newScript(t, tiny)
+	for i := range uint64(pendingFiles + 7) {
+		s.handle(event.PageIn{File: event.FileID{Dev: 1, Ino: 10 + i}, Bytes: countedPage})
+	}
+	s.sendFileSeen()
+	s.begin(1, 1)
+	s.end()
+	meta, c := s.finish()
+	if meta.Counters.PageInsDropped != 7 || c.Meta.Counters.PageInsDropped != 7 {
+		t.Errorf("%d page-ins were dropped, and %d on disk; want 7", meta.Counters.PageInsDropped,
+			c.Meta.Counters.PageInsDropped)
 	}
 }

@@ -3,6 +3,7 @@ package trace
 // These tests write and read all tables of a capture, in one and in several segments.
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -352,6 +353,24 @@ func TestHiddenRowsAreWide(t *testing.T) {
 	}
 }
 
+// A capture of which a row could not be written is not complete, for its caller and on disk.
+func TestCaptureThatLacksARow(t *testing.T) {
+	dir := t.TempDir()
+	meta := &tables.Meta{}
+	w, err := Create(dir, meta, testStructure)
+	check(t, err)
+	first := w.Hidden(&tables.HiddenRow{}) // of no values
+	if first == nil {
+		t.Fatal("the row is accepted, want an error")
+	}
+	if err := w.Close(meta, true); !errors.Is(err, first) {
+		t.Errorf("Close: %v; want %v", err, first)
+	}
+	if c := open(t, dir); meta.Complete || c.Meta.Complete {
+		t.Errorf("described as complete: %v, on disk: %v; want neither", meta.Complete, c.Meta.Complete)
+	}
+}
+
 // Dictionaries grow and are dropped when they are too large. Rows keep their names.
 func TestDictionariesGrow(t *testing.T) {
 	dir := t.TempDir()
@@ -404,6 +423,39 @@ func TestDictionariesGrow(t *testing.T) {
 		paged = append(paged, r.Tensor)
 	}
 	if want := []int32{0, 3, 0, 2}; !slices.Equal(tensors, want) || !slices.Equal(paged, want[1:]) {
+		t.Errorf("accesses of tensors %v, page-ins of %v; want %v", tensors, paged, want)
+	}
+}
+
+// The dictionary of tensor names is kept, however large it is: all rows have indices that it gave at the start.
+func TestDictionaryOfTensorsIsKept(t *testing.T) {
+	dir := t.TempDir()
+	meta := &tables.Meta{}
+	structure := make([]tables.StructureRow, dictionaryLimit+2)
+	for i := range structure {
+		structure[i] = tables.StructureRow{Name: fmt.Sprint("tensor.", i), Shape: []int64{1}}
+	}
+	w, err := Create(dir, meta, structure)
+	check(t, err)
+	last := int32(len(structure) - 1)
+	want := []int32{0, last, 1, last - 1}
+	for _, tensor := range want {
+		check(t, w.Access(&tables.Access{Tensor: tensor, Op: "A"}))
+		check(t, w.PageIn(&tables.PageInRow{Tensor: tensor}))
+		check(t, w.Flush(meta)) // a batch
+	}
+	check(t, w.Close(meta, true))
+	c := open(t, dir)
+	var tensors, paged []int32
+	rows, err := readRows(c)
+	check(t, err)
+	for _, a := range rows {
+		tensors = append(tensors, a.Tensor)
+	}
+	for _, r := range pageInsOf(t, c) {
+		paged = append(paged, r.Tensor)
+	}
+	if !slices.Equal(tensors, want) || !slices.Equal(paged, want) {
 		t.Errorf("accesses of tensors %v, page-ins of %v; want %v", tensors, paged, want)
 	}
 }
