@@ -5,12 +5,15 @@ package capture
 import (
 	"bytes"
 	"context"
+	"debug/elf"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -363,6 +366,26 @@ func TestKilledBeforeRun(t *testing.T) {
 	}
 }
 
+// The error of letting a command run is Wait's error, no matter how the command ended.
+func TestReleaseFails(t *testing.T) {
+	c, err := Launch(exec.Command("sh", "-c", "exit 3"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	target, broken := c.target.(*command), errors.New("not to be traced")
+	release := target.release
+	target.release = func() error { return errors.Join(release(), broken) }
+	c.Resume()
+	if status, err := c.Wait(t.Context()); status != 0 || !errors.Is(err, broken) {
+		t.Errorf("status %d, %v; want 0, %v", status, err, broken)
+	}
+}
+
 // The chosen signals that this process gets reach the command once, even those that come before it
 // runs. Others do not.
 func TestSignals(t *testing.T) {
@@ -589,11 +612,13 @@ func TestAttachedProcessEnds(t *testing.T) {
 // A target that cannot be captured gives an error of the right type, and nothing is left behind.
 func TestErrors(t *testing.T) {
 	testenv.NeedRoot(t)
-	sleeper := exec.Command("sleep", "600")
-	if err := sleeper.Start(); err != nil {
-		t.Fatal(err)
+	sleeper, damaged := exec.Command("sleep", "600"), exec.Command(damagedSleep(t), "600")
+	for _, cmd := range []*exec.Cmd{sleeper, damaged} {
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	}
-	defer func() { _ = sleeper.Process.Kill(); _ = sleeper.Wait() }()
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
@@ -612,7 +637,10 @@ func TestErrors(t *testing.T) {
 		"no such process":      {attach(gone.Process.Pid, Options{}), proc.ErrNoProcess, "no such process"},
 		"no ggml":              {attach(sleeper.Process.Pid, Options{}), event.ErrNoGGML, ""},
 		"preload into running": {attach(sleeper.Process.Pid, Options{Preload: true}), nil, "runs already"},
-		"no such program":      {start(Options{}, "/no/such/program"), os.ErrNotExist, "/no/such/program"},
+		"damaged program":      {attach(damaged.Process.Pid, Options{Late: true}), nil, "its names are in section"},
+		"damaged program, follow": {attach(damaged.Process.Pid, Options{Follow: true}), nil,
+			"its names are in section"},
+		"no such program": {start(Options{}, "/no/such/program"), os.ErrNotExist, "/no/such/program"},
 		"no such program, preload": {
 			start(Options{Preload: true}, "/no/such/program"), os.ErrNotExist, "/no/such/program",
 		},
@@ -620,6 +648,8 @@ func TestErrors(t *testing.T) {
 		"choices, preload": {start(Options{Preload: true, Selected: true}, "sleep", "600"), ErrNeedsProbes,
 			"what routers read and choose"},
 		"inputs, preload": {start(Options{Preload: true, Inputs: 2}, "sleep", "600"), ErrNeedsProbes,
+			"what routers read and choose"},
+		"lookups, preload": {start(Options{Preload: true, Lookups: 1}, "sleep", "600"), ErrNeedsProbes,
 			"what routers read and choose"},
 		"choices of graphs": {start(Options{Detail: ebpf.DetailGraph, Selected: true}, "sleep", "600"), nil,
 			"observe ops"},
@@ -646,12 +676,42 @@ func TestErrors(t *testing.T) {
 	if after := descriptors(t); after != before {
 		t.Errorf("%d descriptors are open afterwards, want %d", after, before)
 	}
-	if left := children(t); len(left) != 1 || left[0] != sleeper.Process.Pid {
-		t.Errorf("children %v are left, want %d alone", left, sleeper.Process.Pid)
+	if left := children(t); len(left) != 2 {
+		t.Errorf("children %v are left, want %d and %d alone", left, sleeper.Process.Pid, damaged.Process.Pid)
 	}
-	if s, ok := stat(t, sleeper.Process.Pid); !ok || s.State != "S" {
-		t.Errorf("the process that was attached to is in state %q, want S", s.State)
+	for _, cmd := range []*exec.Cmd{sleeper, damaged} {
+		if s, ok := stat(t, cmd.Process.Pid); !ok || s.State != "S" {
+			t.Errorf("%s, which was attached to, is in state %q, want S", cmd.Path, s.State)
+		}
 	}
+}
+
+// damagedSleep returns a sleep that runs, but has the names of its symbols in a section that does not exist.
+func damagedSleep(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := elf.NewFile(bytes.NewReader(program))
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(f.Sections, func(s *elf.Section) bool { return s.Type == elf.SHT_DYNSYM })
+	if i < 0 {
+		t.Fatalf("%s has no dynamic symbols: the fixture is out of date", path)
+	}
+	header := binary.LittleEndian.Uint64(program[40:]) + uint64(i)*64 // e_shoff
+	binary.LittleEndian.PutUint32(program[header+40:], 1<<20)         // sh_link
+	damaged := filepath.Join(t.TempDir(), "sleep")
+	if err := os.WriteFile(damaged, program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return damaged
 }
 
 func descriptors(t *testing.T) int {

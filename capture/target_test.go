@@ -1,10 +1,12 @@
 package capture
 
-// This file tests what is guessed from a target's command line, and what is said of one that has ended.
+// This file tests what is guessed from a target's command line, where its program is, and what is said of a target that
+// has ended.
 
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -18,11 +20,25 @@ func TestHints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := fileHints([]string{"llama-cli", "-m", "/models/a.gguf", "--model-draft=/models/b=c.gguf", "--model=d.gguf"},
-		os.Getpid())
-	for _, want := range []string{"/models/a.gguf", "/models/b=c.gguf", filepath.Join(dir, "d.gguf")} {
+	got := fileHints([]string{"llama-cli", "-m", "/models/a.gguf", "--model-draft=/models/b=c.gguf", "--model=d.gguf",
+		"-m", "e=f.gguf"}, os.Getpid())
+	for _, want := range []string{"/models/a.gguf", "/models/b=c.gguf", filepath.Join(dir, "d.gguf"),
+		filepath.Join(dir, "e=f.gguf")} {
 		if !slices.Contains(got, want) {
 			t.Errorf("hints %q lack %q", got, want)
+		}
+	}
+}
+
+// A relative program is the one that the command itself finds, in its own directory.
+func TestExecutablePath(t *testing.T) {
+	for want, cmd := range map[string]*exec.Cmd{
+		"/opt/bin/llama":   {Path: "bin/llama", Dir: "/opt"},
+		"/usr/bin/llama":   {Path: "/usr/bin/llama", Dir: "/opt"},
+		"bin/llama-server": {Path: "bin/llama-server"},
+	} {
+		if got := executablePath(cmd); got != want {
+			t.Errorf("%q in directory %q is at %q, want %q", cmd.Path, cmd.Dir, got, want)
 		}
 	}
 }

@@ -3,12 +3,14 @@ package preload
 // These tests read shared memory that a target has filled well or badly.
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -102,6 +104,81 @@ func TestRingWraps(t *testing.T) {
 	if err != nil || n != 2 || len(got) != 4 || got[0] != kindGraphEnd || got[1] != 32 || got[2] != kindOpName ||
 		got[3] != 16 {
 		t.Errorf("%d records with kinds and sizes %v, error %v; want 2", n, got, err)
+	}
+}
+
+// encode returns structs of wire.h as the shim writes them, one after the other.
+func encode(t *testing.T, structs ...any) (b []byte) {
+	t.Helper()
+	for _, v := range structs {
+		var err error
+		if b, err = binary.Append(b, binary.NativeEndian, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// encodeRecord returns a record with its head.
+func encodeRecord(t *testing.T, kind uint32, body ...any) []byte {
+	t.Helper()
+	b := encode(t, body...)
+	return append(encode(t, wireRecord{Kind: kind, Size: uint32(recordHead) + uint32(len(b))}), b...)
+}
+
+// When a process has ended, its slot is as good as new: the next process in it is read from its first record on. What
+// the graphs of the ended one read counts towards no limit any more.
+func TestSlotIsFreed(t *testing.T) {
+	s := session(t)
+	s.opts.Follow = true
+	m, slot := s.mem, s.mem.slot(0)
+	template := encodeRecord(t, kindTemplate, wireTemplate{Ops: 1}, wireOp{Sources: 1}, wireSource{})
+	for i, templates := range []int{2, 1, 3} {
+		records := append(encodeRecord(t, kindProcess, wireProcess{}), bytes.Repeat(template, templates)...)
+		copy(m.buffer(0), records)
+		atomic.StoreUint64(&slot.Head, uint64(len(records)))
+		atomic.StoreUint32(&slot.Pid, maxPID) // it has ended: the kernel gives only smaller numbers
+		begun, ended := 0, 0
+		err := s.readSlots(time.Now().Add(time.Minute), func(e event.Event) error {
+			switch e.(type) {
+			case event.ProcessBegin:
+				begun++
+			case event.ProcessEnd:
+				ended++
+			}
+			return nil
+		})
+		if pid := atomic.LoadUint32(&slot.Pid); err != nil || begun != 1 || ended != 1 || pid != 0 || s.weights != 0 {
+			t.Errorf("process %d: %d begun, %d ended, %v; then the slot is of process %d, and %d weights are kept; "+
+				"want one that begins and ends, a free slot and no weights", i, begun, ended, err, pid, s.weights)
+		}
+	}
+}
+
+// Behind an odd number of an op's ids there are 4 bytes more. The ids of the next op are found all the same.
+func TestListsOfIDs(t *testing.T) {
+	const padding = -1
+	g, err := readGraph(encode(t, wireGraph{Lists: 4},
+		wireIDs{Op: 1, Slots: 1, Rows: 1}, []int32{10, padding}, wireIDs{Op: 3, Slots: 2, Rows: 2}, []int32{0, 3, 2, 1},
+		wireIDs{Op: 4, Slots: 3, Rows: 1}, []int32{7, 8, 9, padding}, wireIDs{Op: 9, Slots: 1, Rows: 2}, []int32{5, 6}))
+	want := map[int]idList{1: {[]int32{10}, 1}, 3: {[]int32{0, 3, 2, 1}, 2}, 4: {[]int32{7, 8, 9}, 1},
+		9: {[]int32{5, 6}, 2}}
+	if err != nil || !reflect.DeepEqual(g.ids, want) {
+		t.Errorf("ids %v, %v; want %v", g.ids, err, want)
+	}
+}
+
+// A process says by number which of the offered layouts fits. A number that was not offered is an error.
+func TestNumberOfLayout(t *testing.T) {
+	s := session(t)
+	p := s.addProcess(os.Getpid(), 0)
+	offered := uint32(len(s.layouts))
+	for number, want := range map[uint32]error{
+		0: nil, offered - 1: nil, offered: errCorrupt, offered + 1: errCorrupt, noLayout - 1: errCorrupt,
+	} {
+		if err := s.handleImage(p, &imageRecord{layout: number}); !errors.Is(err, want) {
+			t.Errorf("layout %d of %d: %v, want %v", number, offered, err, want)
+		}
 	}
 }
 
