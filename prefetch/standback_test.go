@@ -218,6 +218,52 @@ func TestJudged(t *testing.T) {
 	}
 }
 
+// stayingPages are pages of which a block that was just paged out seems to stay in memory, where stays says so. That is
+// asked whenever somebody looks at the block that was paged out last.
+type stayingPages struct {
+	*sim.Pages
+	stays func() bool
+	last  pages.Range
+}
+
+func (p *stayingPages) PageOut(r pages.Range) error {
+	p.last = r
+	return p.Pages.PageOut(r)
+}
+
+func (p *stayingPages) ResidentBytes(r pages.Range) (int64, error) {
+	last := p.last
+	if p.last = (pages.Range{}); r == last && p.stays() {
+		return r.Length, nil
+	}
+	return p.Pages.ResidentBytes(r)
+}
+
+// Whether the target can be helped is judged again when four samples in a row stayed in memory after they were paged
+// out. Where another one in between was freed, it is not.
+func TestJudgedAfterSamplesInARow(t *testing.T) {
+	for name, tc := range map[string]struct {
+		stays func(sample int) bool
+		want  func(samples int) int // how often it is judged in the end, the first time beside
+	}{
+		"all stay":      {func(int) bool { return true }, func(samples int) int { return samples / 4 }},
+		"three of four": {func(sample int) bool { return sample%4 != 0 }, func(int) int { return 0 }},
+	} {
+		judged, samples := 0, 0
+		r := newRig(t, 0.7, prefetch.Options{}, nil)
+		disk := &stayingPages{Pages: r.pages, stays: func() bool { samples++; return tc.stays(samples) }}
+		r.Controller = prefetch.New(disk, prefetch.Options{
+			Memory: r.Memory(), Now: r.Now, Log: newFailingLog(t),
+			Target: prefetch.Target{Judge: func() error { judged++; return nil }},
+		})
+		r.Attach(r.Controller)
+		r.run(30)
+		if got, want := judged-1, tc.want(samples); samples < 12 || got != want {
+			t.Errorf("%s: judged %d times after %d samples, want %d times after at least 12", name, got, samples, want)
+		}
+	}
+}
+
 // Weights that the target copied out of the file when it loaded them cannot be helped, until it loads another model.
 func TestOutside(t *testing.T) {
 	mapped := int64(280 * mib)

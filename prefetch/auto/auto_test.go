@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -354,5 +355,25 @@ func TestLines(t *testing.T) {
 	if _, err := l.Write(bytes.Repeat([]byte("x"), 3*maxLine)); err != nil || len(l.rest) >= maxLine || b.Len() == 0 {
 		t.Errorf("a long line: %d bytes are kept, %d written, %v; want less than %d kept",
 			len(l.rest), b.Len(), err, maxLine)
+	}
+}
+
+// The last line of a helper, which may say why it failed, is passed on even if it has no end.
+func TestLastLine(t *testing.T) {
+	var said bytes.Buffer
+	k := &keeper{helpers: map[int]*helper{}, ended: make(chan *helper), o: Options{
+		Out: io.Discard, Err: &said, Log: slog.New(slog.DiscardHandler),
+		Helper: func(processes.Candidate, int64) []string {
+			return []string{"sh", "-c", `echo begun >&2; printf "sh: no end" >&2; exit 3`}
+		},
+	}}
+	k.startHelper(processes.Candidate{PID: 7, Name: "target"})
+	if len(k.helpers) == 0 {
+		t.Fatal("the helper was not started")
+	}
+	k.noteEnd(<-k.ended)
+	k.waits.Wait()
+	if got, want := said.String(), "7 target: begun\n7 target: no end\n"; got != want {
+		t.Errorf("it wrote %q, want %q", got, want)
 	}
 }

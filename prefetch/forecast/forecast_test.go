@@ -163,6 +163,16 @@ func TestMonotonous(t *testing.T) {
 	}
 }
 
+// With more memory all is as on a machine that has as much: a larger limit leaves more free, too.
+func TestMoreMemoryAsThere(t *testing.T) {
+	p, m := densePass(8000), measured()
+	row := Expect(p, m, Memory{Bytes: 3000 * mib, Limit: 4000 * mib}, nil, Change{Memory: 1.5, Disk: 1, Tokens: 1})
+	there := Expect(p, m, Memory{Bytes: 4500 * mib, Limit: 6000 * mib}, nil, Change{Memory: 1, Disk: 1, Tokens: 1})
+	if there.Change = row.Change; row != there || row.Fits {
+		t.Errorf("%+v; with as much memory %+v", row, there)
+	}
+}
+
 // Of what the last run has chosen those experts lie in memory that it used most, or some that are chance.
 func TestRoutingBy(t *testing.T) {
 	r := RoutingBy(map[int32][]float32{0: {0.6, 0.1, 0.1, 0}, 3: {0, 0.2, 0, 0}})

@@ -266,6 +266,30 @@ func TestImatrix(t *testing.T) {
 	}
 }
 
+// A big-endian importance matrix has its counts in that order, too.
+func TestBigEndianImatrix(t *testing.T) {
+	be := binary.BigEndian
+	text := func(b []byte, s string) []byte { return append(be.AppendUint64(b, uint64(len(s))), s...) }
+	b := be.AppendUint32([]byte("GGUF"), 3)
+	b = be.AppendUint64(be.AppendUint64(b, 1), 1) // a tensor, and a metadata entry
+	b = be.AppendUint32(text(b, "general.type"), uint32(gguf.ValueString))
+	b = text(text(b, "imatrix"), "blk.0.ffn_gate_exps.weight.counts")
+	b = be.AppendUint64(be.AppendUint64(be.AppendUint32(b, 2), 1), 4) // the shape: 1 by 4
+	b = be.AppendUint64(be.AppendUint32(b, gguf.F32.Number()), 0)
+	b = append(b, make([]byte, -len(b)&(gguftest.Alignment-1))...)
+	for _, count := range []float32{10, 0, 30, 60} {
+		b = be.AppendUint32(b, math.Float32bits(count))
+	}
+	path := filepath.Join(t.TempDir(), "imatrix.gguf")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	counts, err := ReadImatrix(path)
+	if want := (Counts{0: {10, 0, 30, 60}}); err != nil || !reflect.DeepEqual(counts, want) {
+		t.Errorf("%v, %v; want %v", counts, err, want)
+	}
+}
+
 // What is no importance matrix of a mixture is refused, with a reason.
 func TestNoImatrix(t *testing.T) {
 	old := filepath.Join(t.TempDir(), "imatrix.dat")

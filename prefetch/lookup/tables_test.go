@@ -224,6 +224,37 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
+// The first and the last row give way like others. The pages that they share with other weights stay.
+func TestRowsAtTheEdges(t *testing.T) {
+	r := newRig(t)
+	edges := []int32{0, 9999}
+	weights := []pages.Range{wholePages(pages.Range{Length: mib + 100}),
+		wholePages(pages.Range{Offset: r.table.End(), Length: mib})}
+	for _, at := range weights {
+		r.fault(at)
+	}
+	others := make([]int32, 2*keptBytes/row)
+	for i := range others {
+		others[i] = 4000 + int32(i)
+	}
+	for i, ids := range [][]int32{edges, others} {
+		r.lookUp(t, uint64(i+1), ids...)
+		r.NoteOp(&event.Op{Seq: uint64(i + 1)})
+		r.sweep(t)
+	}
+	for _, id := range edges {
+		if n, _ := r.ResidentBytes(cutTo(wholePages(r.rowAt(id)), r.tables[0].inner())); n != 0 {
+			t.Errorf("of row %d, which was not used for longest, %d bytes are in memory beside the edge", id, n)
+		}
+	}
+	for _, at := range weights {
+		if n, _ := r.ResidentBytes(at); n < at.Length {
+			t.Errorf("of the pages from %d, which have other weights, %d bytes are in memory, want %d",
+				at.Offset, n, at.Length)
+		}
+	}
+}
+
 // What the target has read while nobody was told is found when all is looked at again.
 func TestLookAgain(t *testing.T) {
 	r := newRig(t)

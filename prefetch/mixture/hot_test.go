@@ -223,6 +223,22 @@ func TestHotInsteadOfOthers(t *testing.T) {
 	}
 }
 
+// An expert that is in memory does not give way to one that is as likely, only to a likelier one.
+func TestHotAsLikely(t *testing.T) {
+	for last, want := range map[float32]int{0.3: 1, 0.29: 2} { // experts that are read beside the one in memory
+		var p aheadRecorder
+		m := newHotMixture(&p, 2, &Known{Scores{3: {0.5, 0, 0.3, 0, last, 0, 0, 0}}, LastRun})
+		kept := &m.layers[0].experts[4]
+		kept.resident = true
+		m.resident = kept.bytes
+		readHot(t, m, &p, true)
+		if h := m.Hot(); h.Experts != want || kept.resident != (want == 1) || m.HasHot() {
+			t.Errorf("beside a resident expert with the score %v, which stays: %v, %+v; want %d read, and the end",
+				last, kept.resident, h, want)
+		}
+	}
+}
+
 // Where too much is under way, or waits to be paged out, it goes on later.
 func TestHotWaits(t *testing.T) {
 	var p aheadRecorder

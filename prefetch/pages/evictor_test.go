@@ -91,8 +91,10 @@ func TestEvictorReadsAgain(t *testing.T) {
 	}
 	g.gate <- nil
 	g.waitFor(t, "ranges to be read again", func() bool { return len(g.read) >= 2 })
+	g.cancel(Range{1, 100, 100})   // freeing it is over
 	g.begin(t, Range{1, 300, 100}) // nobody wants it
 	g.gate <- nil
+	g.waitFor(t, "the second range", func() bool { return len(g.done) == 2 })
 	g.begin(t, Range{1, 400, 100})
 	g.cancel(Range{1, 400, 100})
 	closed := make(chan struct{})

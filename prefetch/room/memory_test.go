@@ -127,6 +127,9 @@ func TestRoomOfLevels(t *testing.T) {
 		"locked pages are neither available nor active": {
 			onlyHost(5000*mib, 500*mib, 500*mib, 0), InMemory{Bytes: 3000 * mib, Locked: 3000 * mib},
 			Room{6900 * mib, 10000 * mib, "host", 6500 * mib, 0, false, 0}},
+		"no more may be locked than has room where the floor is more than the reserve": {
+			bounds{host: cgroup.HostMemory{Total: 10000 * mib, Available: 8000 * mib}, floor: 2500 * mib}, InMemory{},
+			Room{5500 * mib, 10000 * mib, "host", 5500 * mib, 0, false, 0}},
 	} {
 		if got := test.bounds.room(test.model); got != test.want {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
