@@ -60,6 +60,9 @@ func TestMain(m *testing.M) {
 
 var tiny = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 2, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
 
+// tiniest is for what takes long for each weight.
+var tiniest = synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
+
 var tinyMoE = synth.Config{
 	Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Experts: 2, Used: 1, Type: gguf.Q8_0, Seed: 1,
 }
@@ -215,7 +218,8 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 		},
 		"lab fabricplan": {
 			args: []string{
-				"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png",
+				"lab", "fabricplan", "-m", llamatest.Model(t, tiniest), "--planes", "1", "--write", "w.gguf",
+				"--figure", "f.png",
 			},
 			outputs: []string{"w.gguf", "f.png"}, faults: 1,
 		},

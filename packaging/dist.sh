@@ -22,7 +22,8 @@ export TZ=UTC LC_ALL=C
 version=$(git describe --tags --match 'v[0-9]*' --abbrev=12 --dirty 2> /dev/null | sed 's/^v//; s/-/+/; s/-/./g')
 if [ -z "$version" ]; then # a clone without tags: the newest version of CHANGELOG.md, and the time of the commit
 	release=$(sed -n 's/^## \([0-9][0-9.]*\)$/\1/p' CHANGELOG.md | head -n 1)
-	version=$release+$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$(git describe --always --abbrev=12 --dirty | tr - .)
+	time=$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S)
+	version=$release+$time.$(git describe --always --abbrev=12 --dirty | tr - .)
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -98,6 +98,9 @@ func TestCopiesAreForeseen(t *testing.T) {
 func TestKilledWhileLoading(t *testing.T) {
 	testenv.NeedQuiet(t)
 	r := newCopyingRig(t)
+	if err := r.group.SetLimit(r.size / 2); err != nil { // the less there is, the sooner the kernel gives up
+		t.Fatal(err)
+	}
 	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; read x; exec "$0" "$@"`
 	cmd := exec.Command("sh", append([]string{"-c", script}, r.in.Command(t.Context(), r.options).Args...)...)
 	cmd.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))

@@ -68,12 +68,12 @@ func TestHandOver(t *testing.T) {
 				t.Errorf("not all planes stay resident: %+v, %+v; before %+v", s, *s.Holding, *before.Holding)
 			}
 		}},
-		{"killed", 300, func(t *testing.T, _ *rig, pid int, _ string) {
+		{"killed", 120, func(t *testing.T, _ *rig, pid int, _ string) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Error(err)
 			}
 		}},
-		{"a neighbour", 300, func(t *testing.T, r *rig, pid int, socket string) {
+		{"a neighbour", 120, func(t *testing.T, r *rig, pid int, socket string) {
 			before := deviceStatus(t, socket)
 			// tail needs 30 MiB of memory, because it keeps what it may have to print.
 			script := `for f in $GROUPS_FILES; do echo $$ > $f; done; exec tail -c 30M /dev/zero >/dev/null`
@@ -91,7 +91,7 @@ func TestHandOver(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			deep := model // large enough that planes save memory
-			deep.Layers = 16
+			deep.Layers = 10
 			r := newRigOf(t, "deep", llamatest.Model(t, deep), 0.6, test.tokens)
 			h := r.handOver("--fabric=fast")
 			var pid int

@@ -296,7 +296,7 @@ func TestStrategies(t *testing.T) {
 		}
 		t.Run(strings.Join(flags, " "), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, 0.6, 150)
+			r := newRig(t, 0.6, 100)
 			r.start()
 			h := r.help(append([]string{"--strategy"}, flags...)...)
 			adj := ""
@@ -328,7 +328,8 @@ func TestStrategies(t *testing.T) {
 			if locks && most < r.size/4 || !locks && most > 1<<20 {
 				t.Errorf("at most %d bytes were locked at a time, of %d; --lock: %t", most, r.size, locks)
 			}
-			if s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Tokens < r.options.Tokens/3 || s.TokensPerSec <= 0 {
+			// On a busy machine help may begin late.
+			if s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Tokens < r.options.Tokens/10 || s.TokensPerSec <= 0 {
 				t.Errorf("summary %+v for a model of %d bytes", s, r.size)
 			}
 			if most > limit || s.Room > limit {

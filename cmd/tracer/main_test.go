@@ -395,7 +395,7 @@ func TestManyParts(t *testing.T) {
 	in := llamatest.ForTest(t)
 	model := synth.Config{Layers: 112, Embd: 64, FF: 64, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
 	o := llama.Options{
-		Model: llamatest.Model(t, model), Prompt: "parts", Tokens: 3, Threads: 1, NoRepack: true,
+		Model: llamatest.Model(t, model), Prompt: "parts", Tokens: 30, Threads: 1, NoRepack: true,
 	}
 	_, whole := traced(t, in, o)
 	m, err := gguf.OpenModel(o.Model)

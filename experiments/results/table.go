@@ -146,8 +146,8 @@ func WriteMachines(w io.Writer, documents []Named) error {
 			if d.Disk != nil {
 				disk = spreadCell(stats.Describe(inGiB(d.Disk.Readings)))
 			}
-			t.Rows = append(t.Rows, []string{d.Name, "lab " + string(d.Kind), d.Started.UTC().Format("2006-01-02 15:04"),
-				d.CommitText(), disk})
+			t.Rows = append(t.Rows, []string{d.Name, "lab " + string(d.Kind),
+				d.Started.UTC().Format("2006-01-02 15:04"), d.CommitText(), disk})
 		}
 		if err := (tabular.Document{t}).WriteMarkdown(w); err != nil {
 			return err
