@@ -329,7 +329,8 @@ func TestStrategies(t *testing.T) {
 				t.Errorf("at most %d bytes were locked at a time, of %d; --lock: %t", most, r.size, locks)
 			}
 			// On a busy machine help may begin late.
-			if s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Tokens < r.options.Tokens/10 || s.TokensPerSec <= 0 {
+			if s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Tokens < r.options.Tokens/10 ||
+				s.TokensPerSec <= 0 {
 				t.Errorf("summary %+v for a model of %d bytes", s, r.size)
 			}
 			if most > limit || s.Room > limit {
