@@ -160,7 +160,8 @@ mutation: ## put each fault of internal/mutation/faults.json into the code, and 
 coverage: deps ## the share of each package's statements that its own tests reach, as a table (root; as long as make test)
 	@mkdir -p $(BIN); go test -cover -timeout 20m $(LDFLAGS) ./... > $(BIN)/coverage.txt; status=$$?; \
 	grep -E '^(---|FAIL|panic)' $(BIN)/coverage.txt; \
-	sed -n 's#^ok *\ttensorcast/\([^\t]*\)\t.*coverage: \([0-9.]*\)%.*#| `\1` | \2 |#p' $(BIN)/coverage.txt; exit $$status
+	sed -n 's#^ok *\ttensorcast/\([^\t]*\)\t.*coverage: \([0-9.]*\)%.*#`\1` | \2#p' $(BIN)/coverage.txt | \
+		paste -d '|' - - - | sed 's/^/| /; s/|`/ | `/g; s/|*$$/ |/'; exit $$status
 
 overhead: build ## measure what tracer costs and whether it accounts for every op (root, a quiet machine)
 	@mkdir -p demo
