@@ -17,12 +17,11 @@ NEEDED := gcc npm
 package_ensurepip := python3-venv
 MODULES :=
 FUZZTIME := 60s
-# Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The race detector sees this process
-# only, and makes all of it several times slower: `make test` runs all of them without it, and of RACED, which have goroutines, what test-unit runs with it.
-PROCESSES := ./cmd/... ./experiments/... ./fabric/backend ./report ./packaging
-RACED := ./cmd/ggufmap ./cmd/prefetchd ./cmd/tracer ./experiments/cmd/lab ./experiments/divergence ./experiments/harm ./experiments/pressure ./experiments/serverload ./experiments/soak
-# Of these, the ones whose tests go by how fast the target is: nothing else runs beside them.
-LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
+# Packages with goroutines, in their code or in their tests: elsewhere the race detector sees nothing. It makes tests several times slower.
+CONCURRENT = grep -rlE '^[[:space:]]*go (func|[a-z][A-Za-z_.]*\()|\.Go\(func' --include='*.go' . | xargs -n 1 dirname | sort -u
+# Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The detector sees this process only, and
+# so of these `make test` runs with it what test-unit runs.
+PROCESSES := ^\./(cmd|experiments|fabric/backend|report|packaging)(/|$$)
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
 TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/lab/popcount ./internal/vec ./moe/hidden
 # Runs tests. Many look at a real kernel and disk, under whatever load: up to three that fail are run once more, each alone. Both runs are printed; a data race is not run again.
@@ -101,11 +100,9 @@ test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the 
 test: MODULES += ensurepip # makes the environments with pandas and others, which read the tables, and fetches a real model
 test: deps ## run every test; those that need root run only as root, and say so
 	@rm -rf $(RERUNS)
-	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
-	$(GOTEST) --hide-summary skipped --packages="$(RACED)" -- -race -short $(LDFLAGS)
-	$(GOTEST) --packages="$$(go list $(PROCESSES) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')" | paste -sd ' ')" -- $(LDFLAGS)
-	$(GOTEST) --packages="$(LIVE)" -- -timeout 20m $(LDFLAGS)
-	$(GOTEST) --packages="$$(go list $$(grep -rl 'testenv\.SkipWithRace(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- $(LDFLAGS)
+	$(GOTEST) --packages=./... -- -p $$(($$(nproc) + 1)) -timeout 20m $(LDFLAGS)
+	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | grep -vE '$(PROCESSES)' | paste -sd ' ')" -- -race $(LDFLAGS)
+	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | grep -E '$(PROCESSES)' | paste -sd ' ')" -- -race -short $(LDFLAGS)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 	$(MAKE) -s test-manifests
 	@$(MAKE) -s reruns
@@ -153,7 +150,7 @@ dataset: build ## make the data set of captures for others, with data card and l
 experiments: build ## measure models x memory x strategies of experiments/matrix.yaml (root, a quiet machine, two hours; QUICK=1: ten minutes)
 	bin/lab matrix $(if $(QUICK),--quick) $(MATRIX)
 
-# Hours for all of them; "internal/mutation/run.py 23-33" takes some. It needs python3.
+# Half an hour for all of them; "internal/mutation/run.py 23-33" puts some in. It needs python3.
 mutation: ## put each fault of internal/mutation/faults.json into the code, and say which of them no test finds
 	internal/mutation/run.py
 
