@@ -43,6 +43,7 @@ import (
 var prefetchd string
 
 func TestMain(m *testing.M) {
+	testenv.RunFiltered()
 	path, remove, err := testenv.BuildCommand("prefetchd")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "build prefetchd:", err)
@@ -173,8 +174,18 @@ type helper struct {
 // targets (--no-hot), unless the flags say so. See also startHelper.
 func (r *rig) help(flags ...string) *helper {
 	r.t.Helper()
-	always := []string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always", "--no-hot"}
-	h := &helper{Cmd: exec.Command(prefetchd, append(always, flags...)...)}
+	return r.helpBy(exec.Command(prefetchd), "", flags...)
+}
+
+// helpBy is help by a command that ends with prefetchd, with one more environment variable.
+func (r *rig) helpBy(cmd *exec.Cmd, variable string, flags ...string) *helper {
+	r.t.Helper()
+	cmd.Args = append(cmd.Args, "--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always", "--no-hot")
+	cmd.Args = append(cmd.Args, flags...)
+	if variable != "" {
+		cmd.Env = append(os.Environ(), variable)
+	}
+	h := &helper{Cmd: cmd}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
 	if err := h.Start(); err != nil {
 		r.t.Fatal(err)
@@ -585,22 +596,14 @@ func TestLimitLowered(t *testing.T) {
 
 // TestWithoutIOURing checks that prefetchd streams with posix_fadvise if io_uring is refused.
 func TestWithoutIOURing(t *testing.T) {
-	const file = "/proc/sys/kernel/io_uring_disabled"
-	before, err := os.ReadFile(file)
-	if err != nil {
-		t.Skipf("this kernel cannot refuse io_uring: %v", err)
-	}
+	t.Parallel()
 	r := newRig(t, 0.6, 150)
-	if err := os.WriteFile(file, []byte("2"), 0); err != nil {
+	self, err := os.Executable()
+	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := os.WriteFile(file, before, 0); err != nil {
-			t.Error(err)
-		}
-	}()
 	r.start()
-	h := r.help()
+	h := r.helpBy(exec.Command(self, prefetchd), testenv.RefuseCall(unix.SYS_IO_URING_SETUP))
 	r.finish()
 	if s := h.summary(t); s.Queue != "system calls" || s.Streamed == 0 {
 		t.Errorf("summary %+v", s)

@@ -7,14 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -61,28 +59,6 @@ func countPageIns(t *testing.T, c *trace.Capture) map[int32]int64 {
 		by[p.PID] += p.Bytes
 	}
 	return by
-}
-
-// filteredTest is an environment variable. If it is set, the test program runs its arguments as a
-// command under a seccomp filter that refuses bpf, as Docker's does.
-const filteredTest = "TENSORCAST_TEST_FILTERED"
-
-// runFiltered runs a command under the filter. It does not return.
-func runFiltered(args []string) {
-	runtime.LockOSThread() // the filter applies to this thread, and to the program that it becomes
-	refused := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the system call
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 0, Jf: 1, K: unix.SYS_BPF},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
-	}
-	program := unix.SockFprog{Len: uint16(len(refused)), Filter: &refused[0]}
-	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
-	if err == nil {
-		err = unix.Exec(args[0], args, os.Environ())
-	}
-	fmt.Fprintln(os.Stderr, "run it filtered:", err)
-	os.Exit(1)
 }
 
 // In a container tracer sees the same as on the host. It identifies processes and threads by their
@@ -247,7 +223,9 @@ func TestUselessContainer(t *testing.T) {
 			[]string{"setpriv", "--bounding-set", "-sys_admin,-bpf", "--inh-caps", "-sys_admin,-bpf"},
 			"CAP_BPF",
 		},
-		"seccomp": {testenv.Container{First: "export " + filteredTest + "=1"}, []string{self}, "seccomp"},
+		"seccomp": { // Docker's filter refuses bpf
+			testenv.Container{First: "export " + testenv.RefuseCall(unix.SYS_BPF)}, []string{self}, "seccomp",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "capture")

@@ -31,9 +31,7 @@ import (
 var tracerBinary string
 
 func TestMain(m *testing.M) {
-	if os.Getenv(filteredTest) != "" {
-		runFiltered(os.Args[1:])
-	}
+	testenv.RunFiltered()
 	path, remove, err := testenv.BuildCommand("tracer")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "build tracer:", err)
