@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refusedCall is an environment variable. If it is set, a test program becomes the command that its arguments are, under
-// a seccomp filter. Its value is the number of the system call that the filter refuses with EPERM.
+// refusedCall is an environment variable. If it is set, a test program becomes the command that its arguments are,
+// under a seccomp filter. Its value is the number of the system call that the filter refuses with EPERM.
 const refusedCall = "TENSORCAST_TEST_REFUSED_CALL"
 
 // RefuseCall returns an environment variable, NAME=VALUE. With it, the test program runs the command that its arguments
