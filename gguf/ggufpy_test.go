@@ -88,6 +88,7 @@ func sameAsGGUFPy(t *testing.T, path string) *gguf.File {
 }
 
 func TestGGUFPyMaps(t *testing.T) {
+	t.Parallel()
 	paths := []string{llamatest.Gemma(t).File}
 	for _, c := range []synth.Config{
 		{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q4_K, Seed: 1},

@@ -101,6 +101,7 @@ func peerFiles(tb testing.TB) map[string]string {
 
 // The peers find the same tensors, of the same shapes and types, at the same places. One also tells their sizes.
 func TestPeers(t *testing.T) {
+	t.Parallel() // with TestGGUFPyMaps, since both wait for single-threaded programs
 	peers := fetchPeers(t)
 	for name, path := range peerFiles(t) {
 		f, err := Open(path)

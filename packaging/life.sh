@@ -48,7 +48,7 @@ list_state() {
 
 cat > /run/systemd/system/server.service << EOF
 [Service]
-ExecStart=$llamarun -m $model -p "The page cache" -n 400 -t 2 --no-repack --stream
+ExecStart=$llamarun -m $model -p "The page cache" -n 800 -t 1 --no-repack --stream
 StandardOutput=append:/run/server.out
 MemoryMax=$limit
 KillSignal=SIGINT
@@ -94,11 +94,11 @@ start_server
 # prefetchd gives memory back for two seconds whenever other programs are short of it.
 until_true 120 "status that says that it helps, and keeps something" sh -c 'prefetchd status --json > status.json
 	grep "\"phase\": \"helping\"" status.json && grep "\"held_bytes\": [1-9]" status.json'
-until_true 120 "64 tokens with help" has_tokens 64
+until_true 120 "32 tokens with help" has_tokens 32
 prefetchd status
 prefetchd status --metrics > metrics.txt
 grep -q '^tensorcast_prefetchd_' metrics.txt || fail "status --metrics"
-helped=$(pace 64)
+helped=$(pace 32)
 tokens 16 | cmp - plain.tokens || fail "the text with help differs from that without"
 # The paces are not checked, because the load beside this test is different each time.
 echo "$helped tokens per second, $(awk -v a="$plain" -v b="$helped" 'BEGIN {printf "%.1f", b / a}') times as fast"

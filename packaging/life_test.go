@@ -55,7 +55,7 @@ func TestLife(t *testing.T) {
 		}
 		return out.String(), 0
 	}
-	run(nil, "go", "build", "-ldflags=-checklinkname=0", "-o", dir+"/bin/", "../cmd/...")
+	run(nil, "go", "build", "-ldflags=-checklinkname=0 -s -w", "-o", dir+"/bin/", "../cmd/...")
 	run(nil, "make", "-C", "..", "libraries", "BIN="+dir+"/bin")
 	run([]string{"BIN=" + dir + "/bin"}, "./dist.sh", dir, runtime.GOARCH)
 	deb, err := filepath.Glob(dir + "/*.deb")
@@ -63,8 +63,8 @@ func TestLife(t *testing.T) {
 		t.Fatal(deb, err)
 	}
 
-	plan, err := synth.NewPlan(synth.Config{ // 200 MB
-		Layers: 12, Embd: 1024, FF: 4096, Heads: 16, KVHeads: 8, Type: gguf.Q8_0, Seed: 7,
+	plan, err := synth.NewPlan(synth.Config{ // 100 MB
+		Layers: 6, Embd: 1024, FF: 4096, Heads: 16, KVHeads: 8, Type: gguf.Q8_0, Seed: 7,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const own = 32 << 20 // about the server's memory besides the weights
+	const own = 24 << 20 // about the server's memory besides the weights
 	life, err := filepath.Abs("life.sh")
 	if err != nil {
 		t.Fatal(err)

@@ -11,7 +11,9 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,12 +31,33 @@ import (
 // observed.
 const envTarget = "OVERHEAD_TEST_TARGET"
 
+// envTrap makes the test program what "lab overhead trap" is.
+const envTrap = "OVERHEAD_TEST_TRAP"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(envTrap) != "" {
+		playTrap(os.Args[1], os.Args[2])
+		return
+	}
 	if flag := os.Getenv(envTarget); flag != "" {
 		playTarget(flag, os.Args[1:])
 		return
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// playTrap sets the trap in the process pid until SIGINT.
+func playTrap(pid, ggml string) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	n, err := strconv.Atoi(pid)
+	if err == nil {
+		err = Trap(ctx, n, ggml)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }
 
 // playTarget claims 1 ms for a token, and 1.25 ms for one that is observed.
@@ -285,17 +308,16 @@ func TestProbes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer remove()
-	lab, remove, err := testenv.BuildPackage("lab", "tensorcast/experiments/cmd/lab")
+	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer remove()
 	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0,
 		Seed: 1})
 	o := llama.Options{Model: model, Prompt: "x", Tokens: 16, Threads: 1, NoRepack: true, Stream: true, Repeat: 1 << 29}
 	cfg := Config{Target: in.Command(t.Context(), o).Args, Pairs: 6, Observers: []Observer{
 		{Name: "tracer", Command: tracer + " --pid {pid} -o {out}/capture"},
-		{Name: "trap", Command: lab + " overhead trap --pid {pid} {ggml}"},
+		{Name: "trap", Command: "env " + envTrap + "=1 " + self + " {pid} {ggml}"},
 	}}
 	r, err := Measure(t.Context(), cfg)
 	if err != nil {

@@ -11,14 +11,15 @@ import (
 	"testing"
 )
 
-// keptAfter measures a series, and returns what was kept of it after n runs, as a process that was killed then leaves
-// it.
-func keptAfter(t *testing.T, cfg Config, n int) (kept []byte) {
+// keptAfter measures a series for some runs, and returns what was kept of it after each, as a process that was killed
+// then leaves it.
+func keptAfter(t *testing.T, cfg Config, runs int) (kept map[int][]byte) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	kept = map[int][]byte{}
 	cfg.Keep = func(r *Report) (err error) {
-		if kept, err = json.Marshal(r); len(r.Runs) == n {
+		if kept[len(r.Runs)], err = json.Marshal(r); len(r.Runs) == runs {
 			cancel()
 		}
 		return err
@@ -38,8 +39,9 @@ func TestContinue(t *testing.T) {
 	cfg.LeftOut = []LeftOut{{"other", 1, "It makes no sense there."}}
 	want := []string{"plain 0 0", "other 0 0", "again 0 0", "again 0 1", "other 0 1", "plain 0 1", "plain 1 0",
 		"again 1 0", "again 1 1", "plain 1 1"}
+	all := keptAfter(t, cfg, 7)
 	for _, after := range []int{4, 7} {
-		kept := keptAfter(t, cfg, after)
+		kept := all[after]
 		if !strings.Contains(string(kept), `"interrupted":true`) {
 			t.Errorf("what was kept does not say that it was interrupted: %s", kept)
 		}

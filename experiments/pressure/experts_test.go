@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"gonum.org/v1/plot/cmpimg"
 
@@ -381,14 +382,14 @@ func TestLlamaExperts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := llama.Options{Model: filepath.Join(t.TempDir(), "model.gguf"), Prompt: "a b c", Tokens: 6, Threads: 2,
+	o := llama.Options{Model: filepath.Join(t.TempDir(), "model.gguf"), Prompt: "a b c", Tokens: 6, Threads: 1,
 		NoRepack: true, Mark: 3}
 	if err := plan.WriteFile(t.Context(), o.Model, nil); err != nil {
 		t.Fatal(err)
 	}
 	cfg := Config{
 		Model: o.Model, Target: in.Command(t.Context(), o).Args, Settings: []Setting{{Experts: 0.5}}, Repeat: 1,
-		Skip: 1,
+		Skip: 1, Disk: DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
 		Variants: []Variant{{Name: "plain"},
 			{Name: "told", Helper: `sh -c 'echo "{\"tokens\": 5, \"experts\": {\"read_bytes\": 50}}"; exec sleep 1000'`}},
 	}

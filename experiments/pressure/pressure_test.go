@@ -441,26 +441,37 @@ func TestThrottle(t *testing.T) {
 // A target that fails without a limit ends the series with a reason. Under the limit the failure is
 // a result.
 func TestTargetFails(t *testing.T) {
-	for what, want := range map[string]string{
+	wants := map[string]string{
 		"fail":     "no such weight",
 		"garbage":  "result of llamarun",
 		"unmarked": "4 tokens and wrote 0 marks to descriptor 3",
-	} {
-		cfg := scripted(t)
-		cfg.Variants[0].Flags = what
-		r, err := measure(t.Context(), cfg, 0)
-		if err != nil {
-			t.Fatal(err)
+	}
+	cfg := scripted(t)
+	cfg.Variants = nil
+	for what := range wants {
+		cfg.Variants = append(cfg.Variants, Variant{Name: what, Flags: what})
+	}
+	r, err := measure(t.Context(), cfg, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil || len(r.Runs) != len(wants) {
+		t.Fatalf("%v, %d runs, want %d", err, len(r.Runs), len(wants))
+	}
+	for _, run := range r.Runs {
+		want := wants[run.Variant]
+		if run.Outcome != Failed || !strings.Contains(run.Error, want) || run.TextSame {
+			t.Errorf("%s: %s %q, want %q", run.Variant, run.Outcome, run.Error, want)
 		}
-		if run := r.Runs[0]; run.Outcome != Failed || !strings.Contains(run.Error, want) || run.TextSame {
-			t.Errorf("%s: %s %q, want %q", what, run.Outcome, run.Error, want)
+		if !strings.Contains(text.String(), run.Variant+", round 1: failed: ") {
+			t.Errorf("%s: want a failed run in the report\n%s", run.Variant, text.String())
 		}
-		var text strings.Builder
-		if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "plain, round 1: failed: ") {
-			t.Errorf("%s: %v, want a failed run in the report\n%s", what, err, text.String())
-		}
-		cfg.Target = append(cfg.Target, what)
-		if _, err := measure(t.Context(), cfg, 0); err == nil || !strings.Contains(err.Error(), want) {
+	}
+	for what, want := range wants {
+		alone := cfg
+		alone.Target, alone.Variants = append(slices.Clone(cfg.Target), what), []Variant{{Name: "plain"}}
+		if _, err := measure(t.Context(), alone, 0); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s without a limit: error %v, want %q", what, err, want)
 		}
 	}
@@ -595,7 +606,7 @@ func TestLlama(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	o := llama.Options{Model: filepath.Join(dir, "model.gguf"), Prompt: "x", Tokens: 4, Threads: 2, NoRepack: true}
+	o := llama.Options{Model: filepath.Join(dir, "model.gguf"), Prompt: "x", Tokens: 4, Threads: 1, NoRepack: true}
 	if err := plan.WriteFile(t.Context(), o.Model, nil); err != nil {
 		t.Fatal(err)
 	}

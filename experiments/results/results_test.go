@@ -247,6 +247,7 @@ func TestPublish(t *testing.T) {
 
 // Every committed document can be read, has no path of a machine, and has a table and rows.
 func TestCommitted(t *testing.T) {
+	t.Parallel()
 	all, err := ReadDir(".")
 	if err != nil {
 		t.Error(err)
@@ -323,6 +324,7 @@ var (
 
 // The tables and figures in the texts are those of the committed data. "make docs" makes them.
 func TestTexts(t *testing.T) {
+	t.Parallel()
 	if err := CheckDocs(root); err != nil {
 		t.Error(err)
 	}

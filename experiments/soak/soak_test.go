@@ -304,7 +304,7 @@ func TestSoak(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	dir := t.TempDir()
-	cfg := Config{Duration: 40 * time.Second, Seed: 3, Dir: dir, Tokens: 24,
+	cfg := Config{Duration: 30 * time.Second, Seed: 3, Dir: dir, Tokens: 12,
 		Model: filepath.Join(t.TempDir(), "model.gguf")}
 	for name, path := range map[string]*string{"prefetchd": &cfg.Prefetchd, "tracer": &cfg.Tracer} {
 		program, remove, err := testenv.BuildPackage(name, "tensorcast/cmd/"+name)
@@ -314,7 +314,7 @@ func TestSoak(t *testing.T) {
 		t.Cleanup(remove)
 		*path = program
 	}
-	size, err := synth.Sized(100<<20, synth.Config{Type: gguf.Q8_0, Seed: 1})
+	size, err := synth.Sized(60<<20, synth.Config{Type: gguf.Q8_0, Seed: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +327,7 @@ func TestSoak(t *testing.T) {
 	}
 	command := func(model string) []string {
 		return in.Command(t.Context(), llama.Options{Model: model, Prompt: "The page cache", Tokens: cfg.Tokens,
-			Threads: 2, NoRepack: true, Stream: true}).Args
+			Threads: 1, NoRepack: true, Stream: true}).Args
 	}
 	cfg.Program = command("")[0]
 	cfg.Target = func(program, model string) []string { return append([]string{program}, command(model)[1:]...) }

@@ -71,7 +71,8 @@ func TestHarm(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "runs.json")
 			cmd, out, errs := labProcess(t, "harm", "--helper", test.helper, "--size", "50MB", "--dir", dir,
-				"--scenes", "instant:5MB", "--pairs", test.pairs, "--hold", "10ms", "-t", "1", "--save", path)
+				"--scenes", "instant:5MB", "--pairs", test.pairs, "--hold", "10ms", "-t", "1", "-n", "8",
+				"--settle", "3", "--save", path)
 			code := exitCode(t, cmd.Run())
 			stdout, stderr := out.String(), errs.String()
 			if strings.Contains(stderr, "a file system in memory") {

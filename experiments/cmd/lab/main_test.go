@@ -50,9 +50,16 @@ func labProcess(t *testing.T, args ...string) (cmd *exec.Cmd, stdout, stderr *by
 	return cmd, stdout, stderr
 }
 
-// interrupted runs the command as a script's background job, for which shells ignore SIGINT. It
-// interrupts the command after a while, and returns how it ended.
+// interrupted runs the command, interrupts it after a while, and returns how it ended.
 func interrupted(t *testing.T, after time.Duration, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	return interruptedOnce(t, func(int) bool { time.Sleep(after); return true }, args...)
+}
+
+// interruptedOnce runs the command as a script's background job, for which shells ignore SIGINT. It
+// interrupts the command once ready, which gets its process id, returns true, and returns how it
+// ended.
+func interruptedOnce(t *testing.T, ready func(pid int) bool, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var errs bytes.Buffer
 	shell := exec.CommandContext(t.Context(), "/bin/sh",
@@ -72,8 +79,16 @@ func interrupted(t *testing.T, after time.Duration, args ...string) (code int, s
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(after)
-	if err := syscall.Kill(pid, syscall.SIGINT); err != nil {
+	for begun := time.Now(); !ready(pid); time.Sleep(20 * time.Millisecond) {
+		if time.Since(begun) > 5*time.Minute {
+			t.Errorf("it is not where it is to be interrupted after five minutes: %q", args)
+			break
+		}
+		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			break // it has ended: the caller looks at why
+		}
+	}
+	if err := syscall.Kill(pid, syscall.SIGINT); err != nil && !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("interrupt it: %v", err)
 	}
 	all, err := io.ReadAll(out)

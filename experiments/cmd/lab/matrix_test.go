@@ -106,6 +106,7 @@ func TestProjectMatrix(t *testing.T) {
 // SIGINT leaves a whole document, and the same command then makes what is missing. Without root one line says so.
 func TestMatrix(t *testing.T) {
 	testenv.NeedRoot(t)
+	t.Parallel() // the commands mostly wait
 	llamatest.ForTest(t)
 	file := matrixFileOf(t, "  - {name: plain}\n  - {name: none, flags: --load-mode=none}\n  - {name: again}\n"+
 		"left-out:\n  - {strategies: none, because: It does not fit.}\n")

@@ -10,13 +10,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/prometheus/procfs"
 
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/overhead"
 	"tensorcast/experiments/results"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 )
 
@@ -71,7 +73,24 @@ func TestOverheadInterrupted(t *testing.T) {
 	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0,
 		Seed: 1})
 	path := filepath.Join(t.TempDir(), "pairs.json")
-	code, stdout, stderr := interrupted(t, 10*time.Second, "overhead", "-m", model, "-n", "16", "-t", "1",
+	this, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	traps := map[int]bool{}
+	// When there is a second trap, the first round, which has pairs of both observers, is over.
+	code, stdout, stderr := interruptedOnce(t, func(int) bool {
+		all, err := procfs.AllProcs()
+		if err != nil {
+			t.Error(err)
+		}
+		for _, p := range all {
+			if strings.HasPrefix(strings.Join(proc.CommandLine(p.PID), " "), this+" overhead trap --pid ") {
+				traps[p.PID] = true
+			}
+		}
+		return len(traps) >= 2
+	}, "overhead", "-m", model, "-n", "16", "-t", "1",
 		"--pairs", "10000", "--settle", "100ms", "--observer", "none", "--observer", "trap", "--save", path)
 	if code != 1 || stderr != "lab overhead: interrupted by SIGINT\n" ||
 		!strings.Contains(stdout, "INTERRUPTED after") {

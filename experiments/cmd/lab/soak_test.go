@@ -3,11 +3,11 @@ package main
 // This file tests "lab soak": its flags, its errors and its output.
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/results"
@@ -32,7 +32,8 @@ func TestSoakInterrupted(t *testing.T) {
 	t.Parallel()
 	llamatest.ForTest(t)
 	dir, saved := t.TempDir(), filepath.Join(t.TempDir(), "soak.json")
-	args := []string{"soak", "-q", "--minutes", "60", "--size", "50MB", "-t", "1", "--dir", dir, "--save", saved}
+	args := []string{"soak", "-q", "--minutes", "60", "--size", "50MB", "-t", "1", "-n", "12", "--dir", dir,
+		"--save", saved}
 	for _, name := range []string{"prefetchd", "tracer"} {
 		program, remove, err := testenv.BuildPackage(name, "tensorcast/cmd/"+name)
 		if err != nil {
@@ -41,7 +42,20 @@ func TestSoakInterrupted(t *testing.T) {
 		t.Cleanup(remove)
 		args = append(args, "--"+name, program)
 	}
-	code, stdout, stderr := interrupted(t, 20*time.Second, args...)
+	targets := map[string]bool{}
+	code, stdout, stderr := interruptedOnce(t, func(pid int) bool {
+		// prefetchd --auto sees its second target: each lane had a life from beginning to end.
+		found, err := filepath.Glob("/proc/[0-9]*/comm")
+		if err != nil {
+			t.Error(err)
+		}
+		for _, path := range found {
+			if name, err := os.ReadFile(path); err == nil && string(name) == fmt.Sprintf("soak-b-%d\n", pid) {
+				targets[path] = true
+			}
+		}
+		return len(targets) == 2
+	}, args...)
 	if strings.Contains(stderr, "a file system in memory") {
 		t.Skip("set TMPDIR to a directory on a disk")
 	}
