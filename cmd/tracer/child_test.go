@@ -88,6 +88,7 @@ func ownership(t *testing.T, path string) (uid, gid uint32) {
 }
 
 func TestCommandRunsAsTheInvokingUser(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.Public(t, llamatest.ForTest(t))
 	// A script starts it, so its libraries are found only while it runs. That is why it repeats often.
@@ -180,6 +181,7 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 
 // tracer writes only where the invoking user could write, also through links.
 func TestOutputKeepsToTheUser(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.Public(t, llamatest.ForTest(t))
 	o := llama.Options{Model: publicModel(t), Prompt: "me", Tokens: 2, Threads: 1, NoRepack: true}

@@ -58,6 +58,7 @@ func startChild(t *testing.T, parent int) (child int) {
 // With --pid of a process that only starts others, those that it has started before are traced, as they are with
 // --follow, and with what pidof prints.
 func TestPIDOfParent(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	parent := processestest.Start(t, parentCommand(t)...)
 	parent.Next()
@@ -102,6 +103,7 @@ func TestPIDOfParent(t *testing.T) {
 
 // doctor reports on the process that computes, also of what pidof prints.
 func TestDoctorOfParent(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	parent := processestest.Start(t, parentCommand(t)...)
 	parent.Next()

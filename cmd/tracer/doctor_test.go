@@ -100,6 +100,7 @@ func TestDoctorArguments(t *testing.T) {
 
 // For a running process, doctor says whether its weights can be seen at all, and what to do if not.
 func TestDoctorWeights(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	// Norms and embeddings are not repacked, so they must be small compared with the rest.
@@ -127,6 +128,7 @@ func TestDoctorWeights(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			o := tc.options
 			o.Model, o.Prompt, o.Tokens, o.Threads, o.Repeat, o.Stream = model, "x", 8, 1, 1<<20, true
 			target := in.Command(t.Context(), o)

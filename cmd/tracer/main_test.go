@@ -79,11 +79,12 @@ func finish(t *testing.T, cmd *exec.Cmd) result {
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// traced runs the driver under tracer and returns the capture's rows.
+// traced runs the driver under tracer and returns the capture's rows. Disk and memory are not measured, which would
+// take a third of tracer's time (the tests of surroundings have that).
 func traced(t *testing.T, in *llama.Installation, o llama.Options, flags ...string) (*trace.Capture, []tables.Access) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "capture")
-	args := append(append([]string{"-o", dir, "--strict"}, flags...), "--")
+	args := append(append([]string{"-o", dir, "--strict", "--no-probe"}, flags...), "--")
 	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
@@ -143,6 +144,7 @@ func (r read) String() string { return fmt.Sprintf("%+v", struct{ read }{r}.read
 func lastOp(op string) string { return op[strings.LastIndex(op, "+")+1:] }
 
 func TestSequenceEqualsGroundTruth(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	cases := map[string]struct {
@@ -169,6 +171,7 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // the kernel takes long to remove probes of perf events, and tracer waits for it
 			var path string
 			if tc.real {
 				path = llamatest.Gemma(t).File
@@ -481,10 +484,12 @@ func TestAttachToRunning(t *testing.T) {
 // A model of a type that nobody knows is traced as its original is: a llama.cpp that has loaded it is
 // traced before and after its file gets another number for the type.
 func TestUnknownType(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	for name, model := range map[string]synth.Config{"dense": denseModel, "experts": moeModel} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			o := llama.Options{
 				Model: llamatest.Copy(t, llamatest.Model(t, model)), Prompt: "unknown", Tokens: 200, Threads: 1,
 				NoRepack: true, Repeat: 1 << 20,
@@ -510,7 +515,7 @@ func TestUnknownType(t *testing.T) {
 func traceSome(t *testing.T, pid int, least int64) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "capture")
-	tracer := exec.Command(tracerBinary, "-o", dir, "--pid", fmt.Sprint(pid))
+	tracer := exec.Command(tracerBinary, "-o", dir, "--no-probe", "--pid", fmt.Sprint(pid))
 	var stderr bytes.Buffer
 	tracer.Stderr = &stderr
 	if err := tracer.Start(); err != nil {
@@ -645,6 +650,7 @@ func TestStatusOfTheCommand(t *testing.T) {
 
 // If the tracer is killed, complete batches stay, and the target goes on.
 func TestTracerKilled(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{

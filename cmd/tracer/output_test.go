@@ -49,10 +49,12 @@ func tensors(c *trace.Capture, rows []tables.Access) []string {
 
 // Each level of detail, and the preloaded library, record the same reads in the same order.
 func TestDetail(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	for name, model := range map[string]synth.Config{"dense": denseModel, "moe": moeModel} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			o := shortRun(t, model)
 			c, rows := traced(t, in, o)
 			want := tensors(c, rows)
@@ -323,6 +325,7 @@ func readCSV(t *testing.T, r io.Reader) [][]string {
 
 // The reads of a running target can be written to a pipe, and to tables that are rotated.
 func TestRunningTarget(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
@@ -459,6 +462,7 @@ func TestRunningTarget(t *testing.T) {
 
 // With --follow each process that decodes gets a capture of its own.
 func TestFollow(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
@@ -681,6 +685,7 @@ func TestDirectoryOfSomebodyElse(t *testing.T) {
 // If two tracers write to one directory, the second fails before its command runs, and does not
 // disturb the first.
 func TestTwoTracers(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)

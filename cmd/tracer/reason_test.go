@@ -23,6 +23,7 @@ import (
 // found in it, with every way of tracing. (TestBadInput has errors before the target runs,
 // TestNoBTF a kernel without BTF.)
 func TestNothingSeen(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	missing := filepath.Join(t.TempDir(), "missing.gguf")

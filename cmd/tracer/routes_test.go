@@ -19,10 +19,12 @@ type routeKey struct{ step, layer, position, slot int32 }
 // The experts of every token of the prompt and of the generation are recorded, in every layer and
 // slot, for every kind of router.
 func TestRoutes(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	for name, cfg := range llamatest.Routers() {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			o := llama.Options{
 				Model: llamatest.Model(t, cfg), Prompt: "the brown fox", Tokens: 5, Threads: 1, NoRepack: true,
 				Ops: filepath.Join(t.TempDir(), "ops"),

@@ -17,6 +17,7 @@ import (
 )
 
 func TestStatusLine(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
@@ -84,7 +85,7 @@ func detected(t *testing.T, path, memory string) (all []region) {
 
 // TestDetect: matrices are found by the order in which their pages are read, while the program's text stays the
 // same. How exactly they are found depends on timing, and is logged. How many bytes are found does not.
-// TFMBS_DETECT_MODEL=model.gguf and TFMBS_DETECT_TOKENS=400 take another model.
+// TFMBS_DETECT_MODEL=model.gguf and TFMBS_DETECT_TOKENS=400 take another model, and another length of its texts.
 func TestDetect(t *testing.T) {
 	in := llamatest.ForTest(t)
 	lib := buildInterposer(t)
@@ -94,7 +95,7 @@ func TestDetect(t *testing.T) {
 		"mixture": llamatest.Model(t, synth.Config{Layers: 3, Embd: 512, FF: 512, Heads: 8, KVHeads: 4,
 			Experts: 8, Used: 2, Type: gguf.Q8_0, Seed: 3}),
 	}
-	tokens := 1200
+	tokens := 120
 	if path := os.Getenv("TFMBS_DETECT_MODEL"); path != "" {
 		models = map[string]string{filepath.Base(path): path}
 		if n, err := strconv.Atoi(os.Getenv("TFMBS_DETECT_TOKENS")); err == nil {
@@ -102,17 +103,24 @@ func TestDetect(t *testing.T) {
 		}
 	}
 	memories := map[string]string{"": "mapped", "none": "read"} // by llama.cpp's load mode
-	detect := func(name, model, mode string) {
+	detect := func(name, model, mode string, want []int32) {
 		t.Run(strings.TrimSuffix(name+"-"+mode, "-"), func(t *testing.T) {
-			t.Setenv("TFMBS_SOCKET", filepath.Join(t.TempDir(), "none"))
-			t.Setenv("TFMBS_DEVICE", "/nowhere")
 			to := filepath.Join(t.TempDir(), "found.csv")
-			want := generate(t, in, model, tokens)
 			o := llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1, NoRepack: true, LoadMode: mode}
-			got, said := runIntercepted(t, in, o, "", lib, "TFMBS_DETECT="+to)
-			if !slices.Equal(got, want) || !strings.Contains(said, "matrices were detected in "+model) {
-				t.Errorf("the first %d tokens are the CPU's, want all %d; %q", commonPrefix(got, want), len(want), said)
+			// Where the socket cannot be, nobody waits for a device.
+			environ := []string{"TFMBS_SOCKET=/dev/null/none", "TFMBS_DEVICE=/nowhere", "LD_PRELOAD=" + lib,
+				"TFMBS_DETECT=" + to}
+			const line = "matrices were detected in "
+			texts, said := repeatUntil(t, in, o, environ, func(x target) {
+				for !strings.Contains(x.stderr(), line+model) && !x.ended() {
+					time.Sleep(5 * time.Millisecond)
+				}
+			})
+			compareTexts(t, texts, want)
+			if !strings.Contains(said, line+model) {
+				t.Errorf("standard error: %q, want what was detected", said)
 			}
+			t.Logf("%d texts of %d tokens: %s", len(texts), tokens, said)
 			truth, others := matrices(t, model)
 			found := detected(t, to, memories[mode])
 			among := func(r region, all []region) bool { return slices.ContainsFunc(all, r.isLike) }
@@ -154,8 +162,9 @@ func TestDetect(t *testing.T) {
 		})
 	}
 	for name, model := range models {
-		detect(name, model, "")
-		detect(name, model, "none")
+		want := generate(t, in, model, tokens)
+		detect(name, model, "", want)
+		detect(name, model, "none", want)
 	}
 }
 
@@ -271,6 +280,7 @@ int main(int argc, char **argv) {
 // TestDetectStepsAside: memory that cannot be watched any more, because the program unmaps it or has a handler
 // of its own, is left alone, and so are programs without a model.
 func TestDetectStepsAside(t *testing.T) {
+	t.Parallel()
 	lib := buildInterposer(t)
 	model := llamatest.Model(t, small)
 	program := filepath.Join(t.TempDir(), "host")
@@ -325,6 +335,7 @@ int main(int argc, char **argv) {
 // TestDetectOwnMemory: memory into which a program reads a model is watched. The program may read into it
 // again, fork, and free it meanwhile. What comes to lie there then keeps its rights.
 func TestDetectOwnMemory(t *testing.T) {
+	t.Parallel()
 	lib := buildInterposer(t)
 	model := llamatest.Model(t, synth.Config{Layers: 4, Embd: 512, FF: 1536, Heads: 8, KVHeads: 4,
 		Type: gguf.Q8_0, Seed: 3})
@@ -399,19 +410,22 @@ int main(int argc, char **argv) {
 }
 `, "-w")
 	for _, how := range [][]string{{}, {"read"}, {"read", "at"}, {"read", "at", "gone"}} {
-		cmd := exec.CommandContext(t.Context(), program, append([]string{model}, how...)...)
-		cmd.Env = append(os.Environ(), "LD_PRELOAD="+lib, "TFMBS_DETECT=-")
-		var out, errs bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &errs
-		err := cmd.Run()
-		line := " matrices were detected in " + model + ", read into memory, in "
-		if len(how) > 2 {
-			line = " bytes of " + model + " were read into memory that is used for something else by now"
-		}
-		if err != nil || out.String() != "done\n" || !strings.Contains(errs.String(), line) {
-			t.Errorf("%v: error %v, output %q, want done; standard error %q, want %q", how, err, out.String(),
-				errs.String(), line)
-		}
+		t.Run(fmt.Sprint(how), func(t *testing.T) {
+			t.Parallel() // the program sleeps most of the time
+			cmd := exec.CommandContext(t.Context(), program, append([]string{model}, how...)...)
+			cmd.Env = append(os.Environ(), "LD_PRELOAD="+lib, "TFMBS_DETECT=-")
+			var out, errs bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &errs
+			err := cmd.Run()
+			line := " matrices were detected in " + model + ", read into memory, in "
+			if len(how) > 2 {
+				line = " bytes of " + model + " were read into memory that is used for something else by now"
+			}
+			if err != nil || out.String() != "done\n" || !strings.Contains(errs.String(), line) {
+				t.Errorf("error %v, output %q, want done; standard error %q, want %q", err, out.String(), errs.String(),
+					line)
+			}
+		})
 	}
 }
 

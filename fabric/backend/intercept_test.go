@@ -47,7 +47,7 @@ func TestIntercept(t *testing.T) {
 	lib := buildInterposer(t)
 	for name, model := range models(t) {
 		t.Run(name, func(t *testing.T) {
-			want := generate(t, in, model, 64)
+			want := cpuTokens(t, in, model, 64)
 			for threads := 1; threads <= 2; threads++ {
 				d, _ := startDevice(t)
 				o := llama.Options{Model: model, Prompt: prompt, Tokens: 64, Threads: threads, NoRepack: true}
@@ -99,7 +99,7 @@ func TestInterceptAccurate(t *testing.T) {
 func TestValidate(t *testing.T) {
 	in := llamatest.ForTest(t)
 	model := llamatest.Model(t, small)
-	want := generate(t, in, model, 20)
+	want := cpuTokens(t, in, model, 20)
 	flags := []string{`-DTFMBS_PLANT="blk.1.ffn_up.weight"`, "-DTFMBS_PLANTED=100"}
 	for name, lib := range map[string]string{"interposer": buildInterposer(t, flags...),
 		"backend": buildBackend(t, flags...)} {
@@ -165,7 +165,7 @@ __attribute__((visibility("default"))) int ggml_graph_compute(void *graph, void 
 }
 `, "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-I.", "-x", "c", "tfmbs_ggml.c")
 	model := llamatest.Model(t, small)
-	want := generate(t, in, model, 20)
+	want := cpuTokens(t, in, model, 20)
 	d, _ := startDevice(t)
 	got, said := runIntercepted(t, in, llama.Options{Model: model, Prompt: prompt, Tokens: 20, Threads: 1,
 		NoRepack: true}, forker, lib)
@@ -178,17 +178,17 @@ __attribute__((visibility("default"))) int ggml_graph_compute(void *graph, void 
 // TestInterceptStepsAside: without a device, the interposer says so in one line and leaves all to ggml. In
 // programs that have nothing of ggml it does nothing.
 func TestInterceptStepsAside(t *testing.T) {
+	t.Parallel()
 	in := llamatest.ForTest(t)
 	lib := buildInterposer(t)
 	model := llamatest.Model(t, small)
-	want := generate(t, in, model, 10)
+	want := cpuTokens(t, in, model, 10)
 	o := llama.Options{Model: model, Prompt: prompt, Tokens: 10, Threads: 1, NoRepack: true}
-	t.Setenv("TFMBS_SOCKET", filepath.Join(t.TempDir(), "none"))
-	t.Setenv("TFMBS_DEVICE", "/nowhere")
+	socket := "TFMBS_SOCKET=" + filepath.Join(t.TempDir(), "none")
 	for environ, line := range map[string]string{"TFMBS_PROFILE=": "there is no device",
 		"TFMBS_PROFILE=nonsense": "not used: TFMBS_PROFILE=nonsense"} {
-		if got, said := runIntercepted(t, in, o, "", lib, environ); !slices.Equal(got, want) ||
-			strings.Count(said, "\n") != 1 || !strings.Contains(said, line) {
+		if got, said := runIntercepted(t, in, o, "", lib, socket, "TFMBS_DEVICE=/nowhere", environ); !slices.Equal(got,
+			want) || strings.Count(said, "\n") != 1 || !strings.Contains(said, line) {
 			t.Errorf("%s: standard error %q, or another text; want one line with %q", environ, said, line)
 		}
 	}
