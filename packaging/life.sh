@@ -27,6 +27,9 @@ until_true() { # SECONDS WHAT COMMAND...: waits until the command succeeds
 		sleep 0.2
 	done
 }
+# The disk of the model, whose readahead must stay. Other devices come and go while tests run beside this one.
+device=$(stat -c %d "$model")
+disk=/sys/dev/block/$((device >> 8 & 0xfff)):$((device & 0xff | device >> 12 & 0xfff00))
 # list_state lists everything that a package must not leave: files other than those of dpkg and the
 # journal, units, processes, and settings of the kernel.
 list_state() {
@@ -40,7 +43,7 @@ list_state() {
 	systemctl list-unit-files --no-legend --no-pager | awk '{print $1, $2}'
 	systemctl list-units --all --plain --no-legend --no-pager 'tensorcast*'
 	ps -A -o comm= | grep -xE 'prefetchd|tracer|llamarun' || true
-	cat /sys/class/bdi/*/read_ahead_kb
+	cat "$disk/bdi/read_ahead_kb" "$disk/../bdi/read_ahead_kb" 2> /dev/null || true # a partition has that of its disk
 	# Rounded, because the locked memory of other programs changes a little.
 	awk '/Mlocked|Unevictable/ {print $1, int($2 / 65536 + 0.5) * 64 " MiB"}' /proc/meminfo
 	find /sys/fs/cgroup -type d -name '*prefetchd*'
