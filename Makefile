@@ -22,6 +22,8 @@ CONCURRENT = grep -rlE '^[[:space:]]*go (func|[a-z][A-Za-z_.]*\()|\.Go\(func' --
 # Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The detector sees this process only, and
 # so of these `make test` runs with it what test-unit runs.
 PROCESSES := ^\./(cmd|experiments|fabric/backend|report|packaging)(/|$$)
+# Packages whose tests go by how fast a target is: `make test` runs nothing else beside these three.
+LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
 TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/lab/popcount ./internal/vec ./moe/hidden
 # Runs tests. Many look at a real kernel and disk, under whatever load: up to three that fail are run once more, each alone. Both runs are printed; a data race is not run again.
@@ -100,7 +102,8 @@ test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the 
 test: MODULES += ensurepip # makes the environments with pandas and others, which read the tables, and fetches a real model
 test: deps ## run every test; those that need root run only as root, and say so
 	@rm -rf $(RERUNS)
-	$(GOTEST) --packages=./... -- -p $$(($$(nproc) + 1)) -timeout 20m $(LDFLAGS)
+	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(LIVE) | paste -sd '|')" | paste -sd ' ')" -- -p $$(($$(nproc) + 1)) -timeout 20m $(LDFLAGS)
+	$(GOTEST) --packages="$(LIVE)" -- -timeout 20m $(LDFLAGS)
 	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | grep -vE '$(PROCESSES)' | paste -sd ' ')" -- -race $(LDFLAGS)
 	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | grep -E '$(PROCESSES)' | paste -sd ' ')" -- -race -short $(LDFLAGS)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)

@@ -61,7 +61,6 @@ func diagnosisOf(t *testing.T, pid int) (d diagnosis, status int) {
 // TestDoctorHelps runs doctor on a target with too little memory for its model: alone, with another
 // prefetcher, and without a capability.
 func TestDoctorHelps(t *testing.T) {
-	t.Parallel()
 	r := newRig(t, 0.1, 100)
 	r.options.Repeat = 1 << 20
 	r.start()

@@ -142,7 +142,6 @@ func deviceStatus(t *testing.T, socket string) device.Status {
 // TestHandOverFits checks that no weights are handed over if the model fits, or if planes would be
 // larger than the weights, and that the target then generates the same text.
 func TestHandOverFits(t *testing.T) {
-	t.Parallel()
 	for _, test := range []struct {
 		share   float64
 		profile string

@@ -14,7 +14,6 @@ import (
 // Wherever a model lies, doctor sees that it is in memory and can measure it, the text is the same with help, and no
 // more is read for a token than on ext4. On FUSE somewhat more is: there Linux skips a part of what is asked for ahead.
 func TestFileSystems(t *testing.T) {
-	t.Parallel()
 	testenv.NeedRoot(t)
 	from := llamatest.Model(t, model)
 	const tokens = 40

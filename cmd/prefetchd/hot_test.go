@@ -42,7 +42,6 @@ func newHotRig(t *testing.T) *rig {
 // TestSecondRun checks that a second run of a mixture begins with the experts that the first one used
 // most, whether prefetchd sees it load the model or not, and that the text stays the same.
 func TestSecondRun(t *testing.T) {
-	t.Parallel()
 	testenv.NeedMachine(t)
 	dir := filepath.Join(t.TempDir(), "run")
 	run := func(when string, beforeLoad bool, flags ...string) (s prefetch.Summary, stderr string) {
@@ -150,7 +149,6 @@ func writeImatrix(t *testing.T, experts int) string {
 // TestImatrix checks that a first run begins with what an importance matrix counts, and that one of
 // another model is told and not used.
 func TestImatrix(t *testing.T) {
-	t.Parallel()
 	for experts, from := range map[int]mixture.Source{16: mixture.Imatrix, 8: ""} {
 		t.Run(fmt.Sprint(experts, " experts"), func(t *testing.T) {
 			r := newHotRig(t)

@@ -596,7 +596,6 @@ func TestLimitLowered(t *testing.T) {
 
 // TestWithoutIOURing checks that prefetchd streams with posix_fadvise if io_uring is refused.
 func TestWithoutIOURing(t *testing.T) {
-	t.Parallel()
 	r := newRig(t, 0.6, 150)
 	self, err := os.Executable()
 	if err != nil {

@@ -49,7 +49,6 @@ func (r *rig) startPaused() (load func()) {
 // of them, and whose model belongs to another user and is readable by nobody else. Without any one of
 // them something fails, as the unit's comments say. So the unit has no more than are needed.
 func TestUnitCapabilities(t *testing.T) {
-	t.Parallel()
 	testenv.NeedRoot(t)
 	setpriv, err := exec.LookPath("setpriv")
 	if err != nil {

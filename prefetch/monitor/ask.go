@@ -3,6 +3,7 @@ package monitor
 // This file asks a prefetchd.
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // errNobody says that nobody answers at a socket: its prefetchd was killed, or has just ended.
@@ -77,18 +79,15 @@ func request(
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", socket)
-	}
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: dial}
-	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, method, "http://prefetchd"+resource, body)
 	if err != nil {
 		return err
 	}
-	answer, err := (&http.Client{Transport: transport}).Do(req)
-	for _, gone := range []error{syscall.ECONNREFUSED, fs.ErrNotExist, syscall.ECONNRESET, io.EOF} {
+	answer, err := exchange(ctx, socket, req)
+	// A prefetchd that ends closes its socket before, while or after it is asked.
+	for _, gone := range []error{
+		syscall.ECONNREFUSED, fs.ErrNotExist, syscall.EPIPE, syscall.ECONNRESET, io.ErrUnexpectedEOF,
+	} {
 		if errors.Is(err, gone) {
 			return errNobody
 		}
@@ -105,3 +104,37 @@ func request(
 	}
 	return read(answer.Body)
 }
+
+// exchange sends a request over a connection of its own and reads the answer, whose body is read until ctx is done at
+// most. The caller closes the body, and with it the connection. A http.Client would hide why a connection was closed.
+func exchange(ctx context.Context, socket string, req *http.Request) (*http.Response, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // it ends what waits
+	release := func() error { stop(); return conn.Close() }
+	req.Close = true
+	err = req.Write(conn)
+	var answer *http.Response
+	if err == nil {
+		answer, err = http.ReadResponse(bufio.NewReader(io.LimitReader(conn, 2*maxAnswer)), req)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, errors.Join(err, release())
+	}
+	answer.Body = &connectionBody{answer.Body, release}
+	return answer, nil
+}
+
+// connectionBody is an answer's body that closes the connection, too.
+type connectionBody struct {
+	io.ReadCloser
+	release func() error
+}
+
+func (b *connectionBody) Close() error { return errors.Join(b.ReadCloser.Close(), b.release()) }

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -98,6 +99,35 @@ func TestList(t *testing.T) {
 }
 
 // One without a target is listed with what it looks for. It has no metrics, and takes no budget.
+// Whoever ends while it is asked is left out: it is no error.
+func TestEndsWhileAsked(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, socketName(7)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var closer sync.WaitGroup
+	closer.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close() // as when a process ends: nothing was read
+		}
+	})
+	for range 2000 {
+		if reports, err := ListOthers(t.Context(), dir, 1); err != nil || len(reports) > 0 {
+			t.Errorf("%v, %v; want nothing", reports, err)
+			break
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	closer.Wait()
+}
+
 func TestSearch(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	s, err := ListenSearch(dir, Search{Names: []string{"llama-server"}, All: true}, slog.New(slog.DiscardHandler))
