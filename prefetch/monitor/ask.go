@@ -83,16 +83,23 @@ func request(
 	if err != nil {
 		return err
 	}
-	answer, err := exchange(ctx, socket, req)
-	// A prefetchd that ends closes its socket before, while or after it is asked.
-	for _, gone := range []error{
-		syscall.ECONNREFUSED, fs.ErrNotExist, syscall.EPIPE, syscall.ECONNRESET, io.ErrUnexpectedEOF,
-	} {
-		if errors.Is(err, gone) {
-			return errNobody
-		}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if isGone(err) {
+		return errNobody
+	} else if err != nil {
+		return err
 	}
-	if err != nil {
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // it ends what waits
+	defer stop()
+	answer, err := exchange(conn, req)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case isGone(err):
+		return errNobody
+	case err != nil:
 		return err
 	}
 	defer answer.Body.Close()
@@ -105,36 +112,23 @@ func request(
 	return read(answer.Body)
 }
 
-// exchange sends a request over a connection of its own and reads the answer, whose body is read until ctx is done at
-// most. The caller closes the body, and with it the connection. A http.Client would hide why a connection was closed.
-func exchange(ctx context.Context, socket string, req *http.Request) (*http.Response, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", socket)
-	if err != nil {
+// exchange sends a request and reads the answer, but for its body. A http.Client would hide why a connection was closed.
+func exchange(conn net.Conn, req *http.Request) (*http.Response, error) {
+	req.Close = true
+	if err := req.Write(conn); err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // it ends what waits
-	release := func() error { stop(); return conn.Close() }
-	req.Close = true
-	err = req.Write(conn)
-	var answer *http.Response
-	if err == nil {
-		answer, err = http.ReadResponse(bufio.NewReader(io.LimitReader(conn, 2*maxAnswer)), req)
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			err = ctx.Err()
+	return http.ReadResponse(bufio.NewReader(io.LimitReader(conn, 2*maxAnswer)), req)
+}
+
+// isGone says whether an error is that of a prefetchd that has ended, before, while or after it was asked.
+func isGone(err error) bool {
+	for _, gone := range []error{
+		syscall.ECONNREFUSED, fs.ErrNotExist, syscall.EPIPE, syscall.ECONNRESET, io.ErrUnexpectedEOF,
+	} {
+		if errors.Is(err, gone) {
+			return true
 		}
-		return nil, errors.Join(err, release())
 	}
-	answer.Body = &connectionBody{answer.Body, release}
-	return answer, nil
+	return false
 }
-
-// connectionBody is an answer's body that closes the connection, too.
-type connectionBody struct {
-	io.ReadCloser
-	release func() error
-}
-
-func (b *connectionBody) Close() error { return errors.Join(b.ReadCloser.Close(), b.release()) }
