@@ -17,11 +17,13 @@ NEEDED := gcc npm
 package_ensurepip := python3-venv
 MODULES :=
 FUZZTIME := 60s
-# Packages with goroutines, in their code or in their tests: elsewhere the race detector sees nothing. It makes tests several times slower.
-CONCURRENT = grep -rlE '^[[:space:]]*go (func|[a-z][A-Za-z_.]*\()|\.Go\(func' --include='*.go' . | xargs -n 1 dirname | sort -u
-# Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The detector sees this process only, and
-# so of these `make test` runs with it what test-unit runs.
-PROCESSES := ^\./(cmd|experiments|fabric/backend|report|packaging)(/|$$)
+# Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The race detector sees this process
+# only, and makes all of it several times slower: `make test` runs all of them without it, and of CONCURRENT what test-unit runs with it.
+PROCESSES := ./cmd/... ./experiments/... ./fabric/backend ./report ./packaging
+# Those that start goroutines, in their code or in their tests.
+CONCURRENT = go list $$(grep -rlE '^[[:space:]]*go (func|[a-z][A-Za-z_.]*\()|\.Go\(func' --include='*.go' cmd experiments fabric/backend report packaging | xargs -n 1 dirname | sort -u | sed 's,^,./,')
+# Packages of which `make test` runs tests that the detector would only slow down.
+UNRACED = go list $(PROCESSES) $$(grep -rl 'testenv\.SkipWithRace(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | sort -u
 # Packages whose tests go by how fast a target is: `make test` runs nothing else beside these three.
 LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
@@ -102,10 +104,10 @@ test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the 
 test: MODULES += ensurepip # makes the environments with pandas and others, which read the tables, and fetches a real model
 test: deps ## run every test; those that need root run only as root, and say so
 	@rm -rf $(RERUNS)
-	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(LIVE) | paste -sd '|')" | paste -sd ' ')" -- -p $$(($$(nproc) + 1)) -timeout 20m $(LDFLAGS)
+	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
+	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | paste -sd ' ')" -- -race -short $(LDFLAGS)
+	$(GOTEST) --packages="$$($(UNRACED) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')" | paste -sd ' ')" -- -p $$(($$(nproc) + 1)) $(LDFLAGS)
 	$(GOTEST) --packages="$(LIVE)" -- -timeout 20m $(LDFLAGS)
-	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | grep -vE '$(PROCESSES)' | paste -sd ' ')" -- -race $(LDFLAGS)
-	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | grep -E '$(PROCESSES)' | paste -sd ' ')" -- -race -short $(LDFLAGS)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 	$(MAKE) -s test-manifests
 	@$(MAKE) -s reruns
