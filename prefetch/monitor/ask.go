@@ -112,7 +112,8 @@ func request(
 	return read(answer.Body)
 }
 
-// exchange sends a request and reads the answer, but for its body. A http.Client would hide why a connection was closed.
+// exchange sends a request and reads the answer, but for its body. A http.Client would hide why a connection was
+// closed.
 func exchange(conn net.Conn, req *http.Request) (*http.Response, error) {
 	req.Close = true
 	if err := req.Write(conn); err != nil {
