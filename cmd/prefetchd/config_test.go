@@ -293,7 +293,7 @@ func TestBudgetOf(t *testing.T) {
 	t.Parallel()
 	testenv.NeedRoot(t)
 	const budget = 60 << 20
-	r := newRig(t, 2, 150)
+	r := newRig(t, 2, 40)
 	r.start()
 	h := r.help("--budget", "1GB", "--budget-of", filepath.Base(r.options.Model)+"=60MiB",
 		"--budget-of", "nobody-has-this-name=1MB")

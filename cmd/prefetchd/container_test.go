@@ -40,7 +40,7 @@ func TestInContainer(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, tiny), Prompt: "the quick brown fox", Tokens: 100,
-		Threads: 1, NoRepack: true, Repeat: 40}
+		Threads: 1, NoRepack: true, Repeat: 20}
 	plain, err := in.Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestInContainer(t *testing.T) {
 	}
 	// prefetchd attaches while the target loads its model, so that it misses a few tokens at most.
 	if all := o.Tokens * o.Repeat; s.Tokens < all/2 || s.Tokens > all ||
-		s.PerToken < info.Size()/2 || s.Pinned == 0 || s.Learned != 1 {
+		s.PerToken < info.Size()/2 || s.Pinned == 0 || s.Learned == 0 {
 		t.Errorf("summary %+v of %d tokens", s, all)
 	}
 	text, err := os.ReadFile(output)

@@ -3,8 +3,10 @@ package main
 // This file tests what prefetchd says of a target that copies more of its model than there is memory.
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,7 +32,7 @@ func newCopyingRig(t *testing.T) *rig {
 
 // thrashTime is how long a target may read its model again and again for lack of memory. If the kernel ends prefetchd
 // first, that goes on for minutes, because reclaim finds a little each time.
-const thrashTime = 20 * time.Second
+const thrashTime = 4 * time.Second
 
 // endThrashing waits until prefetchd and its target have ended, and ends what is left of them after thrashTime.
 func (r *rig) endThrashing(h *helper) {
@@ -93,14 +95,30 @@ func TestCopiesAreForeseen(t *testing.T) {
 	}
 }
 
+// fillGroup takes all of the group's memory with a file in memory, so that the kernel has to end a process of it. The
+// writer itself is not chosen. It ends when the target has ended, or at its limit.
+func (r *rig) fillGroup() (writer *exec.Cmd) {
+	r.t.Helper()
+	limit, _, err := r.group.Limit()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	file := filepath.Join(testenv.Mount(r.t, "tmpfs"), "filler")
+	const script = `echo -1000 > /proc/self/oom_score_adj; for f in $GROUPS_FILES; do echo $$ > $f; done
+exec head -c $1 /dev/zero > $0`
+	writer = exec.Command("sh", "-c", script, file, fmt.Sprint(limit-1<<20))
+	writer.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
+	if err := writer.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	return writer
+}
+
 // TestKilledWhileLoading checks that prefetchd says that the kernel has ended its target, in which group and with which
 // limit, and what to do.
 func TestKilledWhileLoading(t *testing.T) {
 	testenv.NeedQuiet(t)
 	r := newCopyingRig(t)
-	if err := r.group.SetLimit(r.size / 2); err != nil { // the less there is, the sooner the kernel gives up
-		t.Fatal(err)
-	}
 	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; read x; exec "$0" "$@"`
 	cmd := exec.Command("sh", append([]string{"-c", script}, r.in.Command(t.Context(), r.options).Args...)...)
 	cmd.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
@@ -121,6 +139,10 @@ func TestKilledWhileLoading(t *testing.T) {
 	if _, err := start.Write([]byte("x\n")); err != nil {
 		t.Fatal(err)
 	}
+	// Alone, the target may read its model again and again for minutes before the kernel gives up.
+	testenv.WaitMapped(t, cmd.Process.Pid, r.options.Model)
+	writer := r.fillGroup()
+	defer func() { _ = writer.Process.Kill(); _ = writer.Wait() }()
 	if err := cmd.Wait(); err == nil {
 		t.Fatal("the target was not killed")
 	}

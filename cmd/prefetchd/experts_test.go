@@ -57,9 +57,16 @@ func expertBytes(t *testing.T, path string) (experts, trunk int64) {
 func (r *rig) startStopped() {
 	r.t.Helper()
 	r.start()
+	r.stopTarget()
+}
+
+// stopTarget stops a running target. See resumeTarget.
+func (r *rig) stopTarget() {
+	r.t.Helper()
 	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil {
 		r.t.Fatal(err)
 	}
+	r.stopped = true
 }
 
 // resumeTarget resumes a stopped target.
@@ -68,6 +75,7 @@ func (r *rig) resumeTarget() {
 	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
 		r.t.Fatal(err)
 	}
+	r.stopped = false
 }
 
 // misses returns how often the target, which has ended, touched a page that was not in memory and
@@ -104,7 +112,7 @@ func checkExperts(t *testing.T, r *rig, s prefetch.Summary) {
 // choose are read before the target touches them.
 func TestMixture(t *testing.T) {
 	t.Parallel()
-	r := newMixture(t, 100)
+	r := newMixture(t, 60)
 	r.start()
 	r.finish()
 	without := r.misses()
@@ -132,7 +140,7 @@ func TestMixture(t *testing.T) {
 // TestUnknownMixture checks that a mixture of a type that nobody knows is helped.
 func TestUnknownMixture(t *testing.T) {
 	t.Parallel()
-	r := newMixture(t, 100)
+	r := newMixture(t, 60)
 	whole := r.options.Model
 	r.options.Model = llamatest.Copy(t, whole)
 	dropFromCache(t, r.options.Model)
@@ -232,7 +240,7 @@ func TestLearned(t *testing.T) {
 // TestMixtureForetold checks that doctor and a dry run tell in advance what would be kept of a
 // mixture, but not how much faster tokens would be.
 func TestMixtureForetold(t *testing.T) {
-	r := newMixture(t, 100)
+	r := newMixture(t, 60)
 	r.options.Repeat = 1 << 20
 	r.start()
 	pid := r.target.Process.Pid

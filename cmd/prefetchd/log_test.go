@@ -43,16 +43,22 @@ func parseLog(t *testing.T, log string) (all []logLine) {
 // and errors.
 func TestLogJSON(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.7, 300)
-	r.start()
+	r := newRig(t, 0.7, 100)
+	r.startStopped()
 	pid := r.target.Process.Pid
 	// With --lock there is a warning.
 	h := &helper{Cmd: exec.Command(prefetchd, "--pid", fmt.Sprint(pid), "--log", "json", "--always", "--lock")}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
-	if err := h.Run(); err != nil {
+	if err := h.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
+	h.waitSettled(t)
+	r.resumeTarget()
+	r.finish()
+	if err := h.Wait(); err != nil {
 		t.Fatal(err, h.stderr.String())
 	}
-	r.finish()
 	all := parseLog(t, h.stderr.String())
 	helping, warned := 0, 0
 	for _, l := range all {

@@ -69,6 +69,7 @@ type rig struct {
 	size    int64    // of the model
 	name    string   // of the model; each model has its own
 	more    []string // further arguments of the target
+	stopped bool     // see stopTarget
 }
 
 // ownMemory is enough for prefetchd's memory, and for the target's memory besides the weights.
@@ -177,15 +178,25 @@ func (r *rig) help(flags ...string) *helper {
 	return r.helpBy(exec.Command(prefetchd), "", flags...)
 }
 
-// helpBy is help by a command that ends with prefetchd, with one more environment variable.
-func (r *rig) helpBy(cmd *exec.Cmd, variable string, flags ...string) *helper {
+// helpBy is help by a command that ends with prefetchd, with one more environment variable. The target is stopped until
+// prefetchd has set up everything, which takes as long as a hundred tokens beside other tests. A target that is stopped
+// already stays so.
+func (r *rig) helpBy(cmd *exec.Cmd, variable string, flags ...string) (h *helper) {
 	r.t.Helper()
+	if !r.stopped {
+		r.stopTarget()
+		defer func() {
+			r.t.Helper()
+			h.waitSettled(r.t)
+			r.resumeTarget()
+		}()
+	}
 	cmd.Args = append(cmd.Args, "--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always", "--no-hot")
 	cmd.Args = append(cmd.Args, flags...)
 	if variable != "" {
 		cmd.Env = append(os.Environ(), variable)
 	}
-	h := &helper{Cmd: cmd}
+	h = &helper{Cmd: cmd}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
 	if err := h.Start(); err != nil {
 		r.t.Fatal(err)
@@ -307,7 +318,7 @@ func TestStrategies(t *testing.T) {
 		}
 		t.Run(strings.Join(flags, " "), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, 0.6, 100)
+			r := newRig(t, 0.6, 40)
 			r.start()
 			h := r.help(append([]string{"--strategy"}, flags...)...)
 			adj := ""
@@ -360,7 +371,7 @@ func TestStrategies(t *testing.T) {
 // TestBudget checks that a budget is kept if the cgroup has more room.
 func TestBudget(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2, 150)
+	r := newRig(t, 2, 40)
 	r.start()
 	const budget = 60 << 20
 	h := r.help("--lock", "--budget", fmt.Sprint(budget))
@@ -385,7 +396,7 @@ func TestBudget(t *testing.T) {
 // TestBudgetAlone checks that a budget is used, and kept, if there is no limit except the host's.
 func TestBudgetAlone(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2, 150)
+	r := newRig(t, 2, 40)
 	if root, err := cgroup.Root(); err != nil {
 		t.Fatal(err)
 	} else if err := r.group.Remove(); err != nil {
@@ -405,7 +416,7 @@ func TestBudgetAlone(t *testing.T) {
 // TestSplitModel checks that prefetchd helps with all files of a model in several files.
 func TestSplitModel(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 150)
+	r := newRig(t, 0.6, 40)
 	parts := llamatest.Split(t, r.options.Model)
 	whole := r.options.Model
 	r.options.Model = parts[0]
@@ -427,7 +438,7 @@ func TestUnknownType(t *testing.T) {
 	for _, number := range []uint32{gguf.Q8_0.Number(), 999} {
 		t.Run(gguf.Type(number).String(), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, 0.6, 150)
+			r := newRig(t, 0.6, 40)
 			whole := r.options.Model
 			r.options.Model = llamatest.Copy(t, whole)
 			dropFromCache(t, r.options.Model)
@@ -449,7 +460,7 @@ func TestUnknownType(t *testing.T) {
 // TestLongPrompt checks the help with a prompt that is computed in several passes, of which only the
 // last goes through the whole model.
 func TestLongPrompt(t *testing.T) {
-	r := newRig(t, 0.7, 100)
+	r := newRig(t, 0.7, 40)
 	r.options.Prompt = strings.Repeat("a long prompt. ", 60)
 	r.start()
 	h := r.help()
@@ -528,7 +539,7 @@ func TestEverythingFits(t *testing.T) {
 // TestPrefetchdKilled checks that locks are released if prefetchd is killed.
 func TestPrefetchdKilled(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.7, 150)
+	r := newRig(t, 0.7, 40)
 	r.start()
 	h := r.help("--lock")
 	r.waitLocked(h)
@@ -543,7 +554,7 @@ func TestPrefetchdKilled(t *testing.T) {
 // TestInterrupted checks that locks are released if prefetchd gets SIGTERM.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.7, 150)
+	r := newRig(t, 0.7, 40)
 	r.start()
 	h := r.help("--lock")
 	r.waitLocked(h)
@@ -578,7 +589,7 @@ func TestTargetKilled(t *testing.T) {
 // kernel takes the memory, prefetchd keeps less, and no process is killed.
 func TestLimitLowered(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 150)
+	r := newRig(t, 0.6, 40)
 	r.start()
 	h := r.help()
 	r.waitHelping(h)
@@ -596,7 +607,7 @@ func TestLimitLowered(t *testing.T) {
 
 // TestWithoutIOURing checks that prefetchd streams with posix_fadvise if io_uring is refused.
 func TestWithoutIOURing(t *testing.T) {
-	r := newRig(t, 0.6, 150)
+	r := newRig(t, 0.6, 40)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -612,7 +623,7 @@ func TestWithoutIOURing(t *testing.T) {
 // TestTargetUnharmedByDetach starts and ends prefetchd several times for one target.
 func TestTargetUnharmedByDetach(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 300)
+	r := newRig(t, 0.6, 200)
 	r.start()
 	for range 3 {
 		h := r.help("--lock")
@@ -630,7 +641,7 @@ func TestTargetUnharmedByDetach(t *testing.T) {
 func TestOwnMemory(t *testing.T) {
 	t.Parallel()
 	const allowed = 14e6
-	r := newRig(t, 0.6, 150)
+	r := newRig(t, 0.6, 40)
 	r.start()
 	h := r.help()
 	var most, anonymous, maps int64
@@ -767,16 +778,11 @@ func TestStoredPattern(t *testing.T) {
 	r := newRig(t, 0.6, 60)
 	stored := r.storedPattern()
 	r.start()
-	// it has mapped the model, and may be reading its metadata
-	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	r.stopTarget() // it has mapped the model, and may be reading its metadata
 	plan := filepath.Join(t.TempDir(), "plan.csv")
 	h := r.help("--lock", "--pattern", stored, "--plan", plan)
 	r.waitLocked(h)
-	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	r.resumeTarget()
 	r.finish()
 	s := h.summary(t)
 	if !s.Stored || s.Learned != 1 || s.Tokens < r.options.Tokens/2 || s.Streamed == 0 || s.Expected <= 0 {
@@ -800,18 +806,14 @@ func TestStoredPatternOfAnotherModel(t *testing.T) {
 	other.Seed++
 	r.options.Model = llamatest.Model(t, other)
 	r.start()
-	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // so that it does not end before probes are set
-		t.Fatal(err)
-	}
+	r.stopTarget() // so that it does not end before probes are set
 	h := r.help("--pattern", stored)
 	err := h.Wait()
 	if lines := strings.Split(strings.TrimSpace(h.stderr.String()), "\n"); err == nil ||
 		h.ProcessState.ExitCode() != 1 || len(lines) != 1 || !strings.Contains(lines[0], "another model") {
 		t.Errorf("%v: %s", err, h.stderr.String())
 	}
-	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	r.resumeTarget()
 	if err := r.target.Wait(); err != nil {
 		t.Errorf("the target: %v", err)
 	}

@@ -69,10 +69,10 @@ func wordsOf(n int) string {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	testenv.NeedRoot(t)
-	const words, times = 400, 3
+	const words, times = 150, 3
 	path := llamatest.Model(t, tableConfig)
 	table := findTable(t, path)
-	r := newRigOf(t, "table", path, 2, 60)
+	r := newRigOf(t, "table", path, 2, 20)
 	r.options.Prompt, r.options.Repeat = wordsOf(words), times
 	plainRun(r)
 	dropFromCache(t, path)

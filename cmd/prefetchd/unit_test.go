@@ -12,7 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/internal/testenv"
@@ -43,6 +44,13 @@ func (r *rig) startPaused() (load func()) {
 			r.t.Fatal(err)
 		}
 	}
+}
+
+// hasEnded reports whether prefetchd has ended. Its status is still there for Wait.
+func (h *helper) hasEnded() bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, h.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return err != nil || info.Signo != 0
 }
 
 // TestUnitCapabilities checks that the unit's capabilities are enough to help a target that has more
@@ -102,7 +110,8 @@ func TestUnitCapabilities(t *testing.T) {
 	}
 	for _, without := range append([]string{""}, capabilities...) {
 		t.Run("without "+without, func(t *testing.T) {
-			r := newRigOf(t, "another user's", path, 0.4, 24)
+			t.Parallel()
+			r := newRigOf(t, "another user's", path, 0.4, 12)
 			load := r.startPaused()
 			set := "-all"
 			for _, c := range capabilities {
@@ -117,7 +126,9 @@ func TestUnitCapabilities(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
-			time.Sleep(time.Second) // prefetchd waits now, or has ended
+			testenv.WaitFor(t, "prefetchd to wait, or to end", func() bool {
+				return h.hasEnded() || h.isSettled()
+			})
 			load()
 			r.finish()
 			if without != "" {

@@ -64,10 +64,13 @@ func startHelper(t *testing.T, pid int, flags ...string) *helper {
 // waitSettled waits until prefetchd has set up everything.
 func (h *helper) waitSettled(t *testing.T) {
 	t.Helper()
-	testenv.WaitFor(t, "prefetchd to be settled", func() bool {
-		adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.Process.Pid))
-		return err == nil && strings.TrimSpace(string(adj)) == "1000"
-	})
+	testenv.WaitFor(t, "prefetchd to be settled", h.isSettled)
+}
+
+// isSettled reports whether prefetchd has set up everything.
+func (h *helper) isSettled() bool {
+	adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.Process.Pid))
+	return err == nil && strings.TrimSpace(string(adj)) == "1000"
 }
 
 // Bounds on a prefetchd that waits. mostRuns is how often a second its threads run together: a few
