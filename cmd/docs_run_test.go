@@ -212,7 +212,7 @@ func (f *follower) follow(t *testing.T, line string) {
 	goesOn := untilInterrupted.MatchString(line) && !endsItself.MatchString(line)
 	if goesOn {
 		line = strings.TrimSuffix(strings.TrimPrefix(line, "sudo "), "&")
-		line = "timeout --foreground --preserve-status -s INT 4 " + line
+		line = "timeout --foreground --preserve-status -s INT 2.5 " + line
 	}
 	cmd := exec.CommandContext(ctx, "bash", "-c", line)
 	cmd.Dir, cmd.Env = f.dir, f.env
@@ -225,7 +225,7 @@ func (f *follower) follow(t *testing.T, line string) {
 		strings.Contains(line, "--wait ") && strings.Contains(string(out), "by SIGINT before a process named ") {
 		err = nil
 	}
-	if goesOn && time.Since(begun) < 3*time.Second {
+	if goesOn && time.Since(begun) < 2*time.Second {
 		err = errors.Join(err, errors.New("it ended by itself, want it to go on until it is interrupted"))
 	}
 	if err != nil {

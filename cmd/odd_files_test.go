@@ -139,6 +139,7 @@ func TestOddFiles(t *testing.T) {
 	}
 	for i, f := range oddFiles {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			path := filepath.Join(testenv.PublicDir(t), fmt.Sprintf("odd%d.gguf", i))
 			f.write(t, path)
 			process := processestest.Start(t, program, "model", path)

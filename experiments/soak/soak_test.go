@@ -304,7 +304,7 @@ func TestSoak(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	dir := t.TempDir()
-	cfg := Config{Duration: 30 * time.Second, Seed: 3, Dir: dir, Tokens: 12,
+	cfg := Config{Duration: 15 * time.Second, Seed: 3, Dir: dir, Tokens: 12,
 		Model: filepath.Join(t.TempDir(), "model.gguf")}
 	for name, path := range map[string]*string{"prefetchd": &cfg.Prefetchd, "tracer": &cfg.Tracer} {
 		program, remove, err := testenv.BuildPackage(name, "tensorcast/cmd/"+name)
