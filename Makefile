@@ -18,14 +18,10 @@ package_ensurepip := python3-venv
 MODULES :=
 FUZZTIME := 60s
 # Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The race detector sees this process
-# only, and makes all of it several times slower: `make test` runs all of them without it, and of CONCURRENT what test-unit runs with it.
+# only, and makes all of it several times slower: `make race` runs all tests of the other packages, and of CONCURRENT what test-unit runs.
 PROCESSES := ./cmd/... ./experiments/... ./fabric/backend ./report ./packaging
 # Those that start goroutines, in their code or in their tests.
 CONCURRENT = go list $$(grep -rlE '^[[:space:]]*go (func|[a-z][A-Za-z_.]*\()|\.Go\(func' --include='*.go' cmd experiments fabric/backend report packaging | xargs -n 1 dirname | sort -u | sed 's,^,./,')
-# Packages of which `make test` runs tests that the detector would only slow down.
-UNRACED = go list $(PROCESSES) $$(grep -rl 'testenv\.SkipWithRace(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | sort -u
-# Packages whose tests go by how fast a target is: `make test` runs nothing else beside these three.
-LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
 TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/lab/popcount ./internal/vec ./moe/hidden
 # Runs tests. Many look at a real kernel and disk, under whatever load: up to three that fail are run once more, each alone. Both runs are printed; a data race is not run again.
@@ -41,7 +37,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset mutation coverage lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test race reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset mutation coverage lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -104,13 +100,14 @@ test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the 
 test: MODULES += ensurepip # makes the environments with pandas and others, which read the tables, and fetches a real model
 test: deps ## run every test; those that need root run only as root, and say so
 	@rm -rf $(RERUNS)
-	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
-	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | paste -sd ' ')" -- -race -short $(LDFLAGS)
-	$(GOTEST) --packages="$$($(UNRACED) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')" | paste -sd ' ')" -- -p $$(($$(nproc) + 1)) $(LDFLAGS)
-	$(GOTEST) --packages="$(LIVE)" -- -timeout 20m $(LDFLAGS)
+	$(GOTEST) --packages=./... -- -timeout 20m $(LDFLAGS)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 	$(MAKE) -s test-manifests
 	@$(MAKE) -s reruns
+
+race: deps ## look for data races: run the tests of what starts goroutines, and of what calls that, with the race detector
+	$(GOTEST) --hide-summary skipped --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
+	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | paste -sd ' ')" -- -race -short $(LDFLAGS)
 
 reruns: # which tests were run again, and what came of it
 	@cat $(RERUNS)/* 2>/dev/null | grep . || echo "no test was run again"
