@@ -52,7 +52,7 @@ func TestKeepWarm(t *testing.T) {
 // of --keep-warm, and are when it has computed again.
 func TestKeepWarmForATime(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2, 200)
+	r := newRig(t, 2, 400)
 	r.start()
 	h := r.help("--keep-warm=3s")
 	testenv.WaitFor(t, "prefetchd to be idle because everything fits", func() bool {
@@ -67,14 +67,14 @@ func TestKeepWarmForATime(t *testing.T) {
 	}
 	full := r.resident()
 	signal(syscall.SIGSTOP)
-	time.Sleep(5 * time.Second) // prefetchd looks about once a second
+	time.Sleep(6 * time.Second) // prefetchd looks about once a second
 	pageOut(t, pid, r.options.Model)
-	time.Sleep(3 * time.Second)
+	time.Sleep(4 * time.Second)
 	if left := r.resident(); left > full/2 {
 		t.Errorf("%d of %d bytes were read back though the target has computed nothing for long", left, full)
 	}
 	signal(syscall.SIGCONT)
-	time.Sleep(time.Second)
+	time.Sleep(2 * time.Second)
 	signal(syscall.SIGSTOP)
 	pageOut(t, pid, r.options.Model)
 	testenv.WaitFor(t, "the weights to be read back", func() bool { return r.resident() > full*98/100 })
