@@ -169,10 +169,10 @@ func (f *follower) keepDiskSpeed(t *testing.T) string {
 	return dir
 }
 
-// startServer starts a substitute for llama-server, which generates all the time.
+// startServer starts a substitute for llama-server. It generates all the time, and leaves others most of the processor.
 func (f *follower) startServer(t *testing.T) {
 	t.Helper()
-	cmd := exec.Command("./llama-server", "--lib", ".llama", "-m", "model.gguf", "--no-repack",
+	cmd := exec.Command("nice", "-n", "10", "./llama-server", "--lib", ".llama", "-m", "model.gguf", "--no-repack",
 		"-t", "1", "-c", "4096", "-n", "4000", "--repeat", "100000", "--stream")
 	cmd.Dir = f.dir
 	if err := cmd.Start(); err != nil {

@@ -120,15 +120,7 @@ var oddFiles = []oddFile{
 
 func TestOddFiles(t *testing.T) {
 	testenv.NeedRoot(t)
-	build := func(name string) string {
-		path, remove, err := testenv.BuildPackage(name, "tensorcast/cmd/"+name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(remove)
-		return path
-	}
-	ggufmap, prefetchd := build("ggufmap"), build("prefetchd")
+	ggufmap, prefetchd := bin["ggufmap"], bin["prefetchd"]
 	program := processestest.Program(t, "llama-server", true)
 	run := func(name string, args ...string) string {
 		out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()

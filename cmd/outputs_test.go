@@ -224,10 +224,10 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			outputs: []string{"w.gguf", "f.png"}, faults: 1,
 		},
 		// A capture has the same files with and without --preload, which is faster.
-		"tracer": {args: append([]string{"tracer", "--preload", "-o", "capture", "--"}, target...), faults: 5},
+		"tracer": {args: append([]string{"tracer", "--preload", "-o", "capture", "--"}, target...), faults: 3},
 		// Only probes see the inputs of routers.
 		"tracer --hidden": {
-			args: append([]string{"tracer", "--hidden", "-o", "capture", "--"}, mixture...), faults: 3,
+			args: append([]string{"tracer", "--hidden", "-o", "capture", "--"}, mixture...), faults: 1,
 		},
 		"tracer CSV": {
 			args:    append([]string{"tracer", "--preload", "--csv", "-o", "reads.csv", "--"}, target...),
