@@ -64,7 +64,12 @@ func startHelper(t *testing.T, pid int, flags ...string) *helper {
 // waitSettled waits until prefetchd has set up everything.
 func (h *helper) waitSettled(t *testing.T) {
 	t.Helper()
-	testenv.WaitFor(t, "prefetchd to be settled", h.isSettled)
+	testenv.WaitFor(t, "prefetchd to be settled", func() bool {
+		if h.hasEnded() {
+			t.Fatalf("prefetchd has ended: %s", h.stderr.String())
+		}
+		return h.isSettled()
+	})
 }
 
 // isSettled reports whether prefetchd has set up everything.
