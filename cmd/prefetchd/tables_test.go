@@ -76,10 +76,8 @@ func TestTable(t *testing.T) {
 	r.options.Prompt, r.options.Repeat = wordsOf(words), times
 	plainRun(r)
 	dropFromCache(t, path)
-	r.startStopped()
+	r.start()
 	h := r.help("--budget", "8MB")
-	h.waitSettled(t)
-	r.resumeTarget()
 	r.finish() // it compares the first text
 	resident := countResident(t, path, table)
 	s := h.summary(t)
@@ -120,10 +118,8 @@ func TestTableBesides(t *testing.T) {
 	r.options.Prompt, r.options.Idle = wordsOf(100), 4
 	plainRun(r)
 	dropFromCache(t, path)
-	r.startStopped()
+	r.start()
 	h := r.help()
-	h.waitSettled(t)
-	r.resumeTarget()
 	testenv.WaitFor(t, "prefetchd to be idle", func() bool {
 		return strings.Contains(h.stderr.String(), "everything fits")
 	})
