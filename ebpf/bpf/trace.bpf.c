@@ -554,16 +554,10 @@ COLD int finish(struct thread *th, u64 now) {
 	return send_ops(th);
 }
 
-/* Whether a tensor's name marks a weight: it ends in ".weight" or ".bias". This is only used for
- * leaf tensors outside any file, to notice weights that llama.cpp copied when it loaded the
- * model. */
-static __always_inline bool is_weight_name(const char *name) {
-	u32 len = 0;
-	for (u32 i = 0; i < 64; i++) {
-		if (!name[i])
-			break;
-		len = i + 1;
-	}
+/* Whether a tensor's name, of len bytes, marks a weight: it ends in ".weight" or ".bias". This is
+ * only used for leaf tensors outside any file, to notice weights that llama.cpp copied when it
+ * loaded the model. */
+static __always_inline bool is_weight_name(const char *name, u32 len) {
 	if (len >= 8 && len < 64) {
 		u32 at = (len - 7) & 63;
 		const char *end = name + at;
@@ -638,8 +632,10 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 		if (op || view ||
 		    (th->layout.flags && (read_u32(&tensor_flags, tensor + th->layout.flags) || tensor_flags)))
 			return 0; /* an input, an activation, the KV cache */
-		if (bpf_probe_read_user(name, sizeof(name), (void *)(tensor + th->layout.name)) ||
-		    !is_weight_name(name))
+		/* The kernel looks for the end of the name: a loop here has a path for each length, and the
+		 * verifier follows them all. */
+		long size = bpf_probe_read_user_str(name, sizeof(name), (void *)(tensor + th->layout.name));
+		if (size <= 0 || !is_weight_name(name, size - 1))
 			return 0;
 		if (err)
 			flags = SOURCE_UNRESOLVED; /* user space looks it up */
