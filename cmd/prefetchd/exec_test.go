@@ -65,7 +65,7 @@ func (r *rig) execSummary(h *helper, status int) (s prefetch.Summary) {
 	if got := h.ProcessState.ExitCode(); got != status || begin < 0 {
 		r.t.Fatalf("prefetchd's status is %d, want %d with a summary: %s", got, status, stderr)
 	}
-	if err := json.Unmarshal([]byte(stderr[begin:]), &s); err != nil {
+	if err := json.NewDecoder(strings.NewReader(stderr[begin:])).Decode(&s); err != nil { // its device may end after it
 		r.t.Fatalf("%v: %s", err, stderr)
 	}
 	return s

@@ -212,7 +212,8 @@ func (d *Device) Serve(ctx context.Context) error {
 		d.open[c] = struct{}{}
 		d.mu.Unlock()
 		d.conns.Go(func() {
-			if err := d.serve(c); err != nil {
+			// Only an ending device closes connections of others: that is no fault of the client.
+			if err := d.serve(c); err != nil && !errors.Is(err, net.ErrClosed) {
 				d.options.Log.Warn("a client was dropped", "err", err)
 			}
 			d.mu.Lock()
