@@ -28,17 +28,13 @@ var ggufmap string
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "ggufmap")
+		path, remove, err := testenv.BuildCommand("ggufmap")
 		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
+			fmt.Fprintln(os.Stderr, "build ggufmap:", err)
 			return 1
 		}
-		defer os.RemoveAll(dir)
-		ggufmap = filepath.Join(dir, "ggufmap")
-		if out, err := exec.Command("go", "build", "-o", ggufmap, ".").CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
-			return 1
-		}
+		defer remove()
+		ggufmap = path
 		return m.Run()
 	}())
 }

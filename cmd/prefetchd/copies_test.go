@@ -20,7 +20,7 @@ import (
 // newCopyingRig is a target whose weights are copied when it loads them, in a cgroup that is too small for that.
 func newCopyingRig(t *testing.T) *rig {
 	t.Helper()
-	copied := model
+	copied := quantised
 	copied.Type = gguf.Q4_0
 	r := newRigOf(t, "copied", llamatest.Model(t, copied), 1, 8)
 	r.options.NoRepack = false

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -20,11 +21,16 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// handOver builds the backend beside prefetchd, and starts the rig's target so that it uses it.
+// buildBackend builds the backend beside prefetchd.
+var buildBackend = sync.OnceValue(func() error {
+	path := filepath.Join(filepath.Dir(prefetchd), backendName)
+	return backendtest.Compile(context.Background(), "../..", path, backendtest.Backend)
+})
+
+// handOver builds the backend, and starts the rig's target so that it uses it.
 func (r *rig) handOver(flags ...string) *helper {
 	r.t.Helper()
-	path := filepath.Join(filepath.Dir(prefetchd), backendName)
-	if err := backendtest.Compile(r.t.Context(), "../..", path, backendtest.Backend); err != nil {
+	if err := buildBackend(); err != nil {
 		r.t.Skipf("the backend is not built: %v", err)
 	}
 	return r.exec(append([]string{"--as-root", "--always", "-v"}, flags...)...)
@@ -91,7 +97,7 @@ func TestHandOver(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			deep := model // large enough that planes save memory
+			deep := quantised // large enough that planes save memory
 			deep.Layers = 10
 			r := newRigOf(t, "deep", llamatest.Model(t, deep), 0.6, test.tokens)
 			h := r.handOver("--fabric=fast")

@@ -21,7 +21,7 @@ func TestFileSystems(t *testing.T) {
 	for _, name := range testenv.FileSystems {
 		t.Run(name, func(t *testing.T) {
 			path := testenv.Mount(t, name, from) + from[strings.LastIndex(from, "/"):]
-			r := newRigOf(t, "dense", path, 0.5, tokens)
+			r := newDenseRig(t, "dense", path, 0.5, tokens)
 			r.options.Repeat = 2
 			r.start()
 			h := r.help()

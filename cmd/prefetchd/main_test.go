@@ -55,8 +55,12 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// model is about 104 MB, in 56 tensors of at most 4.5 MB.
-var model = synth.Config{Layers: 6, Embd: 1024, FF: 4096, Heads: 16, KVHeads: 8, Type: gguf.Q8_0, Seed: 7}
+// model is about 104 MB, in 56 tensors of at most 4.6 MB. Tests are about its size. Because its weights have four bytes
+// each, it is cheap to compute with for that.
+var model = synth.Config{Layers: 6, Embd: 512, FF: 2240, Heads: 8, KVHeads: 4, Type: gguf.F32, Seed: 7}
+
+// quantised is as large, in eight bits for each weight.
+var quantised = synth.Config{Layers: 6, Embd: 1024, FF: 4096, Heads: 16, KVHeads: 8, Type: gguf.Q8_0, Seed: 7}
 
 // rig is a target in its own cgroup.
 type rig struct {
@@ -67,19 +71,33 @@ type rig struct {
 	target  *exec.Cmd
 	stdout  bytes.Buffer
 	size    int64    // of the model
+	own     int64    // see ownMemory
 	name    string   // of the model; each model has its own
 	more    []string // further arguments of the target
 	stopped bool     // see stopTarget
 }
 
-// ownMemory is enough for prefetchd's memory, and for the target's memory besides the weights.
-const ownMemory = 60 << 20
+// ownMemory is enough for prefetchd's memory, and for the target's memory besides the weights: 54 MB for the quantised
+// model. With model it has 28 MB.
+const (
+	ownMemory      = 60 << 20
+	ownMemoryDense = 36 << 20
+)
 
 // newRig writes the dense model, and makes a cgroup whose limit has room for share of the model.
 func newRig(t *testing.T, share float64, tokens int) *rig {
 	t.Helper()
 	testenv.NeedRoot(t)
-	return newRigOf(t, "dense", llamatest.Model(t, model), share, tokens)
+	return newDenseRig(t, "dense", llamatest.Model(t, model), share, tokens)
+}
+
+// newDenseRig is newRigOf for the dense model, or one with other weights or fewer layers.
+func newDenseRig(t *testing.T, name, path string, share float64, tokens int) *rig {
+	t.Helper()
+	r := newRigOf(t, name, path, share, tokens)
+	r.own = ownMemoryDense
+	r.setLimit(share)
+	return r
 }
 
 // groups counts the control groups of this process's tests.
@@ -92,7 +110,7 @@ func nameGroup() string { return fmt.Sprintf("tensorcast-test-%d-%d", os.Getpid(
 func newRigOf(t *testing.T, name, path string, share float64, tokens int) *rig {
 	t.Helper()
 	testenv.NeedRoot(t)
-	r := &rig{t: t, in: llamatest.ForTest(t), name: name}
+	r := &rig{t: t, in: llamatest.ForTest(t), name: name, own: ownMemory}
 	info, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
@@ -111,11 +129,17 @@ func newRigOf(t *testing.T, name, path string, share float64, tokens int) *rig {
 			t.Error(err)
 		}
 	})
-	if err := r.group.SetLimit(int64(share*float64(r.size)) + ownMemory); err != nil {
-		t.Fatal(err)
-	}
+	r.setLimit(share)
 	dropFromCache(t, path)
 	return r
+}
+
+// setLimit limits the group to what the target needs besides the weights, and to a share of these.
+func (r *rig) setLimit(share float64) {
+	r.t.Helper()
+	if err := r.group.SetLimit(int64(share*float64(r.size)) + r.own); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 // dropFromCache drops a file from the page cache, so that the target's cgroup pays for its pages when
@@ -318,7 +342,7 @@ func TestStrategies(t *testing.T) {
 		}
 		t.Run(strings.Join(flags, " "), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, 0.6, 40)
+			r := newRig(t, 0.6, 25)
 			r.start()
 			h := r.help(append([]string{"--strategy"}, flags...)...)
 			adj := ""
@@ -477,7 +501,7 @@ func TestLongPrompt(t *testing.T) {
 func TestRepacked(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	q4 := model
+	q4 := quantised
 	q4.Type, q4.Layers = gguf.Q4_0, 2
 	o := llama.Options{Model: llamatest.Model(t, q4), Prompt: "x", Tokens: 1000, Threads: 1, Repeat: 1000}
 	target := in.Command(t.Context(), o) // it runs until it is killed
@@ -505,7 +529,8 @@ func TestRepacked(t *testing.T) {
 // it no longer fits.
 func TestEverythingFits(t *testing.T) {
 	testenv.NeedQuiet(t)
-	r := newRig(t, 2, 1500)
+	r := newRig(t, 2, 1000)
+	r.options.Repeat = 1 << 20 // until it is ended
 	r.start()
 	h := r.help()
 	testenv.WaitFor(t, "prefetchd to be idle", func() bool {
@@ -523,9 +548,7 @@ func TestEverythingFits(t *testing.T) {
 	if share >= 1 { // the requirement is 0.5, but if other programs run, each wake-up costs more
 		t.Errorf("prefetchd takes %.2f %% of a core, want less than 1 %%", share)
 	}
-	if err := r.group.SetLimit(r.size*7/10 + ownMemory); err != nil {
-		t.Fatal(err)
-	}
+	r.setLimit(0.7)
 	r.waitHelping(h)
 	if err := r.target.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -594,9 +617,7 @@ func TestLimitLowered(t *testing.T) {
 	h := r.help()
 	r.waitHelping(h)
 	for share := 0.5; share > 0.15; share -= 0.1 {
-		if err := r.group.SetLimit(int64(share*float64(r.size)) + ownMemory); err != nil {
-			t.Fatal(err)
-		}
+		r.setLimit(share)
 		time.Sleep(100 * time.Millisecond)
 	}
 	r.finish()
@@ -623,7 +644,7 @@ func TestWithoutIOURing(t *testing.T) {
 // TestTargetUnharmedByDetach starts and ends prefetchd several times for one target.
 func TestTargetUnharmedByDetach(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 200)
+	r := newRig(t, 0.6, 60)
 	r.start()
 	for range 3 {
 		h := r.help("--lock")

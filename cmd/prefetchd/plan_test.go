@@ -76,7 +76,8 @@ func TestDryRun(t *testing.T) {
 	if kept, streamed := readPlan(t, path); kept < r.size/4 || streamed < r.size*4/10 {
 		t.Errorf("%d bytes would be kept and %d streamed, of %d", kept, streamed, r.size)
 	}
-	if after := resident(t, r.options.Model); after > before {
+	const head = 4 << 20 // the file's metadata may have left memory; the kernel reads ahead of them
+	if after := resident(t, r.options.Model); after > before+head {
 		t.Errorf("%d bytes of the model are in memory, want at most the %d of before", after, before)
 	}
 	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {

@@ -80,9 +80,7 @@ func TestFollowsMovedTarget(t *testing.T) {
 	if r.group, err = cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d-moved", os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.group.SetLimit(r.size*7/10 + ownMemory); err != nil {
-		t.Fatal(err)
-	}
+	r.setLimit(0.7)
 	if err := r.group.Join(r.target.Process.Pid); err != nil {
 		t.Fatal(err)
 	}

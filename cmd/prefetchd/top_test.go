@@ -223,7 +223,7 @@ func TestTopOfTarget(t *testing.T) {
 	testenv.NeedRoot(t)
 	small := model
 	small.Layers = 5
-	r := newRigOf(t, "dense of 5 layers", llamatest.Model(t, small), 0.5, 100)
+	r := newDenseRig(t, "dense of 5 layers", llamatest.Model(t, small), 0.5, 100)
 	r.options.Repeat = 1 << 20 // until it is ended
 	r.start()
 	dir := filepath.Join(t.TempDir(), "run")

@@ -110,7 +110,7 @@ func TestUnitCapabilities(t *testing.T) {
 	}
 	for _, without := range append([]string{""}, capabilities...) {
 		t.Run("without "+without, func(t *testing.T) {
-			r := newRigOf(t, "another user's", path, 0.4, 12)
+			r := newDenseRig(t, "another user's", path, 0.4, 12)
 			load := r.startPaused()
 			set := "-all"
 			for _, c := range capabilities {

@@ -305,9 +305,8 @@ func TestStartsDevice(t *testing.T) {
 	program := build(t, "")
 	dir := devicetest.Dir(t)
 	prefetchd := filepath.Join(dir, "prefetchd")
-	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", prefetchd,
-		"../../cmd/prefetchd").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	if err := testenv.BuildAt(prefetchd, "tensorcast/cmd/prefetchd"); err != nil {
+		t.Fatal(err)
 	}
 	// This device ends after a shorter time than the 60 s that the driver asks for.
 	starter := filepath.Join(dir, "starter")

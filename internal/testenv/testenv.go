@@ -49,11 +49,7 @@ func BuildPackage(name, pkg string) (path string, remove func(), err error) {
 	}
 	remove = func() { os.RemoveAll(dir) }
 	path = filepath.Join(dir, name)
-	// -checklinkname=0 is needed for giouring: see the Makefile. Without tables for debuggers (-s -w) it links in half
-	// the time.
-	cmd := exec.Command("go", "build", "-ldflags=-checklinkname=0 -s -w", "-o", path, pkg)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Run(); err != nil {
+	if err := BuildAt(path, pkg); err != nil {
 		remove()
 		return "", nil, err
 	}
@@ -63,6 +59,15 @@ func BuildPackage(name, pkg string) (path string, remove func(), err error) {
 		return "", nil, err
 	}
 	return path, remove, nil
+}
+
+// BuildAt builds a package's command at path. Errors are those of the build, which has told of them.
+func BuildAt(path, pkg string) error {
+	// -checklinkname=0 is needed for giouring: see the Makefile. Without tables for debuggers (-s -w) it links in half
+	// the time. Other than go build, go run keeps what it has linked for tests of other packages; cp copies that.
+	cmd := exec.Command("go", "run", "-ldflags=-checklinkname=0 -s -w", "-exec", "cp", pkg, path)
+	cmd.Stderr = os.Stderr
+	return cmd.Run()
 }
 
 // WaitFor waits until done returns true, at most a minute. Tests check that something happens, not
