@@ -13,8 +13,8 @@ import (
 func init() { compress.RegisterCodec(compress.Codecs.Zstd, newPageCodec()) }
 
 // pageCodec writes the bytes of Arrow's own codec for Zstandard (v17). That one makes an encoder for each page, of
-// several megabytes for each processor, which costs more than the compression does. This one uses encoders again. It may
-// be used by several goroutines.
+// several megabytes for each processor, which costs more than the compression does. This one uses encoders again. It
+// may be used by several goroutines.
 type pageCodec struct {
 	compress.Codec // Arrow's own
 	encoders       *sync.Pool
