@@ -35,7 +35,7 @@ func newHotRig(t *testing.T) *rig {
 	t.Helper()
 	testenv.NeedRoot(t)
 	r := newRigOf(t, "hot mixture", llamatest.Model(t, hotConfig), 0.15, hotTokens)
-	r.more = []string{"--idle=1"}
+	r.more = []string{"--idle=2"}
 	return r
 }
 

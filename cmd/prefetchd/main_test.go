@@ -37,6 +37,7 @@ import (
 	"tensorcast/internal/testenv"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/monitor"
 )
 
 // prefetchd is the path of the built command.
@@ -532,7 +533,8 @@ func TestEverythingFits(t *testing.T) {
 	r := newRig(t, 2, 1000)
 	r.options.Repeat = 1 << 20 // until it is ended
 	r.start()
-	h := r.help()
+	dir := filepath.Join(t.TempDir(), "run")
+	h := r.help("--run-dir", dir)
 	testenv.WaitFor(t, "prefetchd to be idle", func() bool {
 		return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits")
 	})
@@ -550,6 +552,13 @@ func TestEverythingFits(t *testing.T) {
 	}
 	r.setLimit(0.7)
 	r.waitHelping(h)
+	testenv.WaitFor(t, "prefetchd to stream", func() bool {
+		all, err := monitor.List(t.Context(), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(all, func(r monitor.Report) bool { return r.Status.Streamed > 0 })
+	})
 	if err := r.target.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
