@@ -37,7 +37,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test race reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset mutation coverage lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test race life reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset mutation coverage lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -98,9 +98,9 @@ docs-check: # do they differ from their data? (a test of experiments/results ask
 
 test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
 test: MODULES += ensurepip # makes the environments with pandas and others, which read the tables, and fetches a real model
-test: deps ## run every test; those that need root run only as root, and say so
+test: deps ## run every test; those that need root run only as root, and say so. Three packages at a time: their tests wait for processes and disks
 	@rm -rf $(RERUNS)
-	$(GOTEST) --packages=./... -- -timeout 20m $(LDFLAGS)
+	$(GOTEST) --packages=./... -- -p 3 -timeout 20m $(LDFLAGS)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 	$(MAKE) -s test-manifests
 	@$(MAKE) -s reruns
@@ -108,6 +108,10 @@ test: deps ## run every test; those that need root run only as root, and say so
 race: deps ## look for data races: run the tests of what starts goroutines, and of what calls that, with the race detector
 	$(GOTEST) --hide-summary skipped --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
 	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | paste -sd ' ')" -- -race -short $(LDFLAGS)
+
+# make test skips it: it takes a minute, and finds faults of the package only.
+life: deps ## in a copy of this machine: the .deb is installed, helps, is installed again and is purged (root)
+	LIFE=1 go test -count 1 -v $(LDFLAGS) -run '^TestLife$$' ./packaging
 
 reruns: # which tests were run again, and what came of it
 	@cat $(RERUNS)/* 2>/dev/null | grep . || echo "no test was run again"
