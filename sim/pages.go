@@ -90,9 +90,10 @@ func (p *Pages) Map(file int, base uint64) {
 
 // each calls do for the pages of a range.
 func (p *Pages) each(r pages.Range, do func(*page)) {
-	file := p.files[r.File]
-	for n := r.Offset / p.m.cfg.Page; n <= (r.End()-1)/p.m.cfg.Page && n < p.m.cache.pages(file); n++ {
-		do(p.m.cache.page(file, n))
+	file := p.m.cache.files[p.files[r.File]]
+	begin, end := r.Offset/p.m.cfg.Page, min((r.End()-1)/p.m.cfg.Page+1, int64(len(file)))
+	for n := begin; n < end; n++ {
+		do(&file[n])
 	}
 }
 

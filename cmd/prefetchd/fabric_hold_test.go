@@ -75,7 +75,7 @@ func TestHandOver(t *testing.T) {
 				t.Errorf("not all planes stay resident: %+v, %+v; before %+v", s, *s.Holding, *before.Holding)
 			}
 		}},
-		{"killed", 120, func(t *testing.T, _ *rig, pid int, _ string) {
+		{"killed", 70, func(t *testing.T, _ *rig, pid int, _ string) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Error(err)
 			}

@@ -52,7 +52,8 @@ func TestKeepWarm(t *testing.T) {
 // of --keep-warm, and are when it has computed again.
 func TestKeepWarmForATime(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2, 400)
+	r := newRig(t, 2, 40)
+	r.options.Repeat = 1 << 20 // until it is ended
 	r.start()
 	h := r.help("--keep-warm=3s")
 	testenv.WaitFor(t, "prefetchd to be idle because everything fits", func() bool {
@@ -78,8 +79,8 @@ func TestKeepWarmForATime(t *testing.T) {
 	signal(syscall.SIGSTOP)
 	pageOut(t, pid, r.options.Model)
 	testenv.WaitFor(t, "the weights to be read back", func() bool { return r.resident() > full*98/100 })
-	signal(syscall.SIGCONT)
-	r.finish()
+	signal(syscall.SIGKILL)
+	_ = r.target.Wait()
 	if s := h.summary(t); s.Warmed == 0 {
 		t.Errorf("summary %+v", s)
 	}
