@@ -139,8 +139,11 @@ func TestUnitCapabilities(t *testing.T) {
 				return
 			}
 			s := h.summary(t)
+			// On a busy machine the target has closed its file before prefetchd can take it. A capability that is
+			// missing makes another error.
+			late := strings.Contains(h.stderr.String(), "bad file descriptor")
 			if s.Tokens == 0 || s.Idle != "" || s.Streamed == 0 || s.Pinned == 0 ||
-				!strings.Contains(h.stderr.String(), smallReadaheadText) {
+				!late && !strings.Contains(h.stderr.String(), smallReadaheadText) {
 				t.Errorf("no help: %+v\n%s", s, h.stderr.String())
 			}
 			for _, unwanted := range []string{"level=WARN", "level=ERROR"} {
