@@ -37,8 +37,7 @@ func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) 
 	return writeParquet(w, codec, func(yield func([]tables.Column, error) bool) { yield(columns, nil) }, fields)
 }
 
-// fewRows is the size below which a table is not worth a zstd encoder, which takes megabytes for each
-// column.
+// fewRows is the size below which a table is not worth a zstd encoder, which takes megabytes.
 const fewRows = 1 << 14
 
 // WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with the

@@ -1,5 +1,7 @@
 package trace
 
+// This file tests how pages of Parquet files are compressed.
+
 import (
 	"bytes"
 	"math/rand/v2"
