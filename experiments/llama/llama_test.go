@@ -459,6 +459,31 @@ func TestThreads(t *testing.T) {
 	}
 }
 
+// TestThreadsOfEnvironment checks that LLAMA_ARG_THREADS counts where no other number is given, as it does for
+// llama.cpp's own programs.
+func TestThreadsOfEnvironment(t *testing.T) {
+	in := llamatest.ForTest(t)
+	o := llama.Options{Model: llamatest.Model(t, dense), Prompt: "x", Tokens: 1}
+	t.Setenv("LLAMA_ARG_THREADS", "3")
+	if r := run(t, in, o); r.Threads != 3 {
+		t.Errorf("%d threads, want 3", r.Threads)
+	}
+	o.Threads = 1
+	if r := run(t, in, o); r.Threads != 1 {
+		t.Errorf("%d threads, want the one that was asked for", r.Threads)
+	}
+	t.Setenv("LLAMA_ARG_THREADS", "many")
+	if r := run(t, in, o); r.Threads != 1 {
+		t.Errorf("%d threads, want the one that was asked for", r.Threads)
+	}
+	o.Threads = 0
+	_, err := in.Run(t.Context(), o)
+	var failed *llama.RunError
+	if !errors.As(err, &failed) || !strings.Contains(failed.Message, "LLAMA_ARG_THREADS many") {
+		t.Errorf("error is %v, want one that names the variable", err)
+	}
+}
+
 func sameFile(t *testing.T, a, b string) bool {
 	t.Helper()
 	x, err := os.Stat(a)

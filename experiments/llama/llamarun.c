@@ -884,7 +884,8 @@ static const char help[] =
     "  -m FILE          the model (GGUF)\n"
     "  -p TEXT          the prompt; given several times, they are dealt to the contexts and their sequences in turn\n"
     "  -n N             tokens to generate, exactly: EOS does not stop it (default 32)\n"
-    "  -t N             threads (default: the CPUs that it may run on)\n"
+    "  -t N             threads (default: LLAMA_ARG_THREADS of the environment, as for llama.cpp's own programs;\n"
+    "                   without that, the CPUs that it may run on)\n"
     "  -c N             context size in tokens (default: what prompt and n need, at least 512)\n"
     "  --repeat R       generate R times in this one process, from an empty memory each time (default 1)\n"
     "  --no-repack      do not copy weights to another layout at load: they stay in the mapped file\n"
@@ -1004,6 +1005,8 @@ static void parse_options(int argc, char **argv) {
 		if (opt.n_ctx < 4) usage_error("-c %d: want chunks of at least 4 tokens", opt.n_ctx);
 		opt.n = 0;
 	}
+	const char *threads = getenv("LLAMA_ARG_THREADS");
+	if (!opt.threads && threads) opt.threads = parse_number("LLAMA_ARG_THREADS", threads, 1);
 	if (!opt.threads) {
 		cpu_set_t cpus;
 		opt.threads = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;

@@ -20,7 +20,7 @@ type Options struct {
 	// Tokens is how many tokens are generated. The end-of-sequence token does not stop the
 	// generation. 0 decodes only the prompt.
 	Tokens   int
-	Threads  int    // 0: the number of available CPUs
+	Threads  int    // 0: LLAMA_ARG_THREADS of the environment, or else the number of available CPUs
 	Context  int    // context size in tokens; 0: what prompt and Tokens need, at least 512
 	Repeat   int    // generations in one process, each from an empty memory; 0: 1
 	NoRepack bool   // use weights in the mapped file instead of repacked copies

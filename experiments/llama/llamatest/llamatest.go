@@ -30,6 +30,7 @@ func Get[T any](t testing.TB, install func(context.Context) (T, error)) T {
 func get[T any](t testing.TB, install func(context.Context) (T, error), maySkip bool) T {
 	t.Helper()
 	testenv.NeedMachine(t)
+	shareProcessors(t)
 	// The timeout is for a network that drops packets.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
@@ -42,4 +43,19 @@ func get[T any](t testing.TB, install func(context.Context) (T, error), maySkip 
 		t.Fatal(err)
 	}
 	return got
+}
+
+// shareProcessors makes llama.cpp's programs compute with one thread where they are not told how many. ggml's threads
+// wait for each other in loops. Where another test has a processor, a target of two threads takes up to a hundred times
+// the processor time. A variable that is set already stays as it is.
+func shareProcessors(t testing.TB) {
+	t.Helper()
+	const variable = "LLAMA_ARG_THREADS"
+	if os.Getenv(variable) != "" {
+		return
+	}
+	// It stays for the process: t.Setenv refuses tests that run beside others.
+	if err := os.Setenv(variable, "1"); err != nil {
+		t.Fatal(err)
+	}
 }
