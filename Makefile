@@ -109,9 +109,9 @@ race: deps ## look for data races: run the tests of what starts goroutines, and 
 	$(GOTEST) --hide-summary skipped --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
 	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | paste -sd ' ')" -- -race -short $(LDFLAGS)
 
-# make test skips it: it takes a minute, and finds faults of the package only.
-life: deps ## in a copy of this machine: the .deb is installed, helps, is installed again and is purged (root)
-	LIFE=1 go test -count 1 -v $(LDFLAGS) -run '^TestLife$$' ./packaging
+# make test skips these: they take a minute each, and repeat what smaller tests say of the parts.
+life: deps ## what a user does (root): the documents' commands are followed; the .deb is installed, helps and is purged in a copy of this machine
+	LIFE=1 go test -count 1 -v $(LDFLAGS) -run '^(TestDocumentsCanBeFollowed|TestLife)$$' ./cmd ./packaging
 
 reruns: # which tests were run again, and what came of it
 	@cat $(RERUNS)/* 2>/dev/null | grep . || echo "no test was run again"

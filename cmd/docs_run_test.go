@@ -268,6 +268,7 @@ func readCommands(t *testing.T, path string) (all []string) {
 
 // Each command of README and of the pages for users succeeds, or goes on until it is interrupted.
 func TestDocumentsCanBeFollowed(t *testing.T) {
+	testenv.NeedLife(t)
 	testenv.NeedRoot(t)
 	for document, least := range map[string]int{
 		"README.md": 9, "docs/commands.md": 20, "docs/tracer.md": 5, "docs/analyze.md": 4, "docs/tables.md": 3,

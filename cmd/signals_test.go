@@ -187,10 +187,10 @@ func manyArrays() (kvs []gguftest.KV) {
 	return kvs
 }
 
-// startTarget starts a llama.cpp that generates until the test ends.
+// startTarget starts a llama.cpp that generates until the test ends. It leaves others most of the processor.
 func startTarget(t *testing.T, in *llama.Installation, o llama.Options) (pid int) {
 	t.Helper()
-	cmd := in.Command(t.Context(), o)
+	cmd := exec.CommandContext(t.Context(), "nice", append([]string{"-n", "10"}, in.Command(t.Context(), o).Args...)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -26,9 +26,7 @@ const cannot = 125
 // In a copy of this machine that systemd has booted, the .deb is installed, helps with both units,
 // is installed again, and is purged while it helps. See life.sh.
 func TestLife(t *testing.T) {
-	if os.Getenv("LIFE") == "" {
-		t.Skip("it installs a package, and takes a minute of both processors: make life runs it, as CI does")
-	}
+	testenv.NeedLife(t)
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {

@@ -75,7 +75,7 @@ func (r *rig) execSummary(h *helper, status int) (s prefetch.Summary) {
 // helped from its load on by a guess that is right, and is not killed for memory.
 func TestExec(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 60)
+	r := newRig(t, 0.6, 36)
 	h := r.exec("--always", "-v")
 	s := r.execSummary(h, 0)
 	log := h.stderr.String()
@@ -212,7 +212,7 @@ func (r *rig) startWaiting() (begin func()) {
 // the load of the model.
 func TestAttachBeforeLoad(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 60)
+	r := newRig(t, 0.6, 36)
 	begin := r.startWaiting()
 	h := startHelper(t, r.target.Process.Pid, "--wait", "--always")
 	h.waitSettled(t)

@@ -112,7 +112,7 @@ func checkExperts(t *testing.T, r *rig, s prefetch.Summary) {
 // choose are read before the target touches them.
 func TestMixture(t *testing.T) {
 	t.Parallel()
-	r := newMixture(t, 60)
+	r := newMixture(t, 40)
 	r.start()
 	r.finish()
 	without := r.misses()
@@ -138,7 +138,7 @@ func TestMixture(t *testing.T) {
 // TestUnknownMixture checks that a mixture of a type that nobody knows is helped.
 func TestUnknownMixture(t *testing.T) {
 	t.Parallel()
-	r := newMixture(t, 60)
+	r := newMixture(t, 40)
 	whole := r.options.Model
 	r.options.Model = llamatest.Copy(t, whole)
 	dropFromCache(t, r.options.Model)
@@ -234,7 +234,7 @@ func TestLearned(t *testing.T) {
 // TestMixtureForetold checks that doctor and a dry run tell in advance what would be kept of a
 // mixture, but not how much faster tokens would be.
 func TestMixtureForetold(t *testing.T) {
-	r := newMixture(t, 60)
+	r := newMixture(t, 40)
 	r.options.Repeat = 1 << 20
 	r.start()
 	pid := r.target.Process.Pid

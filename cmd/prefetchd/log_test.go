@@ -43,7 +43,7 @@ func parseLog(t *testing.T, log string) (all []logLine) {
 // and errors.
 func TestLogJSON(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.7, 100)
+	r := newRig(t, 0.7, 60)
 	r.startStopped()
 	pid := r.target.Process.Pid
 	// With --lock there is a warning.

@@ -396,7 +396,7 @@ func TestStrategies(t *testing.T) {
 // TestBudget checks that a budget is kept if the cgroup has more room.
 func TestBudget(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2, 40)
+	r := newRig(t, 2, 24)
 	r.start()
 	const budget = 60 << 20
 	h := r.help("--lock", "--budget", fmt.Sprint(budget))
@@ -421,7 +421,7 @@ func TestBudget(t *testing.T) {
 // TestBudgetAlone checks that a budget is used, and kept, if there is no limit except the host's.
 func TestBudgetAlone(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2, 40)
+	r := newRig(t, 2, 24)
 	if root, err := cgroup.Root(); err != nil {
 		t.Fatal(err)
 	} else if err := r.group.Remove(); err != nil {
@@ -441,7 +441,7 @@ func TestBudgetAlone(t *testing.T) {
 // TestSplitModel checks that prefetchd helps with all files of a model in several files.
 func TestSplitModel(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 40)
+	r := newRig(t, 0.6, 24)
 	parts := llamatest.Split(t, r.options.Model)
 	whole := r.options.Model
 	r.options.Model = parts[0]
@@ -463,7 +463,7 @@ func TestUnknownType(t *testing.T) {
 	for _, number := range []uint32{gguf.Q8_0.Number(), 999} {
 		t.Run(gguf.Type(number).String(), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, 0.6, 40)
+			r := newRig(t, 0.6, 24)
 			whole := r.options.Model
 			r.options.Model = llamatest.Copy(t, whole)
 			dropFromCache(t, r.options.Model)
@@ -485,7 +485,7 @@ func TestUnknownType(t *testing.T) {
 // TestLongPrompt checks the help with a prompt that is computed in several passes, of which only the
 // last goes through the whole model.
 func TestLongPrompt(t *testing.T) {
-	r := newRig(t, 0.7, 40)
+	r := newRig(t, 0.7, 24)
 	r.options.Prompt = strings.Repeat("a long prompt. ", 60)
 	r.start()
 	h := r.help()
@@ -571,7 +571,7 @@ func TestEverythingFits(t *testing.T) {
 // TestPrefetchdKilled checks that locks are released if prefetchd is killed.
 func TestPrefetchdKilled(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.7, 40)
+	r := newRig(t, 0.7, 24)
 	r.start()
 	h := r.help("--lock")
 	r.waitLocked(h)
@@ -586,7 +586,7 @@ func TestPrefetchdKilled(t *testing.T) {
 // TestInterrupted checks that locks are released if prefetchd gets SIGTERM.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.7, 40)
+	r := newRig(t, 0.7, 24)
 	r.start()
 	h := r.help("--lock")
 	r.waitLocked(h)
@@ -621,7 +621,7 @@ func TestTargetKilled(t *testing.T) {
 // kernel takes the memory, prefetchd keeps less, and no process is killed.
 func TestLimitLowered(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 40)
+	r := newRig(t, 0.6, 24)
 	r.start()
 	h := r.help()
 	r.waitHelping(h)
@@ -637,7 +637,7 @@ func TestLimitLowered(t *testing.T) {
 
 // TestWithoutIOURing checks that prefetchd streams with posix_fadvise if io_uring is refused.
 func TestWithoutIOURing(t *testing.T) {
-	r := newRig(t, 0.6, 40)
+	r := newRig(t, 0.6, 24)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -653,7 +653,7 @@ func TestWithoutIOURing(t *testing.T) {
 // TestTargetUnharmedByDetach starts and ends prefetchd several times for one target.
 func TestTargetUnharmedByDetach(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 60)
+	r := newRig(t, 0.6, 36)
 	r.start()
 	for range 3 {
 		h := r.help("--lock")
@@ -671,7 +671,7 @@ func TestTargetUnharmedByDetach(t *testing.T) {
 func TestOwnMemory(t *testing.T) {
 	t.Parallel()
 	const allowed = 14e6
-	r := newRig(t, 0.6, 40)
+	r := newRig(t, 0.6, 24)
 	r.start()
 	h := r.help()
 	var most, anonymous, maps int64
@@ -805,7 +805,7 @@ func (r *rig) storedPattern() string {
 // anything, and that --plan writes what is kept at the end.
 func TestStoredPattern(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 60)
+	r := newRig(t, 0.6, 36)
 	stored := r.storedPattern()
 	r.start()
 	r.stopTarget() // it has mapped the model, and may be reading its metadata
@@ -830,7 +830,7 @@ func TestStoredPattern(t *testing.T) {
 // that the target goes on.
 func TestStoredPatternOfAnotherModel(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 60)
+	r := newRig(t, 0.6, 36)
 	stored := r.storedPattern()
 	other := model
 	other.Seed++

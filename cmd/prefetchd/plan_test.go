@@ -51,7 +51,7 @@ func readPlan(t *testing.T, path string) (kept, streamed int64) {
 // the target.
 func TestDryRun(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 60)
+	r := newRig(t, 0.6, 36)
 	stored := r.storedPattern()
 	r.options.Repeat = 1 << 20
 	r.start()

@@ -62,7 +62,7 @@ func TestHostileGroup(t *testing.T) {
 // group: from then on that group's limit counts, and it pays for what is read ahead.
 func TestFollowsMovedTarget(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.7, 100) // prefetchd joins only if it can help
+	r := newRig(t, 0.7, 60) // prefetchd joins only if it can help
 	r.options.Repeat = 1 << 20
 	r.start()
 	h := startHelper(t, r.target.Process.Pid, "--wait", "--always")

@@ -231,7 +231,7 @@ func TestTrained(t *testing.T) {
 	exact, reconstructed := filepath.Join(t.TempDir(), "exact.gguf"), filepath.Join(t.TempDir(), "q4.gguf")
 	toF32(t, exact, f16)
 	toF32(t, reconstructed, q4)
-	r := compare(t, divergence.Config{Reference: f16, Texts: []string{trained(t, "eval-prose.txt")}, Chunks: 6,
+	r := compare(t, divergence.Config{Reference: f16, Texts: []string{trained(t, "eval-prose.txt")}, Chunks: 3,
 		Candidates: []divergence.Candidate{
 			{Name: "itself", Path: f16}, {Name: "as F32", Path: exact, BytesPerWeight: 2},
 			{Name: "q8_0", Path: trained(t, "tiny-dense-q8_0.gguf")},

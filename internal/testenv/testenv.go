@@ -35,6 +35,15 @@ func NeedRoot(t testing.TB) {
 	t.Skip("eBPF probes and memory cgroups need root")
 }
 
+// NeedLife skips the test unless make life runs it, as CI does. Such a test does all that a user
+// does, and takes a minute of both processors.
+func NeedLife(t testing.TB) {
+	t.Helper()
+	if os.Getenv("LIFE") == "" {
+		t.Skip("it does all that a user does, for a minute: make life runs it, as CI does")
+	}
+}
+
 // BuildCommand builds the command in the test's working directory. It returns the path of the
 // program, and a function that removes it. It is meant for TestMain.
 func BuildCommand(name string) (path string, remove func(), err error) {
