@@ -215,12 +215,18 @@ func TestDoctorCosts(t *testing.T) {
 		t.Errorf("status %d\n%s%s", status, stdout, stderr)
 	}
 
-	cat := exec.Command("cat", r.options.Model) // this reads all of it into memory, outside the target's cgroup
-	if err := cat.Run(); err != nil {
-		t.Fatal(err)
-	}
-	stdout, stderr, _ = doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs")
-	if stderr != "" || !strings.Contains(stdout, "costs of reading "+r.options.Model+": not measured\n") {
-		t.Errorf("all in memory\n%s%s", stdout, stderr)
+	// Outside the target's cgroup all of it is read into memory. Pages that the target pays for may be reclaimed again
+	// before doctor looks.
+	for try := 1; ; try++ {
+		if err := exec.Command("cat", r.options.Model).Run(); err != nil {
+			t.Fatal(err)
+		}
+		stdout, stderr, _ = doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs")
+		if stderr == "" && strings.Contains(stdout, "costs of reading "+r.options.Model+": not measured\n") {
+			break
+		}
+		if stderr != "" || try == 5 {
+			t.Fatalf("all in memory\n%s%s", stdout, stderr)
+		}
 	}
 }
