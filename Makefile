@@ -109,7 +109,7 @@ race: deps ## look for data races: run the tests of what starts goroutines, and 
 	$(GOTEST) --hide-summary skipped --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)
 	$(GOTEST) --hide-summary skipped --packages="$$($(CONCURRENT) | paste -sd ' ')" -- -race -short $(LDFLAGS)
 
-# make test skips these: they take a minute each, and repeat what smaller tests say of the parts.
+# make test skips these: each takes both processors for a minute.
 life: deps ## what a user does (root): the documents' commands are followed; the .deb is installed, helps and is purged in a copy of this machine
 	LIFE=1 go test -count 1 -v $(LDFLAGS) -run '^(TestDocumentsCanBeFollowed|TestLife)$$' ./cmd ./packaging
 

@@ -11,8 +11,9 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// Wherever a model lies, doctor sees that it is in memory and can measure it, the text is the same with help, and no
-// more is read for a token than on ext4. On FUSE somewhat more is: there Linux skips a part of what is asked for ahead.
+// Wherever a model lies on a disk, doctor sees that it is in memory and can measure it, the text is the same with help,
+// and no more is read for a token than on ext4. On FUSE somewhat more is: there Linux skips a part of what is asked for
+// ahead. On tmpfs there is nothing to do.
 func TestFileSystems(t *testing.T) {
 	testenv.NeedRoot(t)
 	from := llamatest.Model(t, model)

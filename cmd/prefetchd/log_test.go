@@ -47,8 +47,7 @@ func TestLogJSON(t *testing.T) {
 	r.startStopped()
 	pid := r.target.Process.Pid
 	// With --lock there is a warning.
-	h := &helper{Cmd: exec.Command(prefetchd, "--pid", fmt.Sprint(pid), "--log", "json", "--always")}
-	h.Args = append(h.Args, r.lockFlags()...)
+	h := &helper{Cmd: exec.Command(prefetchd, "--pid", fmt.Sprint(pid), "--log", "json", "--always", "--lock")}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
 	if err := h.Start(); err != nil {
 		t.Fatal(err)

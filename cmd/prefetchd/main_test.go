@@ -73,7 +73,6 @@ type rig struct {
 	stdout  bytes.Buffer
 	size    int64    // of the model
 	own     int64    // see ownMemory
-	share   float64  // see setLimit
 	name    string   // of the model; each model has its own
 	more    []string // further arguments of the target
 	stopped bool     // see stopTarget
@@ -139,21 +138,9 @@ func newRigOf(t *testing.T, name, path string, share float64, tokens int) *rig {
 // setLimit limits the group to what the target needs besides the weights, and to a share of these.
 func (r *rig) setLimit(share float64) {
 	r.t.Helper()
-	r.share = share
 	if err := r.group.SetLimit(int64(share*float64(r.size)) + r.own); err != nil {
 		r.t.Fatal(err)
 	}
-}
-
-// lockFlags returns prefetchd's flags for locking, and raises the limit. prefetchd may use no more of the group than it
-// would without that. On a slow disk, the kernel killed prefetchd twice in a group without such room, though there were
-// 42 MB of file pages that were not locked. Probably they could not be reclaimed just then: pages that are being read,
-// and large folios (pages that the kernel handles together) that are locked in part.
-func (r *rig) lockFlags() []string {
-	r.t.Helper()
-	r.own = ownMemory
-	r.setLimit(r.share)
-	return []string{"--lock", "--budget", fmt.Sprint(int64(r.share * float64(r.size)))}
 }
 
 // dropFromCache drops a file from the page cache, so that the target's cgroup pays for its pages when
@@ -349,20 +336,16 @@ func (h *helper) summary(t *testing.T) prefetch.Summary {
 // TestStrategies checks that with each strategy the text is the same, that bytes are pinned and
 // streamed as the strategy says, and that the limit holds.
 func TestStrategies(t *testing.T) {
-	for _, name := range []string{"auto", "both --lock", "pin --lock", "stream"} {
-		strategy, _, locks := strings.Cut(name, " ")
-		flags := []string{"--strategy", strategy}
+	for _, flags := range [][]string{{"auto"}, {"both", "--lock"}, {"pin", "--lock"}, {"stream"}} {
+		strategy, locks := flags[0], len(flags) > 1
 		if strategy == "both" {
 			strategy = "auto" // the new name of "both"
 		}
-		t.Run(name, func(t *testing.T) {
+		t.Run(strings.Join(flags, " "), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 0.6, 25)
-			if locks {
-				flags = append(flags, r.lockFlags()...)
-			}
 			r.start()
-			h := r.help(flags...)
+			h := r.help(append([]string{"--strategy"}, flags...)...)
 			adj := ""
 			var most int64
 			done := make(chan struct{})
@@ -590,7 +573,7 @@ func TestPrefetchdKilled(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0.7, 24)
 	r.start()
-	h := r.help(r.lockFlags()...)
+	h := r.help("--lock")
 	r.waitLocked(h)
 	if err := h.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -605,7 +588,7 @@ func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0.7, 24)
 	r.start()
-	h := r.help(r.lockFlags()...)
+	h := r.help("--lock")
 	r.waitLocked(h)
 	if err := h.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -622,7 +605,7 @@ func TestTargetKilled(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0.7, 1000)
 	r.start()
-	h := r.help(r.lockFlags()...)
+	h := r.help("--lock")
 	r.waitLocked(h)
 	if err := r.target.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -673,7 +656,7 @@ func TestTargetUnharmedByDetach(t *testing.T) {
 	r := newRig(t, 0.6, 36)
 	r.start()
 	for range 3 {
-		h := r.help(r.lockFlags()...)
+		h := r.help("--lock")
 		r.waitLocked(h)
 		if err := h.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
@@ -827,7 +810,7 @@ func TestStoredPattern(t *testing.T) {
 	r.start()
 	r.stopTarget() // it has mapped the model, and may be reading its metadata
 	plan := filepath.Join(t.TempDir(), "plan.csv")
-	h := r.help(append(r.lockFlags(), "--pattern", stored, "--plan", plan)...)
+	h := r.help("--lock", "--pattern", stored, "--plan", plan)
 	r.waitLocked(h)
 	r.resumeTarget()
 	r.finish()

@@ -46,8 +46,8 @@ func get[T any](t testing.TB, install func(context.Context) (T, error), maySkip 
 }
 
 // shareProcessors makes llama.cpp's programs compute with one thread where they are not told how many. ggml's threads
-// wait for each other in loops. Where another test has a processor, a target of two threads takes up to a hundred times
-// the processor time. A variable that is set already stays as it is.
+// wait for each other in loops. Where another test has a processor, a target of two threads takes many times the
+// processor time. A variable that is set already stays as it is.
 func shareProcessors(t testing.TB) {
 	t.Helper()
 	const variable = "LLAMA_ARG_THREADS"
