@@ -104,15 +104,29 @@ func (p *Process) Close() error { return unix.Close(p.fd) }
 // must own the mapped file or be allowed to write it. Pages that another process maps, too, are not
 // reclaimed; that is no error. The error wraps unix.ESRCH if the process has ended.
 func (p *Process) PageOut(address uint64, length int64) error {
+	return p.advise("page out", address, length, unix.MADV_PAGEOUT)
+}
+
+// SplitFolios splits the large folios which the process maps and of which an address range of length bytes
+// has only a part, so that the kernel can free one part without the other (process_madvise with MADV_COLD,
+// Linux 5.10). It needs what PageOut needs, but for the right to write the file. Folios that another process
+// maps, too, are not split; that is no error. The kernel takes the range for unused until its next use. The
+// error wraps unix.ESRCH if the process has ended.
+func (p *Process) SplitFolios(address uint64, length int64) error {
+	return p.advise("split folios of", address, length, unix.MADV_COLD)
+}
+
+// advise gives the kernel an advice (madvise(2)) about an address range of the process.
+func (p *Process) advise(what string, address uint64, length int64, advice uintptr) error {
 	iov := unix.RemoteIovec{Base: uintptr(address), Len: int(length)}
 	_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE,
-		uintptr(p.fd), uintptr(unsafe.Pointer(&iov)), 1, unix.MADV_PAGEOUT, 0, 0)
+		uintptr(p.fd), uintptr(unsafe.Pointer(&iov)), 1, advice, 0, 0)
 	if errno == unix.EPERM {
-		return fmt.Errorf("page out memory of process %d: %w: it takes CAP_SYS_NICE and CAP_SYS_PTRACE", p.pid, errno)
+		return fmt.Errorf("%s memory of process %d: %w: it takes CAP_SYS_NICE and CAP_SYS_PTRACE", what, p.pid, errno)
 	}
-	// ENOMEM: a part of the range is not mapped; the rest has been reclaimed.
+	// ENOMEM: a part of the range is not mapped; the kernel has done the rest.
 	if errno != 0 && errno != unix.ENOMEM {
-		return fmt.Errorf("page out %d bytes at %#x of process %d: %w", length, address, p.pid, errno)
+		return fmt.Errorf("%s %d bytes at %#x of process %d: %w", what, length, address, p.pid, errno)
 	}
 	return nil
 }

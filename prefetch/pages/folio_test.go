@@ -280,6 +280,42 @@ func TestRest(t *testing.T) {
 	}
 }
 
+// A range that is locked has its neighbours reclaimable, although the target has read both in one large folio.
+func TestLockPartOfAFolio(t *testing.T) {
+	for name, part := range map[string][2]int64{
+		"begin": {2 * mib, mib}, "end": {3 * mib, mib}, "middle": {2*mib + 512<<10, mib}, "two": {mib, 4 * mib},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMappedFile(t, 8*mib)
+			defer m.close()
+			if m.k.BlockBytes() != 2*mib {
+				t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
+			}
+			whole := m.part(0, 8*mib)
+			if err := unix.Madvise(m.mapping, unix.MADV_HUGEPAGE); err != nil {
+				t.Fatal(err)
+			}
+			if m.touch(whole); countInFolios(t, m.mapping[:2*mib]) == 0 {
+				t.Skip("the target got no large folio: memory is fragmented")
+			}
+			locked := m.part(part[0], part[1])
+			if err := m.k.Lock(locked); err != nil {
+				t.Fatal(err)
+			}
+			// A page that another processor is working on is skipped.
+			testenv.WaitFor(t, "all but the locked range to be freed", func() bool {
+				if err := errors.Join(m.k.PageOut(whole), m.k.Poll()); err != nil {
+					t.Fatal(err)
+				}
+				return m.resident(whole) == locked.Length
+			})
+			if n := m.resident(locked); n != locked.Length {
+				t.Errorf("%d bytes of what is locked are in memory, want %d", n, locked.Length)
+			}
+		})
+	}
+}
+
 // vmFlags are the kernel's flags of one of this process's mappings (proc_pid_smaps(5)).
 func vmFlags(t *testing.T, mapping []byte) []string {
 	t.Helper()

@@ -18,12 +18,40 @@ func (k *Kernel) Lock(r Range) error {
 	if err := k.awaitReads(r); err != nil {
 		return err
 	}
+	if err := k.splitAtEnds(r); err != nil {
+		return err
+	}
 	err := unix.Mlock(f.Part(r))
 	if errors.Is(err, unix.ENOMEM) && k.isUnreadable(r) { // so mlock reports a failed read
 		return fmt.Errorf("lock %d bytes of %s in memory: %w", r.Length, f.Path, ErrUnreadable)
 	}
 	if err != nil {
 		return fmt.Errorf("lock %d bytes of %s in memory: %w%s", r.Length, f.Path, err, explainLockLimit())
+	}
+	return nil
+}
+
+// splitAtEnds splits large folios that the target has read and that lie on either end of a range. A folio that
+// is locked in part stays in memory as a whole, and the kernel counts it as locked nowhere: a control group
+// could run out of memory although its counters tell of pages to reclaim.
+func (k *Kernel) splitAtEnds(r Range) error {
+	f := k.files[r.File]
+	if f.base == 0 || k.folioBytes == 0 { // not known yet; the kernel has no large folios
+		return nil
+	}
+	headEnd := min((r.Offset+k.folioBytes-1)/k.folioBytes*k.folioBytes, r.End())
+	tail := max(r.End()/k.folioBytes*k.folioBytes, headEnd)
+	if r.End() >= f.Size { // no folio goes beyond the end of the file
+		tail = r.End()
+	}
+	for _, part := range []Range{{r.File, r.Offset, headEnd - r.Offset}, {r.File, tail, r.End() - tail}} {
+		if part.Length == 0 {
+			continue
+		}
+		err := k.target.SplitFolios(f.base+uint64(part.Offset), part.Length)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
 	}
 	return nil
 }
