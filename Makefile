@@ -22,7 +22,7 @@ FUZZTIME := 60s
 PROCESSES := ./cmd/... ./experiments/... ./fabric/backend ./report ./packaging
 # Those that start goroutines, in their code or in their tests.
 CONCURRENT = go list $$(grep -rlE '^[[:space:]]*go (func|[a-z][A-Za-z_.]*\()|\.Go\(func' --include='*.go' cmd experiments fabric/backend report packaging | xargs -n 1 dirname | sort -u | sed 's,^,./,')
-# Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
+# Packages with assembly, whose Go twins `make twins` tests (-tags noasm), and who computes with them.
 TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/lab/popcount ./internal/vec ./moe/hidden
 # Runs tests. Many look at a real kernel and disk, under whatever load: up to three that fail are run once more, each alone. Both runs are printed; a data race is not run again.
 # What was run again is listed in RERUNS, a file for each call, and printed at the end. CONTRIBUTING.md says what is known of such tests.
@@ -37,7 +37,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test race life reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset mutation coverage lint arm64 generated generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo docs docs-check test twins race life reruns test-unit test-manifests spark llama-cpp-python soak vm bench experiments overhead dataset mutation coverage lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -101,9 +101,11 @@ test: MODULES += ensurepip # makes the environments with pandas and others, whic
 test: deps ## run every test; those that need root run only as root, and say so. Three packages at a time: their tests wait for processes and disks
 	@rm -rf $(RERUNS)
 	$(GOTEST) --packages=./... -- -p 3 -timeout 20m $(LDFLAGS)
-	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 	$(MAKE) -s test-manifests
 	@$(MAKE) -s reruns
+
+twins: ## run the tests of packages with assembly again, without it
+	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 
 race: deps ## look for data races: run the tests of what starts goroutines, and of what calls that, with the race detector
 	$(GOTEST) --hide-summary skipped --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS)

@@ -92,11 +92,11 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			t.Fatalf("tracer %q: %v\n%s", args, err, out)
 		}
 	}
-	record(append([]string{"-o", capture, "--"}, target...)...)
+	record(append([]string{"--no-probe", "-o", capture, "--"}, target...)...)
 	o.Model = llamatest.Model(t, tinyMoE)
 	mixture := in.Command(t.Context(), o).Args
 	routed := filepath.Join(t.TempDir(), "capture")
-	record(append([]string{"--hidden", "-o", routed, "--"}, mixture...)...)
+	record(append([]string{"--no-probe", "--hidden", "-o", routed, "--"}, mixture...)...)
 	again := filepath.Join(t.TempDir(), "capture") // some of what it reads from disk is read again
 	if err := tracetest.Write(again, tracetest.Options{Segments: 3}); err != nil {
 		t.Fatal(err)
@@ -224,13 +224,15 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			outputs: []string{"w.gguf", "f.png"}, faults: 1,
 		},
 		// A capture has the same files with and without --preload, which is faster.
-		"tracer": {args: append([]string{"tracer", "--preload", "-o", "capture", "--"}, target...), faults: 3},
+		"tracer": {
+			args: append([]string{"tracer", "--no-probe", "--preload", "-o", "capture", "--"}, target...), faults: 3,
+		},
 		// Only probes see the inputs of routers.
 		"tracer --hidden": {
-			args: append([]string{"tracer", "--hidden", "-o", "capture", "--"}, mixture...), faults: 1,
+			args: append([]string{"tracer", "--no-probe", "--hidden", "-o", "capture", "--"}, mixture...), faults: 1,
 		},
 		"tracer CSV": {
-			args:    append([]string{"tracer", "--preload", "--csv", "-o", "reads.csv", "--"}, target...),
+			args:    append([]string{"tracer", "--no-probe", "--preload", "--csv", "-o", "reads.csv", "--"}, target...),
 			outputs: []string{"reads.csv"}, varies: true, faults: 3,
 		},
 	} {

@@ -28,7 +28,7 @@ func startNamed(t *testing.T, name string) *exec.Cmd {
 	model := llamatest.Model(t,
 		synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 2, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
 	cmd := in.Command(t.Context(),
-		llama.Options{Model: model, Prompt: "x", Tokens: 100, Threads: 1, Repeat: 1000, NoRepack: true})
+		llama.Options{Model: model, Prompt: "x", Tokens: 100, Threads: 1, Repeat: 1000, Pause: 10, NoRepack: true})
 	link := filepath.Join(t.TempDir(), name)
 	if err := os.Symlink(cmd.Path, link); err != nil {
 		t.Fatal(err)

@@ -86,7 +86,7 @@ func TestContainerFromOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := llama.Options{Model: filepath.Join(hidden, "m.gguf"), Prompt: "x", Tokens: 100, Threads: 1,
-		NoRepack: true, Repeat: 1 << 20}
+		NoRepack: true, Pause: 5, Repeat: 1 << 20}
 	visible := t.TempDir()
 	if err := os.Link(model, filepath.Join(visible, "m.gguf")); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestUselessContainer(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, tiny), Prompt: "x", Tokens: 100, Threads: 1,
-		NoRepack: true, Repeat: 1 << 20}
+		NoRepack: true, Pause: 10, Repeat: 1 << 20}
 	for name, tc := range map[string]struct {
 		container testenv.Container
 		want      string // a part of the message

@@ -197,7 +197,9 @@ func TestDoctorRefuses(t *testing.T) {
 	repacked := tiny
 	// Norms and embeddings are not repacked, so they must be a small part of the model.
 	repacked.Type, repacked.FF = gguf.Q4_0, 4096
-	o := llama.Options{Model: llamatest.Model(t, repacked), Prompt: "x", Tokens: 100, Threads: 1, Repeat: 1 << 20}
+	o := llama.Options{
+		Model: llamatest.Model(t, repacked), Prompt: "x", Tokens: 100, Threads: 1, Repeat: 1 << 20, Pause: 10,
+	}
 	target := in.Command(t.Context(), o)
 	if err := target.Start(); err != nil {
 		t.Fatal(err)

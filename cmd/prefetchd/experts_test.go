@@ -235,7 +235,7 @@ func TestLearned(t *testing.T) {
 // mixture, but not how much faster tokens would be.
 func TestMixtureForetold(t *testing.T) {
 	r := newMixture(t, 40)
-	r.options.Repeat = 1 << 20
+	r.options.Repeat, r.options.Pause = 1<<20, 20
 	r.start()
 	pid := r.target.Process.Pid
 	d, status := diagnosisOf(t, pid)

@@ -25,7 +25,8 @@ func TestFileSystems(t *testing.T) {
 			r := newDenseRig(t, "dense", path, 0.5, tokens)
 			r.options.Repeat = 2
 			if name == "tmpfs" {
-				r.options.Repeat = 1000 // until prefetchd has found out that there is nothing to do
+				// Until prefetchd has found out that there is nothing to do.
+				r.options.Repeat, r.options.Pause = 1000, 20
 			}
 			r.start()
 			h := r.help()

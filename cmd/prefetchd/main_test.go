@@ -504,7 +504,7 @@ func TestRepacked(t *testing.T) {
 	in := llamatest.ForTest(t)
 	q4 := quantised
 	q4.Type, q4.Layers = gguf.Q4_0, 2
-	o := llama.Options{Model: llamatest.Model(t, q4), Prompt: "x", Tokens: 1000, Threads: 1, Repeat: 1000}
+	o := llama.Options{Model: llamatest.Model(t, q4), Prompt: "x", Tokens: 1000, Threads: 1, Pause: 10, Repeat: 1000}
 	target := in.Command(t.Context(), o) // it runs until it is killed
 	if err := target.Start(); err != nil {
 		t.Fatal(err)

@@ -36,7 +36,7 @@ func parentCommand(t *testing.T, name string, ggml bool) []string {
 		t.Fatal(err)
 	}
 	child := in.Command(t.Context(),
-		llama.Options{Model: blob, Prompt: "x", Tokens: 100, Threads: 1, Repeat: 1 << 20, NoRepack: true})
+		llama.Options{Model: blob, Prompt: "x", Tokens: 100, Threads: 1, Repeat: 1 << 20, Pause: 10, NoRepack: true})
 	command := []string{processestest.Program(t, name, ggml), "wait", "child", "/bin/sh", "-c",
 		`exec "$0" "$@" > /dev/null`, child.Path}
 	return append(append(command, child.Args[1:]...), ";")

@@ -219,7 +219,7 @@ func TestWaits(t *testing.T) {
 	in := llamatest.ForTest(t)
 	model := llamatest.Model(t,
 		synth.Config{Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
-	o := llama.Options{Model: model, Prompt: "x", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	o := llama.Options{Model: model, Prompt: "x", Tokens: 100, Threads: 1, NoRepack: true, Pause: 5, Repeat: 1 << 20}
 	gate := filepath.Join(t.TempDir(), "gate")
 	target := exec.Command("sh",
 		append([]string{"-c", `while [ ! -e "$0" ]; do sleep 0.1; done; exec "$@"`, gate},

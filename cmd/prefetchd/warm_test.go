@@ -19,7 +19,8 @@ import (
 // target computes nothing, and that the target's control group pays for them.
 func TestKeepWarm(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 2, 150)
+	r := newRig(t, 2, 60)
+	r.options.Pause = 70 // so that it computes until it is stopped
 	r.start()
 	h := r.help("--keep-warm")
 	testenv.WaitFor(t, "prefetchd to be idle because everything fits", func() bool {
@@ -53,7 +54,7 @@ func TestKeepWarm(t *testing.T) {
 func TestKeepWarmForATime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2, 40)
-	r.options.Repeat = 1 << 20 // until it is ended
+	r.options.Repeat, r.options.Pause = 1<<20, 20 // until it is ended
 	r.start()
 	h := r.help("--keep-warm=3s")
 	testenv.WaitFor(t, "prefetchd to be idle because everything fits", func() bool {

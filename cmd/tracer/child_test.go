@@ -274,7 +274,8 @@ func TestCommandThatIsNoLlama(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", tc.script)
+			cmd := exec.Command(tracerBinary,
+				"--no-probe", "-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", tc.script)
 			cmd.Stdin = strings.NewReader("input")
 			cmd.Dir = "/"
 			r := finish(t, cmd)
@@ -296,7 +297,8 @@ func TestSignalsArePassedOn(t *testing.T) {
 trap "echo end >> $0; exit 7" ALRM
 echo $$ > $0
 while :; do sleep 0.05; done`
-	cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", script, log)
+	cmd := exec.Command(tracerBinary,
+		"--no-probe", "-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", script, log)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // no terminal sends signals of its own
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -364,7 +366,7 @@ func TestCommandKilledWhileAttaching(t *testing.T) {
 		Repeat: 1 << 20,
 	}
 	for i := range 6 {
-		flags := []string{"-o", filepath.Join(t.TempDir(), "capture"), "--"}
+		flags := []string{"--no-probe", "-o", filepath.Join(t.TempDir(), "capture"), "--"}
 		cmd := exec.Command(tracerBinary, append(flags, in.Command(t.Context(), o).Args...)...)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr

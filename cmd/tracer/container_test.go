@@ -75,7 +75,7 @@ func TestInContainer(t *testing.T) {
 			outside, want := traced(t, in, o, "--detail", detail)
 			dropCache(t, o.Model)
 			dir := filepath.Join(t.TempDir(), "capture")
-			args := []string{tracerBinary, "-o", dir, "--strict", "--detail", detail, "--"}
+			args := []string{tracerBinary, "--no-probe", "-o", dir, "--strict", "--detail", detail, "--"}
 			args = append(args, in.Command(t.Context(), o).Args...)
 			r := finish(t, testenv.Container{}.Command(args...))
 			if r.status != 0 {
@@ -124,7 +124,7 @@ func TestDeeperContainer(t *testing.T) {
 	}
 	outside, want := traced(t, in, o)
 	dir := filepath.Join(t.TempDir(), "capture")
-	args := []string{tracerBinary, "-o", dir, "--strict", "--follow", "--", unshare, "--fork", "--pid"}
+	args := []string{tracerBinary, "--no-probe", "-o", dir, "--strict", "--follow", "--", unshare, "--fork", "--pid"}
 	args = append(args, in.Command(t.Context(), o).Args...)
 	r := finish(t, testenv.Container{}.Command(args...))
 	if r.status != 0 {
@@ -204,6 +204,7 @@ func TestUselessContainer(t *testing.T) {
 	// The command goes on for long. tracer must not wait for it.
 	driver := in.Command(t.Context(), llama.Options{
 		Model: llamatest.Model(t, denseModel), Prompt: "x", Tokens: 1000, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+		Pause: 10,
 	}).Args
 	self, err := os.Executable()
 	if err != nil {

@@ -48,7 +48,7 @@ func TestGivesWay(t *testing.T) {
 	o := llama.Options{
 		Model: llamatest.Model(t, denseModel), Prompt: "w", Tokens: 100, Threads: 2, NoRepack: true, Repeat: 1 << 20,
 	}
-	flags := []string{"-o", filepath.Join(t.TempDir(), "c"), "--"}
+	flags := []string{"--no-probe", "-o", filepath.Join(t.TempDir(), "c"), "--"}
 	cmd := exec.Command(tracerBinary, append(flags, in.Command(t.Context(), o).Args...)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -153,7 +153,7 @@ func TestDamagedLibraries(t *testing.T) {
 		}
 	}
 	out := filepath.Join(t.TempDir(), "capture")
-	args := append([]string{"-o", out, "--"}, f.Args(capturetest.NewModel(t), "control", scenarioTime)...)
+	args := append([]string{"--no-probe", "-o", out, "--"}, f.Args(capturetest.NewModel(t), "control", scenarioTime)...)
 	o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, args...), nil)
 	t.Log(o.String())
 	o.Check(t)

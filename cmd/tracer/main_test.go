@@ -303,7 +303,7 @@ func TestLateLibraries(t *testing.T) {
 		Model: llamatest.Model(t, denseModel), Prompt: "late", Tokens: 4, NoRepack: true, Threads: 1, Repeat: 1000,
 	}
 	dir := filepath.Join(t.TempDir(), "capture")
-	args := []string{"-o", dir, "--", "sh", "-c", `exec "$0" "$@"`}
+	args := []string{"--no-probe", "-o", dir, "--", "sh", "-c", `exec "$0" "$@"`}
 	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
@@ -328,7 +328,7 @@ func TestShortRun(t *testing.T) {
 	if err := os.WriteFile(script, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := runTracer(t, "-o", dir, "--", "sh", script)
+	r := runTracer(t, "--no-probe", "-o", dir, "--", "sh", script)
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 	}
@@ -376,7 +376,7 @@ func TestOldGGML(t *testing.T) {
 	command := in.Command(t.Context(), o).Args
 	for _, wrapped := range [][]string{nil, {"sh", "-c", `exec "$@"`, "sh"}} {
 		dir := filepath.Join(t.TempDir(), "capture")
-		r := runTracer(t, slices.Concat([]string{"-o", dir, "--"}, wrapped, command)...)
+		r := runTracer(t, slices.Concat([]string{"--no-probe", "-o", dir, "--"}, wrapped, command)...)
 		line := oneError(t, r)
 		if !strings.Contains(line, "no ggml_cpu_extra_compute_forward") || !strings.Contains(line, "--detail graph") ||
 			r.status != 1 || !strings.Contains(r.stdout, `"text"`) {
@@ -427,14 +427,14 @@ func TestAttachToRunning(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{
-		Model: llamatest.Model(t, moeModel), Prompt: "attach", Tokens: 200, Threads: 1, NoRepack: true, Repeat: 2,
+		Model: llamatest.Model(t, moeModel), Prompt: "attach", Tokens: 50, Threads: 1, NoRepack: true, Repeat: 2,
 	}
 	plain, err := in.Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The target goes on until it is told to stop, so that there is time to attach on a slow machine.
-	o.Repeat = 1 << 20
+	o.Repeat, o.Pause = 1<<20, 2
 	target := in.Command(t.Context(), o)
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
@@ -574,7 +574,7 @@ func TestTargetIsUnharmed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flags := []string{"-o", filepath.Join(t.TempDir(), "c"), "--"}
+	flags := []string{"--no-probe", "-o", filepath.Join(t.TempDir(), "c"), "--"}
 	r := runTracer(t, append(flags, in.Command(t.Context(), o).Args...)...)
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
@@ -601,7 +601,8 @@ func TestLossIsCounted(t *testing.T) {
 		Model: llamatest.Model(t, denseModel), Prompt: strings.Repeat("x", 40), Tokens: 200, Threads: 1, NoRepack: true,
 	}
 	dir := filepath.Join(t.TempDir(), "capture")
-	args := append([]string{"-o", dir, "--buffer", "4", "--strict", "--"}, in.Command(t.Context(), o).Args...)
+	args := []string{"--no-probe", "-o", dir, "--buffer", "4", "--strict", "--"}
+	args = append(args, in.Command(t.Context(), o).Args...)
 	r := runTracer(t, args...)
 	c, rows := readCapture(t, dir)
 	k := c.Meta.Counters
@@ -626,9 +627,11 @@ func TestStatusOfTheCommand(t *testing.T) {
 	in := llamatest.ForTest(t)
 	o := llama.Options{
 		Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+		Pause: 2,
 	}
 	dir := filepath.Join(t.TempDir(), "capture")
-	cmd := exec.Command(tracerBinary, append([]string{"-o", dir, "--"}, in.Command(t.Context(), o).Args...)...)
+	args := append([]string{"--no-probe", "-o", dir, "--"}, in.Command(t.Context(), o).Args...)
+	cmd := exec.Command(tracerBinary, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
@@ -663,9 +666,11 @@ func TestTracerKilled(t *testing.T) {
 	in := llamatest.ForTest(t)
 	o := llama.Options{
 		Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+		Pause: 2,
 	}
 	dir := filepath.Join(t.TempDir(), "capture")
-	cmd := exec.Command(tracerBinary, append([]string{"-o", dir, "--"}, in.Command(t.Context(), o).Args...)...)
+	args := append([]string{"--no-probe", "-o", dir, "--"}, in.Command(t.Context(), o).Args...)
+	cmd := exec.Command(tracerBinary, args...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

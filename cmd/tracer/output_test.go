@@ -87,7 +87,7 @@ func TestSummaryTellsOfRereads(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
-	args := []string{"-o", filepath.Join(t.TempDir(), "capture"), "--detail", "op+io", "--"}
+	args := []string{"--no-probe", "-o", filepath.Join(t.TempDir(), "capture"), "--detail", "op+io", "--"}
 	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
 	if r.status != 0 || !strings.Contains(r.stderr, "read from disk") ||
 		!strings.Contains(r.stderr, "(detail op+io, ") {
@@ -329,7 +329,7 @@ func TestRunningTarget(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
-	o.Tokens, o.Repeat = 100, 1<<20
+	o.Tokens, o.Repeat, o.Pause = 100, 1<<20, 2
 	target := in.Command(t.Context(), o)
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
@@ -466,10 +466,10 @@ func TestFollow(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
-	o.Repeat = 300 // long enough to be found while they run
+	o.Repeat, o.Pause = 100, 5 // long enough to be found while they run
 	dir := filepath.Join(t.TempDir(), "capture")
 	script := `"$0" "$@" >/dev/null & "$0" "$@" >/dev/null & wait`
-	args := []string{"-o", dir, "--follow", "--json", "--", "sh", "-c", script}
+	args := []string{"--no-probe", "-o", dir, "--follow", "--json", "--", "sh", "-c", script}
 	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
 	if r.status != 0 || r.stdout != "" { // standard output belongs to the command
 		t.Fatalf("tracer ended with %d, %q; want 0, nothing:\n%s", r.status, r.stdout, r.stderr)
@@ -689,7 +689,7 @@ func TestTwoTracers(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
-	o.Tokens, o.Repeat = 100, 1<<20
+	o.Tokens, o.Repeat, o.Pause = 100, 1<<20, 2
 	target := in.Command(t.Context(), o)
 	if err := target.Start(); err != nil {
 		t.Fatal(err)

@@ -66,7 +66,7 @@ func TestSurroundings(t *testing.T) {
 	}
 	// A target that ends within tracer's interval of a second cannot be examined any more.
 	target := in.Command(t.Context(), llama.Options{
-		Model: model, Prompt: "a b", Tokens: 50, Repeat: 150, Threads: 1, NoRepack: true,
+		Model: model, Prompt: "a b", Tokens: 50, Repeat: 15, Pause: 5, Threads: 1, NoRepack: true,
 	}).Args
 	args := append([]string{tracerBinary, "-o", dir, "--"}, target...)
 	args = confine.In(group, args, "")

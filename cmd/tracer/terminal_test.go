@@ -22,7 +22,7 @@ func TestStatusLine(t *testing.T) {
 	in := llamatest.ForTest(t)
 	o := llama.Options{
 		Model: llamatest.Model(t, denseModel), Prompt: "line", Tokens: 100, Threads: 1, NoRepack: true,
-		Repeat: 1 << 20,
+		Repeat: 1 << 20, Pause: 5,
 	}
 	t.Run("pid", func(t *testing.T) {
 		target := in.Command(t.Context(), o)
@@ -54,7 +54,9 @@ func TestStatusLine(t *testing.T) {
 	})
 	t.Run("command whose output goes elsewhere", func(t *testing.T) {
 		term := testenv.NewTerminal(t)
-		args := []string{"-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", `echo own; exec "$@"`, "sh"}
+		args := []string{
+			"--no-probe", "-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", `echo own; exec "$@"`, "sh",
+		}
 		cmd := exec.Command(tracerBinary, append(args, in.Command(t.Context(), o).Args...)...)
 		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 		if err != nil {

@@ -273,7 +273,7 @@ enum { MAX_GUESSES = 63 };
 
 static struct {
 	const char *model, *model2, *load_mode, *warmup, *lib, *ops, *logits, *text_file, **prompts;
-	int n, threads, repeat, n_ctx, mark, contexts, parallel, n_prompts, chunks, guess, idle;
+	int n, threads, repeat, n_ctx, mark, contexts, parallel, n_prompts, chunks, guess, idle, pause;
 	bool no_repack, stream, count, concurrent;
 } opt = {.n = 32, .repeat = 1, .warmup = "cli", .mark = -1, .contexts = 1, .parallel = 1};
 
@@ -531,6 +531,12 @@ static void decode_prompts(context *c) {
 	write_mark('b');
 }
 
+// rest waits as long as a reader needs for a token (--pause).
+static void rest(void) {
+	struct timespec left = {opt.pause / 1000, opt.pause % 1000 * 1000000L};
+	if (opt.pause) nanosleep(&left, NULL);
+}
+
 // generate_token generates token i in each sequence of a context.
 static void generate_token(context *c, int i) {
 	int64_t start = now_ns();
@@ -545,6 +551,7 @@ static void generate_token(context *c, int i) {
 	c->ms[i] = (end - start) / 1e6;
 	write_mark('t');
 	if (opt.stream) stream_token(c, i, start, end);
+	rest();
 }
 
 // guess_tokens writes up to max tokens that may follow the first n generated ones, and returns
@@ -588,6 +595,7 @@ static int guessing_step(context *c, int i) {
 		c->ms[i + k] = (end - start) / 1e6 / (right + 1);
 		write_mark('t');
 		if (opt.stream) stream_token(c, i + k, start, end);
+		rest();
 	}
 	return 1 + right;
 }
@@ -898,6 +906,7 @@ static const char help[] =
     "  --contexts N     contexts of each model, decoded in turn, token by token (default 1)\n"
     "  --concurrent     decode each context from a thread of its own\n"
     "  --idle S         wait S seconds when the model is loaded and warmed up, as a server does (default 0)\n"
+    "  --pause MS       wait MS milliseconds after each token, as for a slow reader (default 0)\n"
     "  --parallel N     sequences in each context, decoded in one batch (default 1)\n"
     "  --guess K        guess up to K tokens (those that followed the last two tokens before) and decode them\n"
     "                   together with the next one; the model chooses the same tokens as without, up to how a batch\n"
@@ -941,6 +950,7 @@ static void parse_options(int argc, char **argv) {
 		CONTEXTS,
 		CONCURRENT,
 		IDLE,
+		PAUSE,
 		PARALLEL,
 		STREAM,
 		COUNT_OPS,
@@ -954,7 +964,8 @@ static void parse_options(int argc, char **argv) {
 	    {"warmup", 1, 0, WARMUP}, {"no-warmup", 0, 0, NO_WARMUP}, {"ignore-eos", 0, 0, IGNORE_EOS},
 	    {"ops", 1, 0, OPS_FILE}, {"mark", 1, 0, MARK}, {"lib", 1, 0, LIB}, {"model2", 1, 0, MODEL2},
 	    {"contexts", 1, 0, CONTEXTS}, {"concurrent", 0, 0, CONCURRENT}, {"parallel", 1, 0, PARALLEL},
-	    {"idle", 1, 0, IDLE}, {"stream", 0, 0, STREAM}, {"count-ops", 0, 0, COUNT_OPS}, {"logits", 1, 0, LOGITS},
+	    {"idle", 1, 0, IDLE}, {"pause", 1, 0, PAUSE}, {"stream", 0, 0, STREAM}, {"count-ops", 0, 0, COUNT_OPS},
+	    {"logits", 1, 0, LOGITS},
 	    {"text-file", 1, 0, TEXT_FILE}, {"chunks", 1, 0, CHUNKS}, {"guess", 1, 0, GUESS}, {"help", 0, 0, 'h'}, {0}};
 	int c;
 	opt.prompts = xalloc(argc, sizeof *opt.prompts);
@@ -980,6 +991,7 @@ static void parse_options(int argc, char **argv) {
 		case CONTEXTS: opt.contexts = parse_number("--contexts", optarg, 1); break;
 		case CONCURRENT: opt.concurrent = true; break;
 		case IDLE: opt.idle = parse_number("--idle", optarg, 0); break;
+		case PAUSE: opt.pause = parse_number("--pause", optarg, 0); break;
 		case PARALLEL: opt.parallel = parse_number("--parallel", optarg, 1); break;
 		case STREAM: opt.stream = true; break;
 		case COUNT_OPS: opt.count = true; break;

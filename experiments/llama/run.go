@@ -27,6 +27,7 @@ type Options struct {
 	LoadMode string // none, mmap, mlock, mmap+mlock, dio; "": the library's default (mmap)
 	Warmup   string // cli: decode BOS and EOS once, as llama-cli does; all: the same with all experts; none; "": cli
 	Idle     int    // seconds to wait when the model is loaded and warmed up, as a server does
+	Pause    int    // milliseconds to wait after each token, as for a slow reader
 	// Mark is a descriptor to which a byte is written for each mark: b after the prompt, t after
 	// each token; 0: none.
 	Mark int
@@ -75,8 +76,8 @@ func (o Options) args() []string {
 	for _, f := range []struct {
 		flag  string
 		value int
-	}{{"--repeat=", o.Repeat}, {"--idle=", o.Idle}, {"--mark=", o.Mark}, {"--contexts=", o.Contexts},
-		{"--parallel=", o.Parallel}, {"--chunks=", o.Chunks}, {"--guess=", o.Guess}} {
+	}{{"--repeat=", o.Repeat}, {"--idle=", o.Idle}, {"--pause=", o.Pause}, {"--mark=", o.Mark},
+		{"--contexts=", o.Contexts}, {"--parallel=", o.Parallel}, {"--chunks=", o.Chunks}, {"--guess=", o.Guess}} {
 		if f.value != 0 {
 			args = append(args, f.flag+strconv.Itoa(f.value))
 		}

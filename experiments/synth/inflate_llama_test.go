@@ -113,7 +113,7 @@ func sameInLlama(t *testing.T, in *llama.Installation, a, b string, experts bool
 			}
 		}
 		_, err = in.Score(t.Context(), llama.Options{Model: path, TextFile: text, Threads: 1, Chunks: 1,
-			Warmup: "none"}, func(l *llama.Logits) error {
+			Context: 64, Warmup: "none"}, func(l *llama.Logits) error {
 			for {
 				_, logits, err := l.Next()
 				if err == io.EOF {
