@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/holding"
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/regular"
 )
@@ -41,6 +42,15 @@ func (m *Model) Close() error { return m.file.Close() }
 
 // Resident returns how many bytes of the file are in the page cache, in whole pages.
 func (m *Model) Resident() (int64, error) { return pagecache.Resident(m.file, 0, m.Size) }
+
+// ReadAhead returns how many bytes around a fault the kernel reads on the file's disk; 0 if that is not known.
+func (m *Model) ReadAhead() (int64, error) {
+	bytes, err := holding.ReadAheadOf(m.file)
+	if err != nil {
+		return 0, fmt.Errorf("find the readahead of %s: %w", m.file.Name(), err)
+	}
+	return max(bytes, 0), nil
+}
 
 // ErrStillCached says that the kernel does not drop the model from the page cache.
 var ErrStillCached = errors.New("the model stays in the page cache: another process maps it, or holds it locked. " +

@@ -3,10 +3,11 @@
 // differs, or a tool broke. "lab soak" runs it.
 //
 // There are two lanes, which take turns, each with a copy of the model of its own. In lane A, a
-// target runs in a memory control group that holds half of the weights. It has a prefetchd or a
-// tracer of its own, and a signal goes to one of them. In lane B, one prefetchd --auto lives
-// through all targets, except for one restart. What happens in a life follows from seed, lane and
-// number alone. At which point of the target's work it happens depends on the machine.
+// target runs in a memory control group that holds half of the weights, or four of the disk's
+// readaheads. It has a prefetchd or a tracer of its own, and a signal goes to one of them. In lane
+// B, one prefetchd --auto lives through all targets, except for one restart. What happens in a life
+// follows from seed, lane and number alone. At which point of the target's work it happens depends
+// on the machine.
 //
 // Amounts are bytes. It needs root.
 package soak
@@ -190,6 +191,11 @@ func (s *soak) newLane(ctx context.Context, name string) (*lane, error) {
 // targetName is the name that a lane's targets have as processes, at most 15 bytes. No other soak that runs has it.
 func (s *soak) targetName(lane string) string { return fmt.Sprintf("soak-%s-%d", lane, os.Getpid()) }
 
+// readsInFlight is for how many of the disk's readaheads a group has room at least: two that the target waits for,
+// and as much that a tool has asked for. What is being read cannot be reclaimed: where a group has no other pages, the
+// kernel kills its target.
+const readsInFlight = 4
+
 // runReference runs the target without limit and tool. All others must generate its text. The limit
 // follows from its memory, and the moments from its time.
 func (s *soak) runReference(ctx context.Context, l *lane) (err error) {
@@ -223,7 +229,11 @@ func (s *soak) runReference(ctx context.Context, l *lane) (err error) {
 		return fmt.Errorf("the target fails without a limit: %s", t.Problem())
 	}
 	s.took, s.text, s.ids = time.Since(began), t.Text.String(), t.IDs
-	s.limit = l.model.Size/2 + own
+	ahead, err := l.model.ReadAhead()
+	if err != nil {
+		return err
+	}
+	s.limit = own + max(l.model.Size/2, readsInFlight*ahead)
 	return nil
 }
 

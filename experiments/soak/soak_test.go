@@ -344,8 +344,8 @@ func TestSoak(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(r.Findings) > 0 || r.Interrupted || r.Targets < 2 || r.Checks != r.Targets ||
-		r.Comparisons != r.Targets || r.Tokens == 0 ||
-		len(r.Samples) == 0 || r.Tools["prefetchd --auto"] != 2 {
+		r.Comparisons != r.Targets || r.Tokens == 0 || len(r.Samples) == 0 ||
+		r.Targets >= 4 && r.Tools["prefetchd --auto"] != 2 { // it is restarted at lane B's second target, or before
 		t.Errorf("%+v", r)
 	}
 	left, err := leftFiles(dir)
