@@ -87,6 +87,9 @@ func traced(t *testing.T, in *llama.Installation, o llama.Options, flags ...stri
 	args := append(append([]string{"-o", dir, "--strict", "--no-probe"}, flags...), "--")
 	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
 	if r.status != 0 {
+		if c, err := trace.Open(dir); err == nil {
+			t.Logf("counters %+v", c.Meta.Counters)
+		}
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 	}
 	return readCapture(t, dir)

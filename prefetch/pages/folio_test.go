@@ -280,39 +280,54 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// A range that is locked has its neighbours reclaimable, although the target has read both in one large folio.
+// A range that is locked has its neighbours reclaimable, although both are in one large folio: that the target has
+// read, that was read ahead, or that mlock would read.
 func TestLockPartOfAFolio(t *testing.T) {
 	for name, part := range map[string][2]int64{
 		"begin": {2 * mib, mib}, "end": {3 * mib, mib}, "middle": {2*mib + 512<<10, mib}, "two": {mib, 4 * mib},
 	} {
-		t.Run(name, func(t *testing.T) {
-			m := newMappedFile(t, 8*mib)
-			defer m.close()
-			if m.k.BlockBytes() != 2*mib {
-				t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
-			}
-			whole := m.part(0, 8*mib)
-			if err := unix.Madvise(m.mapping, unix.MADV_HUGEPAGE); err != nil {
+		for _, reader := range []string{"target", "ahead", "nobody"} {
+			t.Run(name+" read by "+reader, func(t *testing.T) { lockPart(t, part[0], part[1], reader) })
+		}
+	}
+}
+
+func lockPart(t *testing.T, offset, length int64, reader string) {
+	m := newMappedFile(t, 8*mib)
+	defer m.close()
+	if m.k.BlockBytes() != 2*mib {
+		t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
+	}
+	whole, locked := m.part(0, 8*mib), m.part(offset, length)
+	switch reader {
+	case "target":
+		if err := unix.Madvise(m.mapping, unix.MADV_HUGEPAGE); err != nil {
+			t.Fatal(err)
+		}
+		if m.touch(whole); countInFolios(t, m.mapping[:2*mib]) == 0 {
+			t.Skip("the target got no large folio: memory is fragmented")
+		}
+	case "ahead":
+		m.k.ReadAhead(whole)
+		testenv.WaitFor(t, "the file to be read", func() bool {
+			if err := m.k.Poll(); err != nil {
 				t.Fatal(err)
 			}
-			if m.touch(whole); countInFolios(t, m.mapping[:2*mib]) == 0 {
-				t.Skip("the target got no large folio: memory is fragmented")
-			}
-			locked := m.part(part[0], part[1])
-			if err := m.k.Lock(locked); err != nil {
-				t.Fatal(err)
-			}
-			// A page that another processor is working on is skipped.
-			testenv.WaitFor(t, "all but the locked range to be freed", func() bool {
-				if err := errors.Join(m.k.PageOut(whole), m.k.Poll()); err != nil {
-					t.Fatal(err)
-				}
-				return m.resident(whole) == locked.Length
-			})
-			if n := m.resident(locked); n != locked.Length {
-				t.Errorf("%d bytes of what is locked are in memory, want %d", n, locked.Length)
-			}
+			return m.resident(whole) == whole.Length && !m.k.IsReading(whole)
 		})
+	}
+	if err := m.k.Lock(locked); err != nil {
+		t.Fatal(err)
+	}
+	// A page that another processor is working on is skipped.
+	testenv.WaitFor(t, "all but the locked range to be freed", func() bool {
+		if err := errors.Join(m.k.PageOut(whole), m.k.Poll()); err != nil {
+			t.Fatal(err)
+		}
+		return m.resident(whole) == locked.Length
+	})
+	if n := m.resident(locked); n != locked.Length {
+		t.Errorf("%d bytes of what is locked are in memory, want %d", n, locked.Length)
 	}
 }
 

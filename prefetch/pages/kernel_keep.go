@@ -31,12 +31,12 @@ func (k *Kernel) Lock(r Range) error {
 	return nil
 }
 
-// splitAtEnds splits large folios that the target has read and that lie on either end of a range. A folio that
-// is locked in part stays in memory as a whole, and the kernel counts it as locked nowhere: a control group
-// could run out of memory although its counters tell of pages to reclaim.
+// splitAtEnds reads what is missing of a range, and splits the large folios that lie on either end of it. A folio that
+// is locked in part stays in memory as a whole, and the kernel counts it as locked nowhere: a control group could run
+// out of memory although its counters tell of pages to reclaim.
 func (k *Kernel) splitAtEnds(r Range) error {
 	f := k.files[r.File]
-	if f.base == 0 || k.folioBytes == 0 { // not known yet; the kernel has no large folios
+	if k.folioBytes == 0 { // the kernel has no large folios
 		return nil
 	}
 	headEnd := min((r.Offset+k.folioBytes-1)/k.folioBytes*k.folioBytes, r.End())
@@ -48,10 +48,35 @@ func (k *Kernel) splitAtEnds(r Range) error {
 		if part.Length == 0 {
 			continue
 		}
-		err := k.target.SplitFolios(f.base+uint64(part.Offset), part.Length)
+		if err := k.splitFolios(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// splitFolios reads a range, and splits the large folios that lie in it for a part. The kernel splits only what one
+// process maps: what the target has touched is split in its mapping, and the rest in this process's.
+func (k *Kernel) splitFolios(r Range) error {
+	f := k.files[r.File]
+	if f.base != 0 { // otherwise it is not known yet where the target maps the file
+		err := k.target.SplitFolios(f.base+uint64(r.Offset), r.Length)
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
+	}
+	// What is missing would be read in large folios by the faults of mlock.
+	if err := f.readPages(r, f.PieceBytes); err != nil {
+		return err
+	}
+	// If that cannot be read, mlock fails for the same reason. Before Linux 5.14, which has no such advice, few file
+	// systems have large folios.
+	if unix.Madvise(f.Part(r), unix.MADV_POPULATE_READ) != nil {
+		return nil
+	}
+	// EINVAL: some of it is locked already.
+	if err := unix.Madvise(f.Part(r), unix.MADV_COLD); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("split large folios of %s: %w", f.Path, err)
 	}
 	return nil
 }
