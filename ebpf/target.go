@@ -261,13 +261,11 @@ var errNotMapped = errors.New("the file is mapped no more")
 //
 // The memory map is read once for many files: it is as long as there are parts of a model.
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
-	if len(p.fileFound) > 0 {
-		p.refreshMappings(address)
-		for _, m := range p.mappings {
-			if address >= m.Start && address < m.End && m.File.Ino == id.Ino {
-				p.files[m.Path] = id
-				return m.Locate(p.pid), nil
-			}
+	p.refreshMappings(address)
+	for _, m := range p.mappings {
+		if address >= m.Start && address < m.End && m.File.Ino == id.Ino {
+			p.files[m.Path] = id
+			return m.Locate(p.pid), nil
 		}
 	}
 	files, err := p.cache.readMappings(p.pid)

@@ -16,9 +16,12 @@ import (
 // ErrClaimed says that another helper has claimed the target.
 var ErrClaimed = errors.New("another prefetcher helps this process already: end that one first, or leave it to it")
 
-// A claim is tried for claimTimeout, because somebody who only asks ([IsClaimed]) holds it for a moment.
+// A claim is tried for claimTimeout. Somebody who only asks ([IsClaimed]) holds it for a moment. A helper that was
+// killed while it started a program leaves it to that process, until this executes its program: in a group whose memory
+// is short, that may take longer than the time for which IsClaimed tries, askTimeout.
 const (
-	claimTimeout = 100 * time.Millisecond
+	claimTimeout = 2 * time.Second
+	askTimeout   = 100 * time.Millisecond
 	claimStep    = 5 * time.Millisecond
 )
 
@@ -35,16 +38,20 @@ type TargetClaim struct{ lock *os.File }
 // any permission, so any user of the machine can claim a process, and keep a helper away. Neither leaves
 // anything behind.
 func Claim(p *proc.Process) (*TargetClaim, error) {
+	return claimFor(p, claimTimeout)
+}
+
+func claimFor(p *proc.Process, timeout time.Duration) (*TargetClaim, error) {
 	open, err := chooseOpen(p)
 	if err != nil {
 		return nil, err
 	}
-	return claimWith(p, open)
+	return claimWith(p, open, timeout)
 }
 
 // IsClaimed says whether a target is claimed.
 func IsClaimed(p *proc.Process) (bool, error) {
-	c, err := Claim(p)
+	c, err := claimFor(p, askTimeout)
 	if errors.Is(err, ErrClaimed) {
 		return true, nil
 	}
@@ -83,15 +90,15 @@ func openProc(pid int) (int, error) {
 	return unix.Open(fmt.Sprintf("/proc/%d", pid), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// claimWith locks what open opens. The lock belongs to that open file description, and goes with its last
-// descriptor.
-func claimWith(p *proc.Process, open openFunc) (*TargetClaim, error) {
+// claimWith locks what open opens, and tries that until the timeout. The lock belongs to that open file description,
+// and goes with its last descriptor.
+func claimWith(p *proc.Process, open openFunc, timeout time.Duration) (*TargetClaim, error) {
 	fd, err := open(p.PID())
 	if err != nil {
 		return nil, claimError(p, err)
 	}
 	c := &TargetClaim{os.NewFile(uintptr(fd), fmt.Sprintf("process %d", p.PID()))}
-	for until := time.Now().Add(claimTimeout); ; time.Sleep(claimStep) {
+	for until := time.Now().Add(timeout); ; time.Sleep(claimStep) {
 		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 		mayRetry := errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR)
 		if !mayRetry || !time.Now().Before(until) {

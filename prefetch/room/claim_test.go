@@ -30,7 +30,7 @@ func init() {
 	pid, _ := strconv.Atoi(text)
 	p, err := proc.Open(pid)
 	if err == nil {
-		_, err = claimWith(p, openers[how])
+		_, err = claimWith(p, openers[how], askTimeout)
 	}
 	fmt.Println(err)
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
@@ -86,18 +86,19 @@ func TestClaim(t *testing.T) {
 			if how == "pidfd" && !hasPidfs(t, p) {
 				t.Skip("before Linux 6.9 all pidfds are one inode")
 			}
-			mine, err := claimWith(p, open)
+			mine, err := claimWith(p, open, askTimeout)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := claimWith(p, open); !errors.Is(err, ErrClaimed) || strings.Contains(err.Error(), "\n") {
+			_, err = claimWith(p, open, askTimeout)
+			if !errors.Is(err, ErrClaimed) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("a second claim by this process: %v, want %v", err, ErrClaimed)
 			}
 			if _, said := startClaimer(t, how, p.PID()); !strings.Contains(said, ErrClaimed.Error()) {
 				t.Errorf("a claim by another process: %s, want %v", said, ErrClaimed)
 			}
 			other, _ := startSleeper(t)
-			c, err := claimWith(other, open)
+			c, err := claimWith(other, open, askTimeout)
 			if err != nil {
 				t.Fatalf("another target: %v", err)
 			}
@@ -109,14 +110,14 @@ func TestClaim(t *testing.T) {
 			if said != "<nil>" {
 				t.Fatalf("after it was given back: %s, want no error", said)
 			}
-			if _, err := claimWith(p, open); !errors.Is(err, ErrClaimed) {
+			if _, err := claimWith(p, open, askTimeout); !errors.Is(err, ErrClaimed) {
 				t.Errorf("while another process has it: %v, want %v", err, ErrClaimed)
 			}
 			if err := holder.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			_ = holder.Wait()
-			again, err := claimWith(p, open)
+			again, err := claimWith(p, open, askTimeout)
 			if err != nil {
 				t.Fatalf("after its holder was killed: %v", err)
 			}
@@ -127,11 +128,12 @@ func TestClaim(t *testing.T) {
 			if err := p.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := claimWith(p, open); !errors.Is(err, proc.ErrNoProcess) { // its parent does not know yet
+			// Its parent does not know yet.
+			if _, err := claimWith(p, open, askTimeout); !errors.Is(err, proc.ErrNoProcess) {
 				t.Errorf("the target is a zombie: %v, want %v", err, proc.ErrNoProcess)
 			}
 			_ = target.Wait()
-			if _, err := claimWith(p, open); !errors.Is(err, proc.ErrNoProcess) {
+			if _, err := claimWith(p, open, askTimeout); !errors.Is(err, proc.ErrNoProcess) {
 				t.Errorf("the target has ended: %v, want %v", err, proc.ErrNoProcess)
 			}
 		})
@@ -190,5 +192,34 @@ func TestIsClaimed(t *testing.T) {
 	unix.Close(fd)
 	if err := <-done; err != nil {
 		t.Errorf("Claim beside somebody who only asks: %v", err)
+	}
+}
+
+// A claim that is held for a little while longer than somebody who only asks tries, as by a helper that was killed
+// while it started a program, is waited for.
+func TestClaimWaits(t *testing.T) {
+	p, err := proc.Open(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	first, err := Claim(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(3*askTimeout, func() {
+		if err := first.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if claimed, err := IsClaimed(p); !claimed || err != nil {
+		t.Errorf("claimed: %v, %v, want that it is", claimed, err)
+	}
+	second, err := Claim(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
 	}
 }
