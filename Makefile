@@ -98,13 +98,13 @@ docs-check: # do they differ from their data? (a test of experiments/results ask
 
 test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
 test: MODULES += ensurepip # makes the environments with pandas and others, which read the tables, and fetches a real model
-test: deps ## run every test; those that need root run only as root, and say so. Three packages at a time: their tests wait for processes and disks
+test: deps ## run the tests, save what twins, race and life run; those that need root run only as root, and say so. Three packages at a time: their tests wait for processes and disks
 	@rm -rf $(RERUNS)
 	$(GOTEST) --packages=./... -- -p 3 -timeout 20m $(LDFLAGS)
 	$(MAKE) -s test-manifests
 	@$(MAKE) -s reruns
 
-twins: ## run the tests of packages with assembly again, without it
+twins: deps ## run the tests of packages with assembly again, without it
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 
 race: deps ## look for data races: run the tests of what starts goroutines, and of what calls that, with the race detector

@@ -292,6 +292,7 @@ func TestLockPartOfAFolio(t *testing.T) {
 	}
 }
 
+// lockPart locks a range of a file of which the reader has read all, and frees the rest.
 func lockPart(t *testing.T, offset, length int64, reader string) {
 	m := newMappedFile(t, 8*mib)
 	defer m.close()
@@ -326,7 +327,7 @@ func lockPart(t *testing.T, offset, length int64, reader string) {
 		}
 		return m.resident(whole) == locked.Length
 	})
-	if n := m.resident(locked); n != locked.Length {
+	if n := m.resident(locked); n != locked.Length { // or something else is left
 		t.Errorf("%d bytes of what is locked are in memory, want %d", n, locked.Length)
 	}
 }

@@ -16,9 +16,9 @@ import (
 // ErrClaimed says that another helper has claimed the target.
 var ErrClaimed = errors.New("another prefetcher helps this process already: end that one first, or leave it to it")
 
-// A claim is tried for claimTimeout. Somebody who only asks ([IsClaimed]) holds it for a moment. A helper that was
-// killed while it started a program leaves it to that process, until this executes its program: in a group whose memory
-// is short, that may take longer than the time for which IsClaimed tries, askTimeout.
+// A claim is tried for claimTimeout. Somebody who only asks ([IsClaimed]) holds it for a moment, and tries for
+// askTimeout. If a helper is killed while it starts a program, the new process has the claim until it executes that
+// program. In a group whose memory is short, that may take longer than askTimeout.
 const (
 	claimTimeout = 2 * time.Second
 	askTimeout   = 100 * time.Millisecond
