@@ -35,7 +35,6 @@ type cache struct {
 	// The CPU time that reading memory maps has taken, see readMappings.
 	begun     time.Time
 	mapsSpent time.Duration
-	mapReads  int
 }
 
 // Bounds. A model has few different graphs, but each size of a prompt has one.
@@ -93,13 +92,10 @@ func newCache(templates uint32) *cache {
 }
 
 // Reading the memory maps of targets, of up to 65530 lines each, may take mapTime of a CPU at
-// first. Then it may take no more than one part in mapShare of the time. The first freeReads are free: where the
-// host takes processors away, what a thread has computed can be many times what it took, and without any map no file
-// of a model has a name.
+// first. Then it may take no more than one part in mapShare of the time.
 const (
-	mapTime   = 300 * time.Millisecond
-	mapShare  = 20
-	freeReads = 4
+	mapTime  = 300 * time.Millisecond
+	mapShare = 20
 )
 
 // errTooOften says that reading memory maps has taken too much time.
@@ -107,10 +103,9 @@ var errTooOften = errors.New("the target makes too many mappings to look at each
 
 // readMappings is proc.Mappings, unless that has taken too much time.
 func (c *cache) readMappings(pid int) ([]proc.Mapping, error) {
-	if c.mapReads >= freeReads && c.mapsSpent > mapTime+time.Since(c.begun)/mapShare {
+	if c.mapsSpent > mapTime+time.Since(c.begun)/mapShare {
 		return nil, errTooOften
 	}
-	c.mapReads++
 	runtime.LockOSThread() // its CPU time is counted: on a busy machine the time that passes says nothing
 	defer runtime.UnlockOSThread()
 	begun, err := threadTime()

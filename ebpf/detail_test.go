@@ -19,6 +19,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
@@ -546,6 +548,41 @@ func TestFindFileOfTheEnded(t *testing.T) {
 	}
 	if at, err := p.findFile(event.FileID(key), 0x1000, []string{"-m", other}); err == nil {
 		t.Errorf("found %+v among files that it is not", at)
+	}
+}
+
+// A file is found that the target has unmapped since its memory map was read: it is about to end, and what it sent
+// before is still being read.
+func TestFindFileOfTheUnmapped(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	if err := os.WriteFile(path, make([]byte, os.Getpagesize()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	key, err := proc.FileOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mapped, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &target{pid: os.Getpid(), ops: []string{"MUL_MAT"}, cache: newCache(8), files: map[string]event.FileID{}}
+	if _, _, err := p.learnTemplate(&traceTemplateEvent{Id: 1}); err != nil {
+		t.Fatal(err)
+	}
+	address := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mapped))))
+	if err := unix.Munmap(mapped); err != nil {
+		t.Fatal(err)
+	}
+	p.mappingsAt = p.mappingsAt.Add(-2 * mapInterval)
+	at, err := p.findFile(event.FileID{Ino: key.Ino}, address, nil)
+	if want := (proc.Place{Path: path, ID: key}); at != want || err != nil {
+		t.Errorf("found %+v, %v, want %+v", at, err, want)
 	}
 }
 

@@ -259,14 +259,17 @@ var errNotMapped = errors.New("the file is mapped no more")
 // map is gone. Then the hints are compared by inode number. (The device number does not help: on
 // overlayfs and btrfs, stat returns another one than the kernel uses.)
 //
-// The memory map is read once for many files: it is as long as there are parts of a model.
+// The memory map is read once for many files: it is as long as there are parts of a model. What was read before is
+// looked at first: a target that is about to end may have unmapped the file since then.
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
-	p.refreshMappings(address)
-	for _, m := range p.mappings {
-		if address >= m.Start && address < m.End && m.File.Ino == id.Ino {
-			p.files[m.Path] = id
-			return m.Locate(p.pid), nil
-		}
+	m, ok := p.findMapping(id, address)
+	if !ok {
+		p.refreshMappings(address)
+		m, ok = p.findMapping(id, address)
+	}
+	if ok {
+		p.files[m.Path] = id
+		return m.Locate(p.pid), nil
 	}
 	files, err := p.cache.readMappings(p.pid)
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) {
@@ -289,6 +292,17 @@ func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc
 	return proc.Place{}, fmt.Errorf(
 		"the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w",
 		id.Dev, id.Ino, proc.ErrNoProcess)
+}
+
+// findMapping returns what the memory map that was read last has of a file at an address.
+func (p *target) findMapping(id event.FileID, address uint64) (proc.Mapping, bool) {
+	i := slices.IndexFunc(p.mappings, func(m proc.Mapping) bool {
+		return address >= m.Start && address < m.End && m.File.Ino == id.Ino
+	})
+	if i < 0 {
+		return proc.Mapping{}, false
+	}
+	return p.mappings[i], true
 }
 
 // mapInterval is how old the memory map may be in which sources are looked up. A target that starts
