@@ -247,6 +247,8 @@ func isModel(f *os.File) bool {
 var (
 	// errClosed says that the open file with which the model was mapped cannot be taken any more.
 	errClosed = errors.New("the target has closed the file with which it mapped its model before anybody took it")
+	// errUnmapped says that the target has unmapped the model: it is about to end, for instance.
+	errUnmapped = errors.New("the target maps the model no more")
 	// errLittle says that there is nothing to win.
 	errLittle = errors.New("it is little")
 	// errLeft says that the choice is Leave.
@@ -306,6 +308,9 @@ func (t *Target) shrink(bases []uint64) error {
 	areas, err := findAreas(t.process.PID(), bases)
 	if err != nil {
 		return err
+	}
+	if len(areas) == 0 {
+		return errUnmapped
 	}
 	if t.view == nil {
 		if t.view, err = newView(); err != nil {
