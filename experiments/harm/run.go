@@ -162,16 +162,23 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
 	stopSharer := func() {}
+	// What cannot be started because time is up says only that a context has ended, or that it was killed.
+	explain := func(err error) error {
+		if running.Err() != nil {
+			return context.Cause(running)
+		}
+		return err
+	}
 	switch r.scene.kind {
 	case moved:
 		home = outside
 	case cached:
 		if err := readShare(running, outside, l, r.scene.factor); err != nil {
-			return nil, err
+			return nil, explain(err)
 		}
 	case shared:
 		if stopSharer, err = s.startSharer(running, outside, l, marker); err != nil {
-			return nil, err
+			return nil, explain(err)
 		}
 	}
 	defer func() { stopSharer() }()
@@ -179,7 +186,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	launched = launched && r.helped
 	t, err := s.startTarget(running, home, l, launcher, launched, marker)
 	if err != nil {
-		return nil, err
+		return nil, explain(err)
 	}
 	defer t.Kill(cancel)
 	var h *proc.Group
