@@ -109,30 +109,44 @@ func TestExecFits(t *testing.T) {
 	}{"just": {1.2, true}, "easily": {8, false}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, tc.share, 100)
-			r.options.Repeat = 1000 // it runs until it gets a signal
-			h := r.exec("-v")
-			testenv.WaitFor(t, "prefetchd to be idle", func() bool {
-				return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits")
-			})
-			testenv.WaitFor(t, "the probes to be removed", func() bool { return mapMemory(h.Process.Pid) == 0 })
-			testenv.WaitFor(t, "the model to be read", func() bool { return r.resident() > r.size*9/10 })
-			read := r.readByOthers(h)
-			if err := h.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
-			s := r.execSummary(h, 128+int(syscall.SIGTERM))
-			if !s.Guessed && read > r.size/2 {
-				t.Errorf("there was no guess, and the target read %d of %d bytes itself", read, r.size)
-			}
-			if s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
-				t.Errorf("summary %+v", s)
-			}
-			if probes := strings.Contains(h.stderr.String(), "msg=attached"); probes != tc.probes {
-				t.Errorf("probes were set: %t, want %t\n%s", probes, tc.probes, h.stderr.String())
+			const tries = 3 // a target is faster now and then, on a busy machine
+			for try := 1; ; try++ {
+				s, read, size := execFitting(t, tc.share, tc.probes)
+				if s.Guessed || read <= size/2 {
+					break
+				}
+				if try == tries {
+					t.Fatalf("there was no guess, and the target read %d of %d bytes itself", read, size)
+				}
 			}
 		})
 	}
+}
+
+// execFitting runs a target that fits in memory, until the model was read. read is how many of the model's bytes the
+// target has read itself.
+func execFitting(t *testing.T, share float64, wantProbes bool) (s prefetch.Summary, read, size int64) {
+	t.Helper()
+	r := newRig(t, share, 100)
+	r.options.Repeat = 1000 // it runs until it gets a signal
+	h := r.exec("-v")
+	testenv.WaitFor(t, "prefetchd to be idle", func() bool {
+		return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits")
+	})
+	testenv.WaitFor(t, "the probes to be removed", func() bool { return mapMemory(h.Process.Pid) == 0 })
+	testenv.WaitFor(t, "the model to be read", func() bool { return r.resident() > r.size*9/10 })
+	read = r.readByOthers(h)
+	if err := h.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	s = r.execSummary(h, 128+int(syscall.SIGTERM))
+	if s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
+		t.Errorf("summary %+v", s)
+	}
+	if probes := strings.Contains(h.stderr.String(), "msg=attached"); probes != wantProbes {
+		t.Errorf("probes were set: %t, want %t\n%s", probes, wantProbes, h.stderr.String())
+	}
+	return s, read, r.size
 }
 
 // resident returns how many bytes of the model are in the page cache.

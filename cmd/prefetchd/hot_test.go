@@ -99,7 +99,7 @@ func TestSecondRun(t *testing.T) {
 	for when, beforeLoad := range map[string]bool{"seen to load the model": true, "while it loads it": false} {
 		s, _ := run(when, beforeLoad)
 		h := s.Experts.Hot
-		if s.Learned != 1 || h == nil || h.From != mixture.LastRun || h.Experts == 0 || h.Experts > h.Wanted {
+		if s.Learned != 1 || h == nil || h.From != mixture.LastRun || !beganWithHot(h) {
 			t.Errorf("%s: learned %d times, %+v read first; want hot experts of the last run, learned once",
 				when, s.Learned, h)
 		}
@@ -131,6 +131,12 @@ func TestSecondRun(t *testing.T) {
 	}
 }
 
+// beganWithHot says whether hot experts were read, or needed not be: the target, which has just loaded its model, may
+// have left all of them in memory.
+func beganWithHot(h *mixture.Hot) bool {
+	return h.Wanted > 0 && h.Experts <= h.Wanted && (h.Experts > 0 || h.Over)
+}
+
 // writeImatrix writes an importance matrix for hotConfig, which counts expert 3 of each layer most, and
 // none of some others.
 func writeImatrix(t *testing.T, experts int) string {
@@ -160,8 +166,8 @@ func TestImatrix(t *testing.T) {
 			s := h.summary(t)
 			refused := strings.Contains(h.stderr.String(), "the importance matrix is not of this model")
 			if hot := s.Experts.Hot; (from == "") != (hot == nil) || refused != (from == "") ||
-				hot != nil && (hot.From != from || hot.Experts == 0) {
-				t.Errorf("%+v was read first, want from %q: %s", hot, from, h.stderr.String())
+				hot != nil && (hot.From != from || !beganWithHot(hot)) {
+				t.Errorf("%#v was read first, want from %q: %s", hot, from, h.stderr.String())
 			}
 		})
 	}

@@ -72,6 +72,7 @@ func TestReadaheadByFile(t *testing.T) {
 func TestReadaheadOfADenseModel(t *testing.T) {
 	testenv.NeedQuiet(t)
 	r := newRig(t, 0.6, 30)
+	r.options.Pause = 20 // otherwise it may end before it is helped
 	for choice, way := range map[readahead.Choice]readahead.Way{readahead.Leave: "", readahead.Auto: readahead.ByFile} {
 		r.stdout.Reset()
 		s := r.execSummary(r.exec("--always", "--readahead", string(choice)), 0)
