@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -429,7 +430,10 @@ func TestTargetEndsWhileAttaching(t *testing.T) {
 		_ = target.Wait()
 		_ = cmd.Wait()
 		r := result{stderr: stderr.String(), status: cmd.ProcessState.ExitCode()}
-		switch errs := errorLines(r); {
+		errs := slices.DeleteFunc(errorLines(r), func(line string) bool { // it was begun in the middle of a token
+			return strings.Contains(line, "ops came before the first whole decode")
+		})
+		switch {
 		case r.status == 0 && len(errs) == 0 && strings.Contains(r.stderr, "decodes"): // with a summary
 		case r.status == cli.Failure && len(errs) == 1:
 		default:
