@@ -163,14 +163,23 @@ func objects() (all map[object]bool, uses map[object][]object, err error) {
 	return all, uses, nil
 }
 
-// heldObjects lists the BPF objects that are open in this process, and in processes without the
-// marker.
-func heldObjects(marker string) (map[object]bool, error) {
+// holdings is what processes have of BPF's.
+type holdings struct {
+	open   map[object]bool // by descriptors of processes without the marker, this one among them
+	marked map[object]bool // by descriptors of those with it
+	// mapped says that a process without the marker has a BPF map in its memory map. That holds the map, whether a
+	// descriptor is open or not, and does not tell its id. github.com/cilium/ebpf unmaps variables when they are
+	// collected as garbage, which may be long after all is closed.
+	mapped bool
+}
+
+// findHoldings looks through all processes.
+func findHoldings(marker string) (h holdings, err error) {
 	ours := map[int]bool{}
 	if marker != "" {
 		pids, err := confine.ListMarked(marker)
 		if err != nil {
-			return nil, err
+			return h, err
 		}
 		for _, pid := range pids {
 			ours[pid] = true
@@ -178,48 +187,71 @@ func heldObjects(marker string) (map[object]bool, error) {
 	}
 	all, err := procfs.AllProcs()
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return h, fmt.Errorf("list processes: %w", err)
 	}
-	found := map[object]bool{}
+	h.open, h.marked = map[object]bool{}, map[object]bool{}
 	for _, p := range all {
 		if ours[p.PID] {
+			addOpenObjects(p.PID, h.marked)
 			continue
 		}
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", p.PID))
-		for _, path := range files {
-			f, err := os.Open(path)
-			if err != nil {
-				continue // the process may end, or close the file
-			}
-			lines := bufio.NewScanner(f)
-			for lines.Scan() {
-				name, value, _ := strings.Cut(lines.Text(), ":")
-				kind, ok := strings.CutSuffix(name, "_id")
-				if !ok || kind != "prog" && kind != "map" && kind != "link" {
-					continue
-				}
-				if id, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32); err == nil {
-					found[object{kind, uint32(id)}] = true
-				}
-			}
-			_ = f.Close()
-		}
+		addOpenObjects(p.PID, h.open)
+		h.mapped = h.mapped || mapsObject(p.PID)
 	}
-	return found, nil
+	return h, nil
+}
+
+// addOpenObjects adds the BPF objects that a process has open. It may end meanwhile, or close some.
+func addOpenObjects(pid int, to map[object]bool) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	for _, path := range files {
+		f, err := os.Open(path)
+		if err != nil {
+			continue
+		}
+		lines := bufio.NewScanner(f)
+		for lines.Scan() {
+			name, value, _ := strings.Cut(lines.Text(), ":")
+			kind, ok := strings.CutSuffix(name, "_id")
+			if !ok || kind != "prog" && kind != "map" && kind != "link" {
+				continue
+			}
+			if id, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32); err == nil {
+				to[object{kind, uint32(id)}] = true
+			}
+		}
+		_ = f.Close()
+	}
+}
+
+// mapsObject says whether a process has a BPF map in its memory map, where the kernel writes this name since Linux 5.5.
+func mapsObject(pid int) bool {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false // it has ended
+	}
+	defer f.Close()
+	found := false
+	_ = proc.EachArea(f, func(a *proc.Area) { // it may end meanwhile
+		found = found || a.Path == "anon_inode:bpf-map"
+	})
+	return found
 }
 
 // unheldObjects lists the BPF objects that were not there before, and that no unmarked process
-// holds: neither itself nor by way of a link or a program.
+// holds: neither itself nor by way of a link or a program. Maps that nobody has open are left out while an
+// unmarked process maps some.
 func unheldObjects(before map[object]bool, marker string) (map[object]bool, error) {
 	// The order matters: an object that is made between the two calls is held and not listed.
 	all, uses, err := objects()
 	if err != nil {
 		return nil, err
 	}
-	by, err := heldObjects(marker)
+	h, err := findHoldings(marker)
 	if err != nil {
 		return nil, err
 	}
+	by := h.open
 	// A link holds a program, and the program holds its maps.
 	for _, kind := range []string{"link", "prog"} {
 		for o, used := range uses {
@@ -232,7 +264,8 @@ func unheldObjects(before map[object]bool, marker string) (map[object]bool, erro
 	}
 	left := map[object]bool{}
 	for o := range all {
-		if !by[o] && !before[o] {
+		isMapped := o.kind == "map" && h.mapped && !h.marked[o]
+		if !by[o] && !before[o] && !isMapped {
 			left[o] = true
 		}
 	}

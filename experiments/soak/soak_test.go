@@ -206,6 +206,45 @@ func TestLeftObjects(t *testing.T) {
 	testenv.WaitFor(t, "the map's end", func() bool { return !find() })
 }
 
+// A map that another process only maps is that process's.
+func TestMappedObjects(t *testing.T) {
+	testenv.NeedRoot(t)
+	before, _, err := objects()
+	if err != nil {
+		t.Skip(err) // no BPF here
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "soak_test", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,
+		Flags: unix.BPF_F_MMAPABLE})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := m.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, ok := info.ID()
+	if !ok {
+		t.Skip("this kernel does not tell the id of a map")
+	}
+	mapping, err := unix.Mmap(m.FD(), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	planted := object{"map", uint32(id)}
+	if all, _, err := objects(); err != nil || !all[planted] {
+		t.Fatalf("the map is not there any more, %v", err)
+	}
+	if left, err := unheldObjects(before, ""); err != nil || left[planted] {
+		t.Errorf("found %v, %v, among it this process's own %v", left, err, planted)
+	}
+	if err := unix.Munmap(mapping); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestGrowth(t *testing.T) {
 	at := func(seconds float64, pid int, anon int64, descriptors int) Sample {
 		return Sample{seconds, pid, anon, descriptors}
