@@ -49,6 +49,7 @@ func (r *rig) advisedRandom() bool {
 // TestReadaheadByFile checks that a target that prefetchd starts gets a small readahead through the
 // open file with which it loads its model, and that the disk's readahead does not change.
 func TestReadaheadByFile(t *testing.T) {
+	testenv.NeedReadahead(t)
 	r := newMixture(t, 30)
 	before := r.diskReadahead()
 	s := r.execSummary(r.exec("--always", "--readahead", "fd"), 0)
@@ -71,6 +72,7 @@ func TestReadaheadByFile(t *testing.T) {
 // TestReadaheadOfADenseModel checks the same for a dense model, with --readahead auto and leave.
 func TestReadaheadOfADenseModel(t *testing.T) {
 	testenv.NeedQuiet(t)
+	testenv.NeedReadahead(t)
 	r := newRig(t, 0.6, 30)
 	plain := plainRun(r)
 	for choice, way := range map[readahead.Choice]readahead.Way{readahead.Leave: "", readahead.Auto: readahead.ByFile} {
@@ -95,6 +97,7 @@ func TestReadaheadOfADenseModel(t *testing.T) {
 // TestReadaheadLate checks that a target that has loaded its model is not changed, except with
 // --readahead inject, and that this is undone if prefetchd is killed.
 func TestReadaheadLate(t *testing.T) {
+	testenv.NeedReadahead(t)
 	r := newMixture(t, 100)
 	r.options.Repeat = 1000 // it runs until it is killed
 	r.start()

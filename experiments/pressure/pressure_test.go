@@ -345,6 +345,7 @@ func checkUnits(t *testing.T, r *Report) {
 // At each setting the disk has the readahead that the setting names. In the end it is what it was
 // before.
 func TestSettings(t *testing.T) {
+	testenv.NeedReadahead(t)
 	cfg := scripted(t)
 	d, err := diskOf(cfg.Model)
 	if err != nil {

@@ -9,23 +9,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// turnFile is locked by the test whose turn it is. Only root uses it, because only root runs the tests in question.
-const turnFile = "/run/tensorcast-tests.lock"
+// Files that are locked by the test whose turn it is. Only root uses them, because only root runs such tests.
+const (
+	turnFile = "/run/tensorcast-tests.lock"
+	diskFile = "/run/tensorcast-tests-readahead.lock"
+)
 
 // NeedQuiet waits until no other test that goes by how fast a process is runs on this machine, and keeps such tests
 // waiting until this one ends: go test runs several packages beside each other. Tests that only wait for what happens
 // do not call it. It implies NeedRoot. Where there can be no lock, the test runs without.
 func NeedQuiet(t testing.TB) {
 	t.Helper()
+	takeTurn(t, turnFile, "which needs a quiet machine")
+}
+
+// NeedReadahead is the same for tests that change a disk's readahead, or go by what it is. A test that calls both calls
+// NeedQuiet first.
+func NeedReadahead(t testing.TB) {
+	t.Helper()
+	takeTurn(t, diskFile, "which needs the disk's readahead as it is")
+}
+
+func takeTurn(t testing.TB, path, why string) {
+	t.Helper()
 	NeedRoot(t)
-	fd, err := lockTurn(turnFile, func() { t.Log("waiting for a test of another package, which needs a quiet machine") })
+	fd, err := lockTurn(path, func() { t.Log("waiting for another test, " + why) })
 	if err != nil {
 		t.Logf("tests of several packages may disturb each other: %v", err)
 		return
 	}
 	t.Cleanup(func() {
 		if err := unix.Close(fd); err != nil {
-			t.Errorf("unlock %s: %v", turnFile, err)
+			t.Errorf("unlock %s: %v", path, err)
 		}
 	})
 }

@@ -240,6 +240,7 @@ func TestPressureStatic(t *testing.T) {
 	if _, err := cgroup.Root(); errors.Is(err, cgroup.ErrNoController) {
 		t.Skip(err)
 	}
+	testenv.NeedReadahead(t)
 	dir := t.TempDir()
 	model, script, out := filepath.Join(dir, "the model"), filepath.Join(dir, "target.sh"),
 		filepath.Join(dir, "runs.json")
