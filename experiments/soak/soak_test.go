@@ -153,16 +153,11 @@ func TestLeftPages(t *testing.T) {
 	}
 }
 
-// A map that only a marked process holds is found. A map that another process holds is that
-// process's.
-func TestLeftObjects(t *testing.T) {
-	testenv.NeedRoot(t)
-	before, _, err := objects()
-	if err != nil {
-		t.Skip(err) // no BPF here
-	}
-	marker := testMarker(t)
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "soak_test", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+// plantMap makes a map that can be mapped. The caller closes it.
+func plantMap(t *testing.T) (*ebpf.Map, object) {
+	t.Helper()
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "soak_test", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,
+		Flags: unix.BPF_F_MMAPABLE})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,14 +169,26 @@ func TestLeftObjects(t *testing.T) {
 	if !ok {
 		t.Skip("this kernel does not tell the id of a map")
 	}
-	planted := object{"map", uint32(id)}.String()
+	return m, object{"map", uint32(id)}
+}
+
+// A map that only a marked process holds is found. A map that another process holds is that
+// process's.
+func TestLeftObjects(t *testing.T) {
+	testenv.NeedRoot(t)
+	before, _, err := objects()
+	if err != nil {
+		t.Skip(err) // no BPF here
+	}
+	marker := testMarker(t)
+	m, planted := plantMap(t)
 	find := func() bool {
 		t.Helper()
 		left, err := leftObjects(time.Second, before, marker)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.Contains(left, planted) // other programs that use BPF now may add more
+		return slices.Contains(left, planted.String()) // other programs that use BPF now may add more
 	}
 	if find() {
 		t.Error("this process's own is found")
@@ -213,19 +220,7 @@ func TestMappedObjects(t *testing.T) {
 	if err != nil {
 		t.Skip(err) // no BPF here
 	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "soak_test", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,
-		Flags: unix.BPF_F_MMAPABLE})
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := m.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, ok := info.ID()
-	if !ok {
-		t.Skip("this kernel does not tell the id of a map")
-	}
+	m, planted := plantMap(t)
 	mapping, err := unix.Mmap(m.FD(), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
@@ -233,7 +228,6 @@ func TestMappedObjects(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
-	planted := object{"map", uint32(id)}
 	if all, _, err := objects(); err != nil || !all[planted] {
 		t.Fatalf("the map is not there any more, %v", err)
 	}
