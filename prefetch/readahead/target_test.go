@@ -269,6 +269,17 @@ func TestByFile(t *testing.T) {
 	}
 }
 
+// A model that the target has unmapped is not one whose faults read little.
+func TestUnmapped(t *testing.T) {
+	r := startTarget(t, ownDisk(t))
+	target := New(r.process, Auto, helperCommand("guardian"), logTo(t))
+	target.Shrink([]uint64{1 << 12}) // nothing is mapped there
+	if got, want := target.End(), (Outcome{Why: errUnmapped.Error()}); *got != want {
+		t.Errorf("outcome %+v, want %+v", *got, want)
+	}
+	r.end()
+}
+
 // The file of a target is taken even if the target maps its model long after the watch began, and has it open
 // for a moment only.
 func TestLate(t *testing.T) {
