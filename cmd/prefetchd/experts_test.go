@@ -112,7 +112,7 @@ func checkExperts(t *testing.T, r *rig, s prefetch.Summary) {
 // choose are read before the target touches them.
 func TestMixture(t *testing.T) {
 	t.Parallel()
-	r := newMixture(t, 40)
+	r := newMixture(t, 100) // the load and the prompt, with which nobody helps yet, read as much as about 25 tokens
 	r.start()
 	r.finish()
 	without := r.misses()

@@ -333,6 +333,13 @@ func (h *helper) summary(t *testing.T) prefetch.Summary {
 	return s
 }
 
+// hasLearnedOnce reports whether a prefetchd with -v learned once what its target reads. If memory is fragmented, there
+// are no large folios. Then the file is read in other blocks, and what the target reads is learned again. log is what
+// prefetchd logged.
+func hasLearnedOnce(s prefetch.Summary, log string) bool {
+	return s.Learned == 1+strings.Count(log, "the file is read in other blocks now")
+}
+
 // TestStrategies checks that with each strategy the text is the same, that bytes are pinned and
 // streamed as the strategy says, and that the limit holds.
 func TestStrategies(t *testing.T) {
@@ -449,12 +456,12 @@ func TestSplitModel(t *testing.T) {
 		dropFromCache(t, part)
 	}
 	r.start()
-	h := r.help()
+	h := r.help("-v")
 	r.options.Model = whole
 	r.finish()
 	if s := h.summary(t); s.PerToken < r.size*9/10 || s.PerToken > r.size+4<<20 ||
-		s.Pinned < r.size/4 || s.Streamed == 0 || s.Learned != 1 {
-		t.Errorf("summary %+v for a model of %d bytes", s, r.size)
+		s.Pinned < r.size/4 || s.Streamed == 0 || !hasLearnedOnce(s, h.stderr.String()) {
+		t.Errorf("summary %+v for a model of %d bytes\n%s", s, r.size, h.stderr.String())
 	}
 }
 
@@ -469,12 +476,12 @@ func TestUnknownType(t *testing.T) {
 			dropFromCache(t, r.options.Model)
 			r.start()
 			llamatest.RenameType(t, r.options.Model, gguf.Q8_0, number)
-			h := r.help()
+			h := r.help("-v")
 			r.options.Model = whole
 			r.finish()
 			if s := h.summary(t); s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Pinned < r.size/4 ||
-				s.Streamed == 0 || s.Learned != 1 || s.Strategy != "auto" {
-				t.Errorf("summary %+v for a model of %d bytes", s, r.size)
+				s.Streamed == 0 || !hasLearnedOnce(s, h.stderr.String()) || s.Strategy != "auto" {
+				t.Errorf("summary %+v for a model of %d bytes\n%s", s, r.size, h.stderr.String())
 			} else {
 				t.Logf("%d MiB a token, %d pinned, %d streamed", s.PerToken>>20, s.Pinned>>20, s.Streamed>>20)
 			}
@@ -539,15 +546,7 @@ func TestEverythingFits(t *testing.T) {
 		return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits")
 	})
 	testenv.WaitFor(t, "BPF maps to be freed", func() bool { return mapMemory(h.Process.Pid) == 0 })
-	begun := time.Now()
-	before, _ := processorTime(t, h.Process.Pid)
-	time.Sleep(3 * time.Second)
-	after, _ := processorTime(t, h.Process.Pid)
-	share := 100 * (after - before).Seconds() / time.Since(begun).Seconds()
-	t.Logf("%.2f %% of a core", share)
-	if share >= 1 { // the requirement is 0.5, but if other programs run, each wake-up costs more
-		t.Errorf("prefetchd takes %.2f %% of a core, want less than 1 %%", share)
-	}
+	checkAsleep(t, map[string]*helper{"everything fits": h})
 	r.setLimit(0.7)
 	r.waitHelping(h)
 	testenv.WaitFor(t, "prefetchd to stream", func() bool {
@@ -808,13 +807,14 @@ func TestStoredPattern(t *testing.T) {
 	r.start()
 	r.stopTarget() // it has mapped the model, and may be reading its metadata
 	plan := filepath.Join(t.TempDir(), "plan.csv")
-	h := r.help("--lock", "--pattern", stored, "--plan", plan)
+	h := r.help("-v", "--lock", "--pattern", stored, "--plan", plan)
 	r.waitLocked(h)
 	r.resumeTarget()
 	r.finish()
 	s := h.summary(t)
-	if !s.Stored || s.Learned != 1 || s.Tokens < r.options.Tokens/2 || s.Streamed == 0 || s.Expected <= 0 {
-		t.Errorf("summary %+v", s)
+	if !s.Stored || !hasLearnedOnce(s, h.stderr.String()) || s.Tokens < r.options.Tokens/2 || s.Streamed == 0 ||
+		s.Expected <= 0 {
+		t.Errorf("summary %+v\n%s", s, h.stderr.String())
 	}
 	kept, streamed := readPlan(t, plan) // only weights, not the other bytes of the first and last block
 	if kept == 0 || kept > s.Pinned || kept < s.Pinned-2<<20 || kept+streamed > s.PerToken ||

@@ -104,7 +104,8 @@ func TestDiskBandwidth(t *testing.T) {
 				t.Fatal(err)
 			}
 			onDisk := diskBytes(t) - before
-			if n := cachedBytes(t, f); n != test.cached {
+			// The kernel may take a few pages away meanwhile.
+			if n := cachedBytes(t, f); n > test.cached || n < test.cached*15/16 {
 				t.Errorf("%d bytes cached after, want %d", n, test.cached)
 			}
 

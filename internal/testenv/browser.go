@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// browserCommand returns a command that opens a file in a browser without a window. It skips the
-// test where there is no browser.
-func browserCommand(t testing.TB, flags ...string) []string {
+// browserCommand returns a command that opens a file in a browser without a window, and the directory
+// for all files that the browser makes. It skips the test where there is no browser.
+func browserCommand(t testing.TB, flags ...string) (command []string, profile string) {
 	t.Helper()
 	profile, err := os.MkdirTemp("", "browser-test")
 	if err != nil {
@@ -32,11 +32,11 @@ func browserCommand(t testing.TB, flags ...string) []string {
 			return append([]string{
 				path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
 				"--user-data-dir=" + profile, "--enable-logging=stderr", "--window-size=1280,2400",
-			}, flags...)
+			}, flags...), profile
 		}
 	}
 	t.Skip("no chromium here: apt-get install chromium")
-	return nil
+	return nil, ""
 }
 
 // collector is a script that runs before the page's own. It collects errors and warnings.
@@ -76,7 +76,7 @@ const pixel = (id, x, y) => {
 // the test where there is no browser.
 func Browse(t testing.TB, page []byte, steps string, flags ...string) map[string]string {
 	t.Helper()
-	command := browserCommand(t, flags...)
+	command, profile := browserCommand(t, flags...)
 	b := bytes.Replace(page, []byte("<body>"), []byte("<body>"+collector), 1)
 	at := bytes.LastIndex(b, []byte("</body>"))
 	b = append(append(bytes.Clone(b[:at]), strings.Replace(runner, "STEPS", steps, 1)...), b[at+len("</body>"):]...)
@@ -87,6 +87,7 @@ func Browse(t testing.TB, page []byte, steps string, flags ...string) map[string
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command[0], append(command[1:], "file://"+path)...)
+	cmd.Env = append(os.Environ(), "TMPDIR="+profile) // a browser that is killed leaves a directory there
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // a browser has many processes
