@@ -36,7 +36,8 @@ type Target struct {
 }
 
 // StartTarget starts a target in a group, with more variables in its environment (see [ListMarked]).
-// The caller must call Follow, and Kill in any case. It is killed when ctx ends.
+// The caller must call Follow, and Kill in any case. It is killed when ctx ends. If ctx has ended before, the error
+// wraps the cause of that.
 func StartTarget(ctx context.Context, group *cgroup.Group, args []string, variables ...string) (*Target, error) {
 	done := make(chan struct{})
 	t := &Target{cmd: proc.GroupCommand(ctx, In(group, args, "")...), Done: done, done: done}
@@ -47,6 +48,9 @@ func StartTarget(ctx context.Context, group *cgroup.Group, args []string, variab
 		err = t.cmd.Start()
 	}
 	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx) // it says why there is no more time
+		}
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
 	t.PID = t.cmd.Process.Pid
