@@ -6,6 +6,7 @@ package models
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -92,8 +93,8 @@ func (f *knownFile) isUnchanged(path string) bool {
 }
 
 // MappedBy returns a function that lists the GGUF files which the process pid maps at the time, in the order
-// of their addresses. Its errors are those of proc.Mappings, OpenPart and pattern.FilesOf. It is not safe for
-// concurrent use.
+// of their addresses. Its errors are those of proc.Mappings, OpenPart and pattern.FilesOf. The error is
+// proc.ErrNoProcess for a process that is ending, too. It is not safe for concurrent use.
 func MappedBy(pid int) func() (Model, error) {
 	others := map[proc.FileID]bool{} // files that are no models
 	known := map[proc.FileID]knownFile{}
@@ -102,6 +103,9 @@ func MappedBy(pid int) func() (Model, error) {
 		mappings, err := proc.Mappings(pid)
 		if err != nil {
 			return m, err
+		}
+		if len(mappings) == 0 { // each program maps its own file until its process ends (exit_mm, kernel/exit.c)
+			return m, fmt.Errorf("process %d maps nothing: %w", pid, proc.ErrNoProcess)
 		}
 		seen := map[proc.FileID]int{} // their places in m
 		for _, mapping := range mappings {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
 	"tensorcast/pattern"
 )
 
@@ -96,6 +98,30 @@ func TestMappedBy(t *testing.T) {
 	if _, err := MappedBy(1 << 22)(); !errors.Is(err, proc.ErrNoProcess) {
 		t.Errorf("a process that does not exist: %v, want %v", err, proc.ErrNoProcess)
 	}
+}
+
+// TestMappedByEnded checks that a process that has ended is not taken for one that has unmapped its model, until its
+// parent waits for it and /proc forgets it.
+func TestMappedByEnded(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	list := MappedBy(cmd.Process.Pid)
+	if _, err := list(); err != nil {
+		t.Errorf("before it ends: %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the process to end", func() bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
+		return err == nil && len(text) == 0
+	})
+	if _, err := list(); !errors.Is(err, proc.ErrNoProcess) {
+		t.Errorf("the error is %v, want %v", err, proc.ErrNoProcess)
+	}
+	_ = cmd.Wait()
 }
 
 // A split model is whole once all of its parts are mapped. With a draft model beside it no model counts as whole,
