@@ -216,10 +216,18 @@ type stoppedThread struct {
 	signals  []unix.Signal // arrived while it was stopped
 }
 
+// hasThreadEnded says whether a thread has ended. Until its parent waits for it, the kernel refuses to trace it as if
+// that were not permitted (ptrace_attach, kernel/ptrace.c).
+func (p *Process) hasThreadEnded(tid int) bool {
+	status, err := readText(fmt.Sprintf("/proc/%d/task/%d/status", p.pid, tid))
+	state := parseStatus(string(status))["State"]
+	return err != nil || strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
+}
+
 // stopThread stops a thread without the process noticing it.
 func (p *Process) stopThread(tid int) (*stoppedThread, error) {
 	switch err := unix.PtraceSeize(tid); {
-	case errors.Is(err, unix.ESRCH):
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EPERM) && p.hasThreadEnded(tid):
 		return nil, errOtherThread
 	case err != nil:
 		return nil, fmt.Errorf("trace thread %d: %w", tid, err)

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -206,6 +207,23 @@ func TestInject(t *testing.T) {
 	}
 	if err := p.advise(unix.MADV_RANDOM); !errors.Is(err, ErrNoProcess) {
 		t.Errorf("after its end: error %v, want %v", err, ErrNoProcess)
+	}
+}
+
+// A thread that has ended after it was listed is not an error, even before its parent waits for it.
+func TestStopEndedThread(t *testing.T) {
+	cmd := exec.Command("true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }()
+	p := &Process{pid: cmd.Process.Pid}
+	for !p.hasThreadEnded(p.pid) {
+		time.Sleep(time.Millisecond)
+	}
+	runtime.LockOSThread() // it is never unlocked, see Inject
+	if _, err := p.stopThread(p.pid); !errors.Is(err, errOtherThread) {
+		t.Errorf("the error is %v, want %v", err, errOtherThread)
 	}
 }
 
