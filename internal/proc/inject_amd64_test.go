@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -218,9 +217,7 @@ func TestStopEndedThread(t *testing.T) {
 	}
 	defer func() { _ = cmd.Wait() }()
 	p := &Process{pid: cmd.Process.Pid}
-	for !p.hasThreadEnded(p.pid) {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.WaitFor(t, "the thread to end", func() bool { return p.hasThreadEnded(p.pid) })
 	runtime.LockOSThread() // it is never unlocked, see Inject
 	if _, err := p.stopThread(p.pid); !errors.Is(err, errOtherThread) {
 		t.Errorf("the error is %v, want %v", err, errOtherThread)
