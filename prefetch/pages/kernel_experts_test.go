@@ -100,6 +100,24 @@ func (m *mappedFile) read(r Range) {
 	})
 }
 
+// evict frees a range, and waits until nothing more is to be freed: what is read meanwhile might be freed, too.
+func (m *mappedFile) evict(r Range) {
+	m.t.Helper()
+	// A page that another processor is working on is skipped.
+	testenv.WaitFor(m.t, "a range to be freed", func() bool {
+		if !m.k.Evict(r) {
+			m.t.Fatal("refused")
+		}
+		return m.resident(r) == 0
+	})
+	testenv.WaitFor(m.t, "nothing more to be freed", func() bool {
+		e := m.k.evictor
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return len(e.queue) == 0 && e.freeing.Length == 0
+	})
+}
+
 func (m *mappedFile) close() {
 	m.t.Helper()
 	if err := m.k.Close(); err != nil {
@@ -141,13 +159,7 @@ func TestReadNowAndEvict(t *testing.T) {
 	m.touch(used)
 	m.touch(stays)
 	for _, r := range []Range{used, unused} {
-		// A page that another processor is working on is skipped.
-		testenv.WaitFor(t, "a range to be freed", func() bool {
-			if !m.k.Evict(r) {
-				t.Fatal("refused")
-			}
-			return m.resident(r) == 0
-		})
+		m.evict(r)
 	}
 	if n := m.resident(stays); n != mib {
 		t.Errorf("%d bytes of the neighbour are left, want %d", n, mib)
@@ -206,12 +218,7 @@ func TestReadNowFolios(t *testing.T) {
 			t.Errorf("small readahead %v: %d bytes are in memory after the target's touch, want %d",
 				smallReadahead, n, slice.Length)
 		}
-		testenv.WaitFor(t, "the slice to be freed", func() bool {
-			if !m.k.Evict(slice) {
-				t.Fatal("refused")
-			}
-			return m.resident(slice) == 0
-		})
+		m.evict(slice)
 	}
 }
 
@@ -302,12 +309,7 @@ func TestReadNowSlice(t *testing.T) {
 				t.Errorf("small readahead %v, slice %d: %d pages lie in folios of several, want at least 3/4 of %d",
 					smallReadahead, i, n, all)
 			}
-			testenv.WaitFor(t, "the slice to be freed", func() bool {
-				if !m.k.Evict(whole) {
-					t.Fatal("refused")
-				}
-				return m.resident(whole) == 0
-			})
+			m.evict(whole)
 		}
 	}
 }

@@ -292,6 +292,31 @@ func (m *File) Unmap(r Range) error {
 	return nil
 }
 
+// withOwnMapping maps the pages of a range of the file once more, calls use with that mapping, and unmaps it. Whatever
+// is mapped in this process cannot be paged out of the target. A fault in the mapping of the whole file would map more
+// than its page: what is in memory of the 64 KiB around it (do_fault_around, mm/memory.c), or all of a large folio
+// (filemap_map_pages, mm/filemap.c). In a mapping of the range it maps nothing outside the range.
+func (m *File) withOwnMapping(r Range, use func(mapping []byte) error) (err error) {
+	first := r.Offset &^ (PageSize - 1)
+	length := min(r.End(), m.Size) - first
+	if r.Length <= 0 || length <= 0 {
+		return nil
+	}
+	mapping, err := unix.Mmap(int(m.Mapped.Fd()), first, int(length), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map %d bytes at %d of %s: %w", length, first, m.Path, err)
+	}
+	defer func() { err = errors.Join(err, unix.Munmap(mapping)) }()
+	advice := unix.MADV_RANDOM // what is missing is read page by page, as in the mapping of the whole file
+	if m.FolioBytes > 0 {
+		advice = unix.MADV_HUGEPAGE
+	}
+	if err := unix.Madvise(mapping, advice); err != nil {
+		return fmt.Errorf("advise the mapping of %s: %w", m.Path, err)
+	}
+	return use(mapping)
+}
+
 // Close unmaps the file, which undoes all locks, and closes it.
 func (m *File) Close() error {
 	var err error

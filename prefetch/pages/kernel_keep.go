@@ -69,16 +69,18 @@ func (k *Kernel) splitFolios(r Range) error {
 	if err := f.readPages(r, f.PieceBytes); err != nil {
 		return err
 	}
-	// If that cannot be read, mlock fails for the same reason. Before Linux 5.14, which has no such advice, few file
-	// systems have large folios.
-	if unix.Madvise(f.Part(r), unix.MADV_POPULATE_READ) != nil {
+	return f.withOwnMapping(r, func(mapping []byte) error {
+		// If that cannot be read, mlock fails for the same reason. Before Linux 5.14, which has no such advice, few
+		// file systems have large folios.
+		if unix.Madvise(mapping, unix.MADV_POPULATE_READ) != nil {
+			return nil
+		}
+		// EINVAL: the kernel has no such advice for this file system.
+		if err := unix.Madvise(mapping, unix.MADV_COLD); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("split large folios of %s: %w", f.Path, err)
+		}
 		return nil
-	}
-	// EINVAL: some of it is locked already.
-	if err := unix.Madvise(f.Part(r), unix.MADV_COLD); err != nil && !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("split large folios of %s: %w", f.Path, err)
-	}
-	return nil
+	})
 }
 
 // awaitReads waits until reads of a range are over. A fault on the range before that would find it missing,
@@ -113,19 +115,21 @@ func (k *Kernel) Keep(r Range) error {
 	if err := k.awaitReads(r); err != nil {
 		return err
 	}
-	err := unix.Madvise(f.Part(r), unix.MADV_POPULATE_READ)
-	if errors.Is(err, unix.EINVAL) { // before Linux 5.14 only what was read ahead is kept
+	return f.withOwnMapping(r, func(mapping []byte) error {
+		err := unix.Madvise(mapping, unix.MADV_POPULATE_READ)
+		if errors.Is(err, unix.EINVAL) { // before Linux 5.14 only what was read ahead is kept
+			return nil
+		}
+		// EFAULT means that touching the page would raise SIGBUS: the file was truncated, or the disk cannot read
+		// it. EHWPOISON means that the memory is broken.
+		if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
+			err = ErrUnreadable
+		}
+		if err != nil {
+			return fmt.Errorf("read %d bytes at %d of %s: %w", r.Length, r.Offset, f.Path, err)
+		}
 		return nil
-	}
-	// EFAULT means that touching the page would raise SIGBUS: the file was truncated, or the disk cannot read
-	// it. EHWPOISON means that the memory is broken.
-	if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
-		err = ErrUnreadable
-	}
-	if err != nil {
-		return fmt.Errorf("read %d bytes at %d of %s: %w", r.Length, r.Offset, f.Path, err)
-	}
-	return f.Unmap(r)
+	})
 }
 
 // isUnreadable says whether a range cannot be read. It tries to.

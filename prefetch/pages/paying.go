@@ -23,28 +23,23 @@ type payers struct {
 // samplePages are how many pages of a range are asked for. A large folio is charged as one.
 const samplePages = 3
 
-// PayingGroup implements Levers. It maps some pages of the range for a moment.
+// PayingGroup implements Levers. It maps some pages of the range for a moment each.
 func (k *Kernel) PayingGroup(r Range) (inode uint64, err error) {
 	f := k.files[r.File]
 	there, err := k.ResidentBytes(r)
 	if err != nil || r.Length <= 0 || there < min(r.Length, f.Size-r.Offset) || !k.payers.open(k) {
 		return 0, err
 	}
-	last := min(r.End(), f.Size) - 1
-	r.Offset &^= PageSize - 1
-	r.Length = last + 1 - r.Offset
+	first, last := r.Offset, min(r.End(), f.Size)-1
 	for i := range int64(samplePages) {
-		at := (r.Offset + (last-r.Offset)*i/(samplePages-1)) &^ (PageSize - 1)
-		group, err := k.payers.groupOf(f, at)
-		if err != nil {
-			return 0, errors.Join(err, f.Unmap(r))
-		}
-		if group == 0 || i > 0 && group != inode {
-			return 0, f.Unmap(r)
+		at := (first + (last-first)*i/(samplePages-1)) &^ (PageSize - 1)
+		group, err := k.payers.groupOf(f, Range{r.File, at, PageSize})
+		if err != nil || group == 0 || i > 0 && group != inode {
+			return 0, err
 		}
 		inode = group
 	}
-	return inode, f.Unmap(r)
+	return inode, nil
 }
 
 // open opens the frames, once. It says whether they can be asked.
@@ -59,25 +54,28 @@ func (p *payers) open(k *Kernel) bool {
 	return p.frames != nil
 }
 
-// groupOf is the inode of the group that pays for the page at an offset of a file; 0 if that is not known.
-func (p *payers) groupOf(f *File, at int64) (uint64, error) {
-	page := f.Mapping[at:min(at+PageSize, f.Size)]
-	// Of a page that is in memory this only makes the entry in the page tables.
-	err := unix.Madvise(page, unix.MADV_POPULATE_READ)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EFAULT) { // before Linux 5.14; or the file was truncated
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("map a page of %s: %w", f.Path, err)
-	}
-	frame, err := p.frames.Of(page)
-	if errors.Is(err, pagecache.ErrHidden) || frame == 0 && err == nil {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	return p.frames.About(frame)
+// groupOf is the inode of the group that pays for a page of a file; 0 if that is not known.
+func (p *payers) groupOf(f *File, page Range) (group uint64, err error) {
+	err = f.withOwnMapping(page, func(mapping []byte) error {
+		// Of a page that is in memory this only makes the entry in the page tables.
+		err := unix.Madvise(mapping, unix.MADV_POPULATE_READ)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EFAULT) { // before Linux 5.14; or the file was truncated
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("map a page of %s: %w", f.Path, err)
+		}
+		frame, err := p.frames.Of(mapping)
+		if errors.Is(err, pagecache.ErrHidden) || frame == 0 && err == nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		group, err = p.frames.About(frame)
+		return err
+	})
+	return group, err
 }
 
 // close closes what open has opened.

@@ -50,6 +50,10 @@ func TestPayingGroup(t *testing.T) {
 			t.Fatalf("%d bytes stay in memory: %v", left, err)
 		}
 	}
+	expectUnmapped := func() {
+		t.Helper()
+		expectNoneMapped(t, k, Range{file, 0, size})
+	}
 	drop()
 	var groups [2]uint64
 	for i := range groups {
@@ -64,6 +68,7 @@ func TestPayingGroup(t *testing.T) {
 	expect("the first part", Range{file, 0, part}, groups[0])
 	expect("the second part", Range{file, second, part}, groups[1])
 	expect("what ends within pages", Range{file, second + 5, mib}, groups[1])
+	expectUnmapped()
 	expect("what lies between", Range{file, second / 2, part}, 0)
 	expect("nothing", Range{file, second, 0}, 0)
 	readInGroup(t, path, 0, size) // all the rest
@@ -71,14 +76,21 @@ func TestPayingGroup(t *testing.T) {
 	if k.payers.frames == nil {
 		t.Fatal("who pays was not asked for")
 	}
-	touched, err := k.target.Touched(uint64(uintptr(unsafe.Pointer(unsafe.SliceData(k.files[file].Mapping)))), size)
-	if err != nil || touched {
-		t.Errorf("pages that were asked for are mapped: %v, %v; want none", touched, err)
-	}
+	expectUnmapped()
 	drop()
 	expect("what is not in memory", Range{file, 0, part}, 0)
 	if there, err := pagecache.Resident(f, 0, size); there > 0 || err != nil {
 		t.Errorf("asking has read %d bytes, %v; want none", there, err)
+	}
+}
+
+// expectNoneMapped expects that k's mapping of a file maps no page of a range. The target is this process.
+func expectNoneMapped(t *testing.T, k *Kernel, r Range) {
+	t.Helper()
+	part := k.files[r.File].Part(r)
+	touched, err := k.target.Touched(uint64(uintptr(unsafe.Pointer(unsafe.SliceData(part)))), r.Length)
+	if err != nil || touched {
+		t.Errorf("pages of %v are mapped: %v, %v; want none", r, touched, err)
 	}
 }
 
