@@ -121,10 +121,13 @@ func TestTableBesides(t *testing.T) {
 	r.start()
 	h := r.help()
 	testenv.WaitFor(t, "prefetchd to be idle", func() bool {
-		return strings.Contains(h.stderr.String(), "everything fits")
+		said := h.stderr.String()
+		return strings.Contains(said, "everything fits") &&
+			strings.Contains(said, "rows are read when they are looked up")
 	})
 	limit := int64(0.5*float64(r.size)) + ownMemory
-	for _, bytes := range []int64{limit / 2, limit} { // somebody takes memory for a moment, and with it the table
+	// Somebody takes memory for a moment, and with it the table. A prefetchd that looks just then is not idle any more.
+	for _, bytes := range []int64{limit / 2, limit} {
 		if err := r.group.SetLimit(bytes); err != nil {
 			t.Fatal(err)
 		}
@@ -132,9 +135,6 @@ func TestTableBesides(t *testing.T) {
 	r.finish()
 	s := h.summary(t)
 	t.Logf("tables %+v; %s", s.Tables, h.stderr.String())
-	if !strings.Contains(s.Idle, "rows are read when they are looked up") {
-		t.Errorf("it is idle because %q", s.Idle)
-	}
 	if x := s.Tables; x == nil || x.Rows < 100 || x.Missed < 10 || x.Strays != 0 {
 		t.Errorf("tables %+v, want one of which a prompt reads some rows", x)
 	}
