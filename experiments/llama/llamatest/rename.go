@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"tensorcast/gguf"
 )
 
@@ -40,6 +42,10 @@ func RenameType(t testing.TB, path string, from gguf.Type, number uint32) {
 		t.Fatal(err)
 	}
 	defer file.Close()
+	// Otherwise readahead would read weights that are not in memory, which this process's control group would pay for.
+	if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
+		t.Fatal(err)
+	}
 	head := make([]byte, f.DataOffset)
 	if _, err := file.ReadAt(head, 0); err != nil {
 		t.Fatal(err)
