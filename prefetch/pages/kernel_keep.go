@@ -75,7 +75,7 @@ func (k *Kernel) splitFolios(r Range) error {
 		if unix.Madvise(mapping, unix.MADV_POPULATE_READ) != nil {
 			return nil
 		}
-		// EINVAL: the kernel has no such advice for this file system.
+		// EINVAL: the pages are of hugetlbfs or of a device (can_madv_lru_vma, mm/madvise.c).
 		if err := unix.Madvise(mapping, unix.MADV_COLD); err != nil && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("split large folios of %s: %w", f.Path, err)
 		}

@@ -171,35 +171,20 @@ func TestKernel(t *testing.T) {
 // What is kept or locked is all that is mapped: the neighbours could not be paged out of the target otherwise. A fault
 // maps what lies around its page, too.
 func TestMapsNoNeighbours(t *testing.T) {
-	testenv.NeedRoot(t)
-	const size = 8 * mib
-	path := filepath.Join(t.TempDir(), "model")
-	if err := os.WriteFile(path, make([]byte, size), 0o644); err != nil { // and so it is in memory
+	m := newMappedFile(t, 8*mib)
+	defer m.close()
+	whole := m.part(0, 8*mib)
+	m.read(whole)
+	r := m.part(3*mib+3*PageSize, 2*mib+PageSize)
+	if err := m.k.Keep(r); err != nil {
 		t.Fatal(err)
 	}
-	k, err := NewKernel(os.Getpid(), slog.New(slog.DiscardHandler))
-	if err != nil {
+	expectNoneMapped(t, m.k, whole)
+	if err := m.k.Lock(r); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := k.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	file, _, err := k.Open(path, idOf(t, path))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := Range{file, 3*mib + 3*PageSize, 2*mib + PageSize}
-	if err := k.Keep(r); err != nil {
-		t.Fatal(err)
-	}
-	expectNoneMapped(t, k, Range{file, 0, size})
-	if err := k.Lock(r); err != nil {
-		t.Fatal(err)
-	}
-	expectNoneMapped(t, k, Range{file, 0, r.Offset})
-	expectNoneMapped(t, k, Range{file, r.End(), size - r.End()})
+	expectNoneMapped(t, m.k, m.part(0, r.Offset))
+	expectNoneMapped(t, m.k, m.part(r.End(), whole.End()-r.End()))
 }
 
 // Too many reads at once are refused, not queued without end.
