@@ -98,9 +98,9 @@ docs-check: # do they differ from their data? (a test of experiments/results ask
 
 test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
 test: MODULES += ensurepip # makes the environments with pandas and others, which read the tables, and fetches a real model
-test: deps ## run the tests, save what twins, race and life run; those that need root run only as root, and say so. Two packages at a time, so that tests that go by time get a processor
+test: deps ## run the tests, save what twins, race and life run; those that need root run only as root, and say so. Three packages at a time: their tests wait for processes and disks
 	@rm -rf $(RERUNS)
-	$(GOTEST) --packages=./... -- -p 2 -timeout 20m $(LDFLAGS)
+	$(GOTEST) --packages=./... -- -p 3 -timeout 20m $(LDFLAGS)
 	$(MAKE) -s test-manifests
 	@$(MAKE) -s reruns
 

@@ -204,9 +204,9 @@ func TestDoctorCosts(t *testing.T) {
 		d.Costs[0].Costs.Ways[0].Way != costs.WayPages || d.Costs[0].Costs.Left != 0 {
 		t.Fatalf("%+v", d.Costs)
 	}
-	// A kernel that reclaims cold pages by itself may have taken some.
-	if after := resident(t, r.options.Model); after > before {
-		t.Errorf("%d bytes of the model are in memory, want at most the %d of before", after, before)
+	// A kernel that reclaims cold pages by itself may have taken some, and doctor reads the metadata again.
+	if after := resident(t, r.options.Model); after > before+64<<10 {
+		t.Errorf("%d bytes of the model are in memory, want hardly more than the %d of before", after, before)
 	}
 	stdout, stderr, status = doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs")
 	if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "would help: ") ||

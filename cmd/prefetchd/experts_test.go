@@ -125,9 +125,11 @@ func TestMixture(t *testing.T) {
 	s := h.summary(t)
 	t.Logf("misses: %+v without help, %+v with help; experts %+v", without, with, s.Experts)
 	checkExperts(t, r, s)
-	if with.bytes > without.bytes/2 { // there are hardly fewer faults, but each reads 124 KiB instead of megabytes
-		t.Errorf("the target's faults read %d bytes with help, want at most half of the %d without it",
-			with.bytes, without.bytes)
+	// What the target reads without help is no measure: the kernel decides for each fault how much is read around it,
+	// and that was 250 MB in one run and 2.6 GB in another. With help this has the load, too.
+	if with.bytes > s.Experts.Read*3/4 {
+		t.Errorf("the target's faults read %d bytes with help, want at most three quarters of the %d that were read ahead",
+			with.bytes, s.Experts.Read)
 	}
 	if stderr := h.stderr.String(); !keeps.MatchString(stderr) ||
 		!strings.Contains(stderr, " of experts") || strings.Contains(stderr, "idle") {
