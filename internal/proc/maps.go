@@ -67,6 +67,19 @@ func Mappings(pid int) ([]Mapping, error) {
 	return files, nil
 }
 
+// HasMemory says whether a process has an address space. One that has ended has none (exit_mm, kernel/exit.c), though
+// /proc knows it until its parent waits for it. One that begins a program has its stack before it maps the program's
+// file (begin_new_exec, fs/exec.c): it maps no file for a moment, and has not ended.
+func HasMemory(pid int) bool {
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false
+	}
+	defer maps.Close()
+	n, _ := maps.Read(make([]byte, 1))
+	return n > 0
+}
+
 // Place is where this process can open a file that another process uses.
 type Place struct {
 	Path string

@@ -104,8 +104,8 @@ func MappedBy(pid int) func() (Model, error) {
 		if err != nil {
 			return m, err
 		}
-		if len(mappings) == 0 { // each program maps its own file until its process ends (exit_mm, kernel/exit.c)
-			return m, fmt.Errorf("process %d maps nothing: %w", pid, proc.ErrNoProcess)
+		if len(mappings) == 0 && !proc.HasMemory(pid) {
+			return m, fmt.Errorf("process %d has no memory any more: %w", pid, proc.ErrNoProcess)
 		}
 		seen := map[proc.FileID]int{} // their places in m
 		for _, mapping := range mappings {

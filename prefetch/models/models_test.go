@@ -100,6 +100,23 @@ func TestMappedBy(t *testing.T) {
 	}
 }
 
+// TestMappedByBeginning checks that a process that begins a program, and so maps no file for a moment, is not taken for
+// one that has ended.
+func TestMappedByBeginning(t *testing.T) {
+	for range 300 {
+		cmd := exec.Command("sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := MappedBy(cmd.Process.Pid)()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestMappedByEnded checks that a process that has ended is not taken for one that has unmapped its model, until its
 // parent waits for it and /proc forgets it.
 func TestMappedByEnded(t *testing.T) {
