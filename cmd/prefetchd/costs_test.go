@@ -204,7 +204,7 @@ func TestDoctorCosts(t *testing.T) {
 		d.Costs[0].Costs.Ways[0].Way != costs.WayPages || d.Costs[0].Costs.Left != 0 {
 		t.Fatalf("%+v", d.Costs)
 	}
-	// A kernel that reclaims cold pages by itself may have taken some, and doctor reads the metadata again.
+	// A kernel that reclaims cold pages by itself may have taken some before, and they may be read again meanwhile.
 	if after := resident(t, r.options.Model); after > before+64<<10 {
 		t.Errorf("%d bytes of the model are in memory, want hardly more than the %d of before", after, before)
 	}

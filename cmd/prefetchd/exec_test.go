@@ -134,9 +134,7 @@ func execFitting(t *testing.T, share float64, wantProbes bool) (s prefetch.Summa
 	testenv.WaitFor(t, "the probes to be removed", func() bool { return mapMemory(h.Process.Pid) == 0 })
 	testenv.WaitFor(t, "the model to be read", func() bool { return r.resident() > r.size*9/10 })
 	read = r.readByOthers(h)
-	if err := h.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	h.signal(t, syscall.SIGTERM)
 	s = r.execSummary(h, 128+int(syscall.SIGTERM))
 	if s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
 		t.Errorf("summary %+v", s)

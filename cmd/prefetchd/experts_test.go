@@ -126,7 +126,7 @@ func TestMixture(t *testing.T) {
 	t.Logf("misses: %+v without help, %+v with help; experts %+v", without, with, s.Experts)
 	checkExperts(t, r, s)
 	// What the target reads without help is no measure: the kernel decides for each fault how much is read around it,
-	// and that was 250 MB in one run and 2.6 GB in another. With help this has the load, too.
+	// and that was 250 MB in one run and 2.6 GB in another. What it reads while it loads the model counts here, too.
 	if with.bytes > s.Experts.Read*3/4 {
 		t.Errorf("the target's faults read %d bytes with help, want at most three quarters of the %d that were read ahead",
 			with.bytes, s.Experts.Read)

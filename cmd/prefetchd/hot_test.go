@@ -107,7 +107,7 @@ func TestSecondRun(t *testing.T) {
 		t.Logf("%s: the order was guessed: %v", when, s.Guessed) // on a busy machine prefetchd may be too late for that
 		missed := func(x *mixture.Summary) float64 { return float64(x.Missed) / float64(x.Chosen) }
 		share, was := missed(s.Experts), missed(first.Experts)
-		if less := first.Experts.Room * 95 / 100; s.Experts.Room < less {
+		if s.Experts.Room < first.Experts.Room*95/100 {
 			t.Logf("%s: there was room for fewer experts than in the first run, so their misses are not compared", when)
 		} else if share >= was {
 			t.Errorf("%s: a share of %.3f of the chosen experts was missing, want less than the first run's %.3f",

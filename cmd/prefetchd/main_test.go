@@ -320,6 +320,14 @@ func plainRun(r *rig) *llama.Result {
 	return plainRuns.results[key]
 }
 
+// signal sends prefetchd a signal.
+func (h *helper) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	if err := h.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // summary waits for prefetchd to end, and returns its summary.
 func (h *helper) summary(t *testing.T) prefetch.Summary {
 	t.Helper()
@@ -587,9 +595,7 @@ func TestInterrupted(t *testing.T) {
 	r.start()
 	h := r.help("--lock")
 	r.waitLocked(h)
-	if err := h.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	h.signal(t, syscall.SIGTERM)
 	h.summary(t)
 	if left := r.locked(); left > 1<<20 {
 		t.Errorf("%d bytes stay locked", left)
@@ -655,9 +661,7 @@ func TestTargetUnharmedByDetach(t *testing.T) {
 	for range 3 {
 		h := r.help("--lock")
 		r.waitLocked(h)
-		if err := h.Process.Signal(os.Interrupt); err != nil {
-			t.Fatal(err)
-		}
+		h.signal(t, os.Interrupt)
 		h.summary(t)
 	}
 	r.finish()

@@ -130,18 +130,13 @@ func TestTableBesides(t *testing.T) {
 	})
 	limit := int64(0.5*float64(r.size)) + ownMemory
 	// Somebody takes memory for a moment, and with it the table. A prefetchd that looked just then would not be idle.
-	signal := func(s syscall.Signal) {
-		if err := h.Process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	signal(syscall.SIGSTOP)
+	h.signal(t, syscall.SIGSTOP)
 	for _, bytes := range []int64{limit / 2, limit} {
 		if err := r.group.SetLimit(bytes); err != nil {
 			t.Fatal(err)
 		}
 	}
-	signal(syscall.SIGCONT)
+	h.signal(t, syscall.SIGCONT)
 	r.finish()
 	s := h.summary(t)
 	t.Logf("tables %+v; %s", s.Tables, h.stderr.String())

@@ -153,9 +153,7 @@ func TestWaitsAsleep(t *testing.T) {
 	time.Sleep(4 * time.Second) // after its start it looks often for a while
 	checkAsleep(t, helpers)
 	for name, h := range helpers {
-		if err := h.Process.Signal(syscall.SIGINT); err != nil {
-			t.Fatal(err)
-		}
+		h.signal(t, syscall.SIGINT)
 		if err := h.Wait(); err != nil || strings.Contains(h.stderr.String(), "ggml") {
 			t.Errorf("%s: interrupted: %v, %s", name, err, h.stderr.String())
 		}
@@ -211,9 +209,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("%q: the status is %q, want an error", flags, out)
 		}
 	}
-	if err := h.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	h.signal(t, syscall.SIGINT)
 	if err := h.Wait(); err != nil {
 		t.Fatal(err)
 	}

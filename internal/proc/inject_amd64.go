@@ -190,7 +190,7 @@ func (p *Process) findSyscallCode() (address uint64, err error) {
 		}
 	}
 	// A process that is ending loses its memory before its pidfd says so.
-	if left, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.pid)); err != nil || len(left) == 0 {
+	if !HasMemory(p.pid) {
 		return 0, ErrNoProcess
 	}
 	return 0, ErrForeign
