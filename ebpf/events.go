@@ -183,8 +183,9 @@ func (t *Tracer) handleSelected(p *target, e *traceSelectedEvent, handle func(ev
 	})
 }
 
-// handleLookup sends the rows that an op is about to look up. Their numbers have arrived before, and what the op reads
-// has, too.
+// handleLookup sends the rows that an op is about to look up, if the table is in a file. Their numbers have arrived
+// before, and what the op reads has, too. The programs may not know whether the table is in a file: they cannot look
+// that up while another thread changes the target's memory map.
 func (t *Tracer) handleLookup(p *target, e *traceLookupEvent, handle func(event.Event) error) error {
 	known := t.cache.template(p, e.Id)
 	if e.Shape != 0 {
@@ -199,10 +200,13 @@ func (t *Tracer) handleLookup(p *target, e *traceLookupEvent, handle func(event.
 	if e.Shape != 0 {
 		seq = 0 // the ops of graphs have numbers of their own
 	}
-	// GET_ROWS has no other weight than the table.
+	table := known.op.Sources[0] // GET_ROWS has no other weight
+	if !table.InFile {
+		return nil
+	}
 	return handle(event.Lookup{
 		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode),
-		Graph: e.Graph, Seq: seq, Table: known.op.Sources[0], IDs: g.ids,
+		Graph: e.Graph, Seq: seq, Table: table, IDs: g.ids,
 	})
 }
 

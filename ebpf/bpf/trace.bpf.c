@@ -769,11 +769,12 @@ static __always_inline bool read_label(struct thread *th, u64 tensor) {
 	return tensor && !bpf_probe_read_user(th->label, sizeof(th->label), (void *)(tensor + th->layout.name));
 }
 
-/* Whether a source is a weight in a file that has so many bytes as want_lookups says. */
+/* Whether a source is a weight that has so many bytes as want_lookups says, in a file as far as is known. User space
+ * looks up what is not known, and then passes on only the rows of tables in files. */
 static __always_inline bool is_wanted_table(struct thread *th, u64 source) {
 	for (u32 i = 0; i < MAX_WEIGHTS; i++) {
 		const struct source *s = &th->template_event.src[i];
-		if (i < th->template_event.nsrc && th->weight[i] == source && s->flags & SOURCE_IN_FILE)
+		if (i < th->template_event.nsrc && th->weight[i] == source && s->flags & (SOURCE_IN_FILE | SOURCE_UNRESOLVED))
 			return want_lookups && s->ne[1] > 0 && s->nb[1] && s->ne[2] == 1 && s->ne[3] == 1 &&
 			    (u64)s->ne[1] >= want_lookups / s->nb[1];
 	}
