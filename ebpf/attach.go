@@ -140,8 +140,30 @@ func (t *Tracer) attachGroup(g probeGroup) error {
 		}
 		t.opts.Log.Debug("attached", "symbol", s.Symbol, "file", g.im.Path, "offset", s.Probe-s.Entry)
 	}
+	if err := t.noteProbed(sites); err != nil {
+		return err
+	}
 	if !slices.Contains(t.attachedPaths, g.im.Path) {
 		t.attachedPaths = append(t.attachedPaths, g.im.Path)
+	}
+	return nil
+}
+
+// noteProbed notes that probes were set on sites. If these see ops, they may have missed some of the decodes that have
+// begun: the library that computes may be mapped long after the one with llama_decode.
+func (t *Tracer) noteProbed(sites []ggml.Site) error {
+	if !slices.ContainsFunc(sites, func(s ggml.Site) bool {
+		return s.Role == ggml.RoleOp || s.Role == ggml.RoleFused || s.Role == ggml.RoleGraph
+	}) {
+		return nil
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the monotonic clock: %w", err)
+	}
+	t.probedAt = now.Nano()
+	for _, p := range t.targets {
+		p.partialDecode = p.lastDecode
 	}
 	return nil
 }

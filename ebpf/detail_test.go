@@ -516,8 +516,8 @@ func TestDerivedSteps(t *testing.T) {
 	ends := eventsOf[event.DecodeEnd](events)
 	slices.SortFunc(ends, func(a, b event.DecodeEnd) int { return int(a.Decode) - int(b.Decode) })
 	if want := []event.DecodeEnd{
-		{Time: 55, PID: 7, TID: 1}, {Time: 35, PID: 7, TID: 1, Decode: 1}, {Time: 50, PID: 7, TID: 2, Decode: 2},
-		{Time: 45, PID: 7, TID: 1, Decode: 3},
+		{Time: 55, PID: 7, TID: 1, Partial: true}, {Time: 35, PID: 7, TID: 1, Decode: 1},
+		{Time: 50, PID: 7, TID: 2, Decode: 2}, {Time: 45, PID: 7, TID: 1, Decode: 3},
 	}; !slices.Equal(ends, want) {
 		t.Errorf("ends %+v", ends)
 	}

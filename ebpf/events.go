@@ -99,7 +99,10 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		if err := p.noteDecode(int32(e.Tid), handle); err != nil {
 			return err
 		}
-		return handle(event.DecodeEnd{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: e.Decode})
+		return handle(event.DecodeEnd{
+			Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: e.Decode,
+			Partial: e.Decode <= p.partialDecode || t.probedAt == 0,
+		})
 	default:
 		return fmt.Errorf("the ring buffer holds an event of unknown kind %d", kind)
 	}
@@ -119,6 +122,7 @@ func (t *Tracer) handleDecodeBegin(p *target, e *traceDecodeEvent, handle func(e
 	if err := p.noteDecode(int32(e.Tid), handle); err != nil {
 		return err
 	}
+	p.noteBegin(e.Decode, int64(e.Time), t.probedAt)
 	begin := event.DecodeBegin{
 		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid),
 		Context: e.Context, Decode: e.Decode, Tokens: e.Tokens, Warmup: e.Warmup != 0,

@@ -42,7 +42,9 @@ type target struct {
 	mappingsAt time.Time               // when
 
 	// Its steps.
-	seesDecodes bool // llama_decode is observed, so steps need not be derived
+	seesDecodes   bool   // llama_decode is observed, so steps need not be derived
+	lastDecode    uint32 // the highest number of a decode that was seen to begin
+	partialDecode uint32 // the last decode that began before the probes on ops were set
 	// derived are the steps where it is not: llama_decode has no symbol, or other code computes (as
 	// in Ollama's own engine).
 	derived event.DerivedSteps
@@ -137,6 +139,14 @@ func gathersOf(ops []string) (to [traceLimitMAX_GATHERS]traceGather) {
 func (p *target) noteDecode(tid int32, handle func(event.Event) error) error {
 	p.seesDecodes = true
 	return p.derived.EndThread(tid, handle)
+}
+
+// noteBegin notes that a decode began at a time (in ns, CLOCK_MONOTONIC). Probes on ops were last set at probedAt.
+func (p *target) noteBegin(decode uint32, at, probedAt int64) {
+	p.lastDecode = max(p.lastDecode, decode)
+	if at < probedAt {
+		p.partialDecode = max(p.partialDecode, decode)
+	}
 }
 
 // deriveStep begins, extends or ends derived steps, and sets the op's decode.

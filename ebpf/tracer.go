@@ -62,6 +62,7 @@ type Tracer struct {
 	incomplete atomic.Uint64 // ops whose ids or template did not arrive
 	missed     atomic.Uint64 // hits for which the kernel did not run the programs
 	graphOps   uint64        // number of the last op, in graph detail
+	probedAt   int64         // when probes on ops or graphs were last set (ns, CLOCK_MONOTONIC); 0: never
 	scratch    event.Op
 }
 

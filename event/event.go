@@ -65,6 +65,8 @@ type DecodeEnd struct {
 	PID    int32
 	TID    int32
 	Decode uint32
+	// Partial means that ops of the step were missed, or may have been: it began before all probes were set.
+	Partial bool
 }
 
 // Op is one node of a ggml graph that reads at least one weight. If the capturer was asked for

@@ -33,6 +33,32 @@ func TestRelearning(t *testing.T) {
 	}
 }
 
+// A decode of which not all ops were seen teaches nothing. It does not contradict what is known, either.
+func TestPartialDecode(t *testing.T) {
+	r := newRig(t, 0.8, prefetch.Options{}, nil)
+	part := *r.cycle
+	decodePart := func(reads []pattern.CycleRead) {
+		t.Helper()
+		part.Reads = reads
+		r.Partial = true
+		if _, err := r.Run(1, &part, 1); err != nil {
+			t.Fatal(err)
+		}
+		r.Partial = false
+	}
+	decodePart(r.cycle.Reads[len(r.cycle.Reads)/2:])
+	if s := r.Summary(); s.Learned != 0 {
+		t.Errorf("learned %d times from a part of a decode, want 0", s.Learned)
+	}
+	r.run(3)
+	decodePart(nil)
+	r.run(3)
+	if s := r.Summary(); s.Learned != 1 || s.PerToken < r.cycle.Bytes() {
+		t.Errorf("learned %d times, want 1; a token is said to read %d bytes, want %d", s.Learned, s.PerToken,
+			r.cycle.Bytes())
+	}
+}
+
 // A target may come to read other weights, because some are computed elsewhere from now on, or no longer are. Its
 // reads are learned anew then, and it is helped with those.
 func TestElsewhere(t *testing.T) {

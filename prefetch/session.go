@@ -164,6 +164,7 @@ func (s *session) endDecode(e event.DecodeEnd) (ended step, err error) {
 			f.mixture.EndDecode()
 		}
 		switch {
+		case e.Partial: // what it read is not known
 		case f.HasMetCycle():
 			if s.contexts.Main == nil { // the cycle came from a file: this is the context that has it
 				s.contexts.Main = d.Context
@@ -276,7 +277,7 @@ func (s *session) noteBase(d *follow.Decode, file int, base uint64) (followed bo
 }
 
 // giveUp says that what was learned is no longer so: the phase changes to learn.
-func (s *session) giveUp(why string) error { return &change{&learnPhase{s}, why} }
+func (s *session) giveUp(why string) error { return &change{&learnPhase{s: s}, why} }
 
 // drop releases everything that is held of the cycle that is followed, and follows none.
 func (s *session) drop() error {
@@ -332,7 +333,7 @@ func (s *session) budget() int64 {
 
 // standBack changes to the phase that holds nothing.
 func (s *session) standBack(stood *StandBack) error {
-	return &change{&standBackPhase{learnPhase: learnPhase{s}, stood: stood}, string(stood.Reason)}
+	return &change{&standBackPhase{learnPhase: learnPhase{s: s}, stood: stood}, string(stood.Reason)}
 }
 
 // readsOther says whether the target may have begun to read other weights since it was asked last. Then no

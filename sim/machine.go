@@ -71,6 +71,7 @@ type Machine struct {
 	Batch      int32  // tokens of each decode from now on; 0 means 1
 	Ubatch     int32  // tokens that go through the model at once, for which Config.Route chooses; 0 means Batch
 	Warmup     bool   // decodes from now on belong to the warm-up
+	Partial    bool   // not all ops of decodes from now on are seen
 	Group      uint64 // the control group of target and helper; what is read from now on is charged to it
 	HidePayers bool   // PayingGroup tells nothing
 	cfg        Config
@@ -227,7 +228,7 @@ func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token
 				m.read(r)
 			}
 		}
-		m.send(event.DecodeEnd{Time: m.now, PID: 1, TID: 1, Decode: m.decode})
+		m.send(event.DecodeEnd{Time: m.now, PID: 1, TID: 1, Decode: m.decode, Partial: m.Partial})
 		if m.err != nil {
 			return all, m.err
 		}

@@ -228,9 +228,15 @@ func (r *Recorder) decideWarmup(s *step, m *model, ids []int32) {
 	s.mayBeWarmup = nil
 }
 
+// recordDecodeEnd closes a step. If not all of its ops were seen, it has no end, so that it does not count as a whole
+// step.
 func (r *Recorder) recordDecodeEnd(e event.DecodeEnd) error {
 	if s := r.steps.byThread[e.TID]; s != nil && s.decode == e.Decode {
-		if err := r.endStep(s, e.Time-r.begun); err != nil {
+		end := e.Time - r.begun
+		if e.Partial {
+			end = tables.NotObserved
+		}
+		if err := r.endStep(s, end); err != nil {
 			return err
 		}
 		r.stepOver = true

@@ -89,6 +89,9 @@ func TestRecorderSteps(t *testing.T) {
 	s.embed(3)
 	s.end()
 
+	begin(0xa, 1, 1) // not all of its ops were seen
+	s.handle(event.DecodeEnd{Time: s.time, TID: 7, Decode: s.decode, Partial: true})
+
 	s.decode++
 	s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: 0xa, Decode: s.decode, Tokens: 1, Derived: true})
 	// The decode's end comes when another one has begun. The capture ends within that.
@@ -96,8 +99,8 @@ func TestRecorderSteps(t *testing.T) {
 	s.handle(event.DecodeEnd{Time: s.time, TID: 7, Decode: s.decode - 1})
 
 	meta, c := s.finish()
-	if meta.Steps != 7 || meta.Tokens != 3+1+1+1 || meta.Contexts != 2 {
-		t.Errorf("%d steps, %d tokens, %d contexts; want 7, 6, 2", meta.Steps, meta.Tokens, meta.Contexts)
+	if meta.Steps != 8 || meta.Tokens != 3+1+1+1+1 || meta.Contexts != 2 {
+		t.Errorf("%d steps, %d tokens, %d contexts; want 8, 7, 2", meta.Steps, meta.Tokens, meta.Contexts)
 	}
 	steps := stepsOf(t, c)
 	for i := range steps {
@@ -118,7 +121,9 @@ func TestRecorderSteps(t *testing.T) {
 		{Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, Sequences: []int32{0, 1, 2}},
 		{Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, Sequences: []int32{0, 2}},
 		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 1, Sequences: []int32{1}},
-		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 2, End: tables.NotObserved, Derived: true},
+		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 2, Sequences: []int32{1},
+			End: tables.NotObserved},
+		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 3, End: tables.NotObserved, Derived: true},
 		{Context: 1, Phase: tables.PhaseGeneration, Tokens: 1, Token: 0, End: tables.NotObserved},
 	}
 	if !reflect.DeepEqual(steps, want) {

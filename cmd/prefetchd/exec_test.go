@@ -219,18 +219,28 @@ func (r *rig) startWaiting() (begin func()) {
 }
 
 // TestAttachBeforeLoad checks that a prefetchd that waits for its target to load ggml also helps with
-// the load of the model.
+// the load of the model. On a busy machine the target may have mapped its model first. Probes can then be set only when
+// that is loaded, and prefetchd helps from the first decode that it sees all of.
 func TestAttachBeforeLoad(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0.6, 36)
-	begin := r.startWaiting()
-	h := startHelper(t, r.target.Process.Pid, "--wait", "--always", "-v")
-	h.waitSettled(t)
-	begin()
-	r.finish()
-	if s := h.summary(t); !s.Guessed || !hasLearnedOnce(s, h.stderr.String()) || s.Streamed == 0 {
-		t.Errorf("summary %+v\n%s", s, h.stderr.String())
+	const tries = 3
+	for range tries {
+		r := newRig(t, 0.6, 36)
+		begin := r.startWaiting()
+		h := startHelper(t, r.target.Process.Pid, "--wait", "--always", "-v")
+		h.waitSettled(t)
+		begin()
+		r.finish()
+		s := h.summary(t)
+		if !hasLearnedOnce(s, h.stderr.String()) || s.Streamed == 0 {
+			t.Fatalf("summary %+v\n%s", s, h.stderr.String())
+		}
+		if s.Guessed {
+			return
+		}
+		t.Log("the target had loaded its model before prefetchd was ready")
 	}
+	t.Errorf("prefetchd did not help with the load of the model in %d tries", tries)
 }
 
 // TestExecStatus checks that prefetchd ends with the command's exit status, that the command's output

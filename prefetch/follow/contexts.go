@@ -157,13 +157,17 @@ func (cs *Contexts) BeginDecode(e event.DecodeBegin) *Decode {
 	return d
 }
 
-// EndDecode closes a thread's decode. It returns nil if its beginning was not seen.
+// EndDecode closes a thread's decode. It returns nil if its beginning was not seen. It is no lesson if not all of its
+// ops were seen.
 func (cs *Contexts) EndDecode(e event.DecodeEnd) *Decode {
 	d := cs.open[e.TID]
 	if d == nil || d.Number != e.Decode {
 		return nil
 	}
 	delete(cs.open, e.TID)
+	if e.Partial {
+		d.Lesson = nil
+	}
 	return d
 }
 
