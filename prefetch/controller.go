@@ -25,7 +25,7 @@ type Controller struct {
 func New(levers pages.Levers, opts Options) *Controller {
 	opts.setDefaults()
 	s := newSession(levers, opts)
-	return &Controller{s: s, phase: &learnPhase{s}, since: opts.Now()}
+	return &Controller{s: s, phase: &learnPhase{s: s}, since: opts.Now()}
 }
 
 // Handle takes the target's next event. Its error is a *StandBack when there is nothing to win, ErrPlanned at
@@ -120,7 +120,7 @@ func (c *Controller) Early(bytes int64, free room.Room) *StandBack {
 func (c *Controller) standBackUnobserved(stood *StandBack) *StandBack {
 	stood.at = c.s.now()
 	c.s.memory.wanted = stood.Bytes
-	c.phase, c.since = &standBackPhase{learnPhase: learnPhase{c.s}, stood: stood}, stood.at
+	c.phase, c.since = &standBackPhase{learnPhase: learnPhase{s: c.s}, stood: stood}, stood.at
 	return stood
 }
 
@@ -164,7 +164,11 @@ func (c *Controller) Look() (again bool, err error) {
 	if err != nil || why == "" {
 		return false, err
 	}
-	return true, c.settle(&change{&learnPhase{c.s}, why})
+	next := &learnPhase{s: c.s}
+	if why == unmapped {
+		next.before = p.stood
+	}
+	return true, c.settle(&change{next, why})
 }
 
 // ReadsRows says, after a StandBack because everything fits, whether the target has tables that have no room. Then

@@ -18,7 +18,11 @@ import (
 
 // learnPhase waits for the target. The next phase begins when a cycle is known: from observe, when a decode
 // ends, or from seek, when the target maps a model.
-type learnPhase struct{ s *session }
+type learnPhase struct {
+	s *session
+	// before is why the target was left alone until it unmapped its models; nil otherwise.
+	before *StandBack
+}
 
 func (p *learnPhase) name() Phase { return Learn }
 

@@ -72,16 +72,18 @@ func TestEarly(t *testing.T) {
 	}
 }
 
-// If everything fits nothing is held, until the room shrinks or another model is mapped.
+// If everything fits nothing is held, until the room shrinks or another model is mapped. A target that has unmapped its
+// models, as many do before they end, had nothing to win.
 func TestFits(t *testing.T) {
-	var more int64
+	var mapped models.Model
 	var opts prefetch.Options
-	opts.Target.Models = func() (models.Model, error) { return twoModels(more), nil }
+	opts.Target.Models = func() (models.Model, error) { return mapped, nil }
 	for name, change := range map[string]func(r *rig){
 		"a lower limit": func(r *rig) { r.SetLimit(r.cycle.Bytes()) },
-		"another model": func(*rig) { more = 300 * mib },
+		"another model": func(*rig) { mapped = twoModels(300 * mib) },
+		"no model":      func(*rig) { mapped = models.Model{} },
 	} {
-		more = 0
+		mapped = twoModels(0)
 		r := newRig(t, 1.5, opts, nil)
 		var stood *prefetch.StandBack
 		tokens, err := r.Run(1, r.cycle, 5)
@@ -98,6 +100,9 @@ func TestFits(t *testing.T) {
 		change(r)
 		if again, err := r.Look(); !again || err != nil {
 			t.Errorf("%s: Look after the change = %v, %v, want true", name, again, err)
+		}
+		if s := r.Summary(); strings.Contains(s.Idle, "fits") != (name == "no model") {
+			t.Errorf("%s: idle %q in the end", name, s.Idle)
 		}
 	}
 }

@@ -41,10 +41,12 @@ type Summary struct {
 	Experts *mixture.Summary `json:"experts,omitempty"` // nil unless the model has some that are helped
 	Tables  *lookup.Summary  `json:"tables,omitempty"`  // nil unless it has large ones of which rows are looked up
 
-	Learned   int     `json:"learned"`         // cycles that were followed, one after the other
-	Stored    bool    `json:"stored_pattern"`  // the first of them was Options.Stored
-	Guessed   bool    `json:"guessed_pattern"` // the first of them was a guess
-	Idle      string  `json:"idle"`            // why there was nothing to win in the end; empty if there was
+	Learned int  `json:"learned"`         // cycles that were followed, one after the other
+	Stored  bool `json:"stored_pattern"`  // the first of them was Options.Stored
+	Guessed bool `json:"guessed_pattern"` // the first of them was a guess
+	// Idle is why there was nothing to win in the end; empty if there was. If the target unmapped its models then, as
+	// many do before they end, it is why there was nothing to win until then.
+	Idle      string  `json:"idle"`
 	Queue     string  `json:"queue"`
 	StageSec  float64 `json:"stage_seconds"`  // spent on asking for reads
 	EvictSec  float64 `json:"evict_seconds"`  // spent on paging out
@@ -89,8 +91,13 @@ func (s *session) summary(in phase) Summary {
 		}
 	}
 	sum.Room, sum.Level = free.Bytes, free.Level
-	if p, is := in.(*standBackPhase); is {
+	switch p := in.(type) {
+	case *standBackPhase:
 		sum.Idle = p.stood.Error()
+	case *learnPhase:
+		if p.before != nil {
+			sum.Idle = p.before.Error()
+		}
 	}
 	if !w.firstHeld.IsZero() {
 		sum.FollowSec = s.now().Sub(w.firstHeld).Seconds()

@@ -45,7 +45,7 @@ func TestKeepWarm(t *testing.T) {
 	}
 	r.finish()
 	if s := h.summary(t); s.Warmed < full*7/10 || s.Warmed > full*11/10 || !strings.Contains(s.Idle, "fits") {
-		t.Errorf("summary %+v", s)
+		t.Errorf("summary %+v\n%s", s, h.stderr.String())
 	}
 }
 
