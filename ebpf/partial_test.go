@@ -14,8 +14,8 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// If the library that computes gets its probes while a decode runs, some of that decode's ops are missed. It is reported
-// as partial. All ops of the following decodes are seen.
+// If the library that computes gets its probes while a decode runs, some of that decode's ops are missed. It is
+// reported as partial. All ops of the following decodes are seen.
 func TestPartial(t *testing.T) {
 	in, o := llamaOptions(t, dense)
 	o.Tokens, o.Pause = 20, 50
