@@ -95,7 +95,7 @@ func TestGuardianKilled(t *testing.T) {
 // The caller's own files are not advised again in the end. Neither the changed setting nor the guardian
 // stays.
 func TestShrinkOwn(t *testing.T) {
-	testenv.NeedRoot(t)
+	testenv.NeedReadahead(t)
 	testenv.NeedMachine(t)
 	var files []*os.File
 	for range 2 {
