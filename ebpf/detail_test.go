@@ -90,14 +90,29 @@ func watchLossy(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Chi
 	if opts.Follow || tr.Ready() != nil {
 		release = func() error { return child.ReleaseHeld(opts.Follow, tr.AttachExeced) }
 	}
+	var events []event.Event
+	runToEnd(t, tr, child, func() error { before(child); return release() }, func(e event.Event) error {
+		events = append(events, copyEvent(e))
+		each(e)
+		return nil
+	})
+	c, err := tr.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Hits != c.OtherThreads+c.NoWeight+c.OpsSent+c.OpsLost+c.Unfinished+c.Faults || c.Received != c.OpsSent {
+		t.Errorf("counters %+v", c)
+	}
+	return events, child.PID(), c
+}
+
+// runToEnd runs a tracer until its target, which release lets go on, has ended.
+func runToEnd(t *testing.T, tr *Tracer, child *proc.Child, release func() error, handle func(event.Event) error) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var events []event.Event
 	done := make(chan error, 1)
-	go func() {
-		done <- tr.Run(ctx, func(e event.Event) error { events = append(events, copyEvent(e)); each(e); return nil })
-	}()
-	before(child)
+	go func() { done <- tr.Run(ctx, handle) }()
 	if err := release(); err != nil {
 		t.Fatal(err)
 	}
@@ -108,14 +123,6 @@ func watchLossy(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Chi
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	c, err := tr.Counters()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c.Hits != c.OtherThreads+c.NoWeight+c.OpsSent+c.OpsLost+c.Unfinished+c.Faults || c.Received != c.OpsSent {
-		t.Errorf("counters %+v", c)
-	}
-	return events, child.PID(), c
 }
 
 // copyEvent returns an event that the next one does not overwrite.

@@ -5,7 +5,6 @@ package ebpf
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"math"
@@ -270,42 +269,27 @@ func TestTellInputs(t *testing.T) {
 		return ts.Nano()
 	}
 	since := 0 // decodes that began after the last change
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() {
-		done <- tr.Run(ctx, func(e event.Event) error {
-			switch e := e.(type) {
-			case event.RouterInput:
-				told[e.Decode] = true
-			case event.DecodeBegin:
-				begun[e.Decode] = e.Time
-				if len(changes) == 0 || e.Time > changes[len(changes)-1].after {
-					since++
-				}
-				if since < 40 || len(changes) == 2 {
-					return nil
-				}
-				c := change{before: now()}
-				if err := tr.WantInputs(len(changes) == 1); err != nil {
-					return err
-				}
-				c.after = now()
-				changes, since = append(changes, c), 0
+	runToEnd(t, tr, child, child.Release, func(e event.Event) error {
+		switch e := e.(type) {
+		case event.RouterInput:
+			told[e.Decode] = true
+		case event.DecodeBegin:
+			begun[e.Decode] = e.Time
+			if len(changes) == 0 || e.Time > changes[len(changes)-1].after {
+				since++
 			}
-			return nil
-		})
-	}()
-	if err := child.Release(); err != nil {
-		t.Fatal(err)
-	}
-	if status, err := child.Wait(); status != 0 || err != nil {
-		t.Errorf("the target ended with %d, %v", status, err)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+			if since < 40 || len(changes) == 2 {
+				return nil
+			}
+			c := change{before: now()}
+			if err := tr.WantInputs(len(changes) == 1); err != nil {
+				return err
+			}
+			c.after = now()
+			changes, since = append(changes, c), 0
+		}
+		return nil
+	})
 	if len(changes) != 2 || since < 10 {
 		t.Fatalf("%d changes, %d decodes after the last one", len(changes), since)
 	}

@@ -3,7 +3,6 @@ package ebpf
 // This file tests which decodes are reported as partial.
 
 import (
-	"context"
 	"io"
 	"path/filepath"
 	"strings"
@@ -50,7 +49,7 @@ func TestPartial(t *testing.T) {
 	tr.main.search.next = time.Now().Add(time.Hour) // only the test looks for further libraries
 	const attachAt = 3                              // the decode whose beginning lets the test set the other probes
 	ops, partial := map[uint32]int{}, map[uint32]bool{}
-	handle := func(e event.Event) error {
+	runToEnd(t, tr, child, child.Release, func(e event.Event) error {
 		switch e := e.(type) {
 		case event.DecodeBegin:
 			if e.Decode == attachAt {
@@ -62,21 +61,7 @@ func TestPartial(t *testing.T) {
 			ops[e.Decode]++
 		}
 		return nil
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- tr.Run(ctx, handle) }()
-	if err := child.Release(); err != nil {
-		t.Fatal(err)
-	}
-	if status, err := child.Wait(); status != 0 || err != nil {
-		t.Errorf("the target ended with %d, %v", status, err)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	})
 	last := uint32(len(partial))
 	if last <= attachAt || !partial[attachAt] || partial[last] || ops[last] == 0 {
 		t.Fatalf("partial decodes %v, ops %v", partial, ops)

@@ -228,8 +228,8 @@ func (r *Recorder) decideWarmup(s *step, m *model, ids []int32) {
 	s.mayBeWarmup = nil
 }
 
-// recordDecodeEnd closes a step. If not all of its ops were seen, it has no end, so that it does not count as a whole
-// step.
+// recordDecodeEnd closes a step. If not all of its ops were seen, it has no end: its time is not that of what is known
+// of it.
 func (r *Recorder) recordDecodeEnd(e event.DecodeEnd) error {
 	if s := r.steps.byThread[e.TID]; s != nil && s.decode == e.Decode {
 		end := e.Time - r.begun
