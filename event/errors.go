@@ -16,6 +16,8 @@ var (
 	ErrOutside = errors.New("weights are read outside the model file's mapping")
 	// ErrNoDecode: the target or the capture ended before a decode was seen.
 	ErrNoDecode = errors.New("no decode was seen")
+	// ErrLost: events were lost. Counters.Lost has their number, and Counters says why.
+	ErrLost = errors.New("events were lost")
 	// ErrLayout: tensors read from the target contradict the model file: the assumed layout of
 	// ggml_tensor is wrong.
 	ErrLayout = errors.New("the target's ggml_tensor has a layout that this version does not know")

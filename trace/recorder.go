@@ -354,7 +354,8 @@ func (r *Recorder) seen() Seen {
 
 // Finish ends the capture and returns its description. Call it once, after the last event. cause is
 // why the capture stopped early, nil if it did not. With the errors ErrOutside and ErrNoDecode the
-// capture is still valid and holds what was seen.
+// capture is still valid and holds what was seen. ErrNoDecode comes with ErrLost if a decode may have
+// been missed because of that.
 func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	if err := r.closeTables(cause); err != nil {
 		return nil, err
@@ -369,6 +370,9 @@ func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 			advice = r.opts.Advise(r.command)
 		}
 		return &r.meta, event.OutsideError(r.meta.Outside.Tensors, r.meta.Outside.Bytes, advice)
+	case r.meta.Steps == 0 && r.meta.Counters.Lost() > 0:
+		return &r.meta, fmt.Errorf("%w, but %d %w, and the beginning of a decode may be among them",
+			event.ErrNoDecode, r.meta.Counters.Lost(), event.ErrLost)
 	case r.meta.Steps == 0:
 		return &r.meta, fmt.Errorf("%w: the target ended, or the capture did, before llama_decode was called",
 			event.ErrNoDecode)

@@ -224,6 +224,25 @@ func TestCountersAndTarget(t *testing.T) {
 	}
 }
 
+// A decode whose beginning was lost looks like none. The error says that it may be so.
+func TestNoDecodeOfLost(t *testing.T) {
+	for _, follow := range []bool{false, true} {
+		var counters event.Counters
+		x := newTarget(t, func(o *RecorderOptions) {
+			o.Follow = follow
+			o.Counters = func() (event.Counters, error) { return counters, nil }
+		})
+		counters.OthersLost = 7
+		_, err := x.s.Finish(nil)
+		if !errors.Is(err, event.ErrNoDecode) || !errors.Is(err, event.ErrLost) || !strings.Contains(err.Error(), "7") {
+			t.Errorf("follow %v: error %v; want %v, and that 7 %v", follow, err, event.ErrNoDecode, event.ErrLost)
+		}
+		if strings.Contains(err.Error(), "\n") {
+			t.Errorf("error %v; want one line", err)
+		}
+	}
+}
+
 // envVictim makes the test binary capture without end, until it is killed.
 const envVictim = "TENSORCAST_TEST_VICTIM"
 

@@ -21,6 +21,7 @@ func (o *options) advise(err error) error {
 		advice string
 		hidden bool // the advice does not apply to this command line
 	}{
+		{when: event.ErrLost, advice: ": use a larger --buffer"},
 		{when: event.ErrOldGGML, advice: ": trace its graphs with --detail graph"},
 		{when: event.ErrUserNamespace, advice: "; or use --preload", hidden: o.pid != 0},
 		{when: event.ErrNoBTF, advice: ", or use --preload"},

@@ -32,6 +32,7 @@ func TestAdvice(t *testing.T) {
 		trace.ErrOccupied:       "-o",
 		event.ErrPermission:     "",
 		event.ErrNoDecode:       "",
+		event.ErrLost:           "--buffer",
 		proc.ErrNoProcess:       "",
 		proc.ErrForeignProc:     "",
 	} {

@@ -184,7 +184,7 @@ func (s *session) run(ctx context.Context) (int, error) {
 		return 0, runErr
 	case errors.Is(finishErr, event.ErrNoDecode),
 		finishErr != nil && errors.Is(s.capture.Explain(), event.ErrOldGGML):
-		return s.explainNothing(status)
+		return s.explainNothing(status, finishErr)
 	case finishErr != nil:
 		return 0, finishErr
 	}
@@ -213,13 +213,15 @@ func (s *session) export(ctx context.Context, metas []*tables.Meta) error {
 	return nil
 }
 
-// explainNothing explains why no decode, or no op, was seen. If the command itself failed, its exit
-// status is kept.
-func (s *session) explainNothing(status int) (int, error) {
+// explainNothing explains why no decode, or no op, was seen. finishErr is what the session's end returned.
+// If the command itself failed, its exit status is kept.
+func (s *session) explainNothing(status int, finishErr error) (int, error) {
 	err := s.capture.Explain()
 	if c := s.children.computing; c.PID != 0 && !errors.Is(err, event.ErrOldGGML) {
 		err = fmt.Errorf("%w in the process itself: process %d (%s), which it started, %w", event.ErrNoDecode,
 			c.PID, visible.Line(c.Name), errChildComputes)
+	} else if err == nil && errors.Is(finishErr, event.ErrLost) {
+		err = finishErr
 	} else if err == nil {
 		err = fmt.Errorf("%w: %s before llama_decode was called",
 			event.ErrNoDecode, cmp.Or(s.capture.Ending(), "the capture ended"))
@@ -236,7 +238,7 @@ func (s *session) explainNothing(status int) (int, error) {
 func checkComplete(metas []*tables.Meta) error {
 	for _, m := range metas {
 		if n := m.Counters.Lost(); n > 0 {
-			return fmt.Errorf("%d events were lost: use a larger --buffer", n)
+			return fmt.Errorf("%d %w", n, event.ErrLost)
 		}
 		if n := m.Counters.Incomplete(); n > 0 {
 			return fmt.Errorf("%d ops could not be read whole: --json tells why (its counters)", n)
