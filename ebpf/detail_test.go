@@ -593,6 +593,90 @@ func TestFindFileOfTheUnmapped(t *testing.T) {
 	}
 }
 
+// A source is resolved in a file that the target has unmapped just before, unless it has mapped another one there.
+func TestResolvedAfterUnmapping(t *testing.T) {
+	size := os.Getpagesize()
+	p := &target{pid: os.Getpid(), ops: []string{"MUL_MAT"}, cache: newCache(8), files: map[string]event.FileID{}}
+	// mapFile makes a file and maps it, at an address if that is not nil.
+	mapFile := func(name string, at unsafe.Pointer) (proc.FileID, unsafe.Pointer) {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		flags := unix.MAP_SHARED
+		if at != nil {
+			flags |= unix.MAP_FIXED
+		}
+		mapped, err := unix.MmapPtr(int(f.Fd()), 0, at, uintptr(size), unix.PROT_READ, flags)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, err := proc.FileOf(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id, mapped
+	}
+	// resolve learns of an op that reads a weight at an address.
+	resolve := func(at unsafe.Pointer) event.Source {
+		p.mappingsAt = time.Time{}
+		s := event.Source{Data: uint64(uintptr(at))}
+		if !p.resolveSource(&s) {
+			t.Fatalf("%p was not resolved", at)
+		}
+		return s
+	}
+	first, a := mapFile("a", nil)
+	other, b := mapFile("b", nil)
+	last, c := mapFile("c", nil)
+	defer unix.MunmapPtr(c, uintptr(size))
+	if s := resolve(a); !s.InFile || s.File.Ino != first.Ino {
+		t.Fatalf("while it is mapped: %+v, want inode %d", s, first.Ino)
+	}
+	replacing, _ := mapFile("d", b)
+	defer unix.MunmapPtr(b, uintptr(size))
+	if err := unix.MunmapPtr(a, uintptr(size)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []struct {
+		at  unsafe.Pointer
+		ino uint64
+	}{{c, last.Ino}, {a, first.Ino}, {b, replacing.Ino}, {a, first.Ino}} {
+		if s := resolve(want.at); !s.InFile || s.File.Ino != want.ino {
+			t.Errorf("after unmapping: %+v, want inode %d", s, want.ino)
+		}
+	}
+	if _, ok := p.findMapping(uint64(uintptr(b)), func(id proc.FileID) bool { return id.Ino == other.Ino }); ok {
+		t.Error("a file is found where another one has taken its place")
+	}
+	for i := range p.unmapped {
+		p.unmapped[i].at = time.Now().Add(-2 * lateReader)
+	}
+	if s := resolve(a); s.InFile {
+		t.Errorf("long after unmapping: %+v, want no file", s)
+	}
+}
+
+// The mappings that are remembered are bounded, and the newest remain.
+func TestUnmappedAreBounded(t *testing.T) {
+	p := &target{}
+	var files []proc.Mapping
+	for i := range uint64(2 * maxUnmapped) {
+		files = append(files, proc.Mapping{Start: i << 20, End: i<<20 + 4096})
+	}
+	p.setMappings(files, time.Now())
+	p.setMappings(nil, time.Now())
+	if oldest := p.unmapped[0].Start >> 20; len(p.unmapped) != maxUnmapped || oldest != maxUnmapped {
+		t.Errorf("%d mappings, the oldest is number %d; want %d of them and number %d", len(p.unmapped), oldest,
+			maxUnmapped, maxUnmapped)
+	}
+}
+
 // A source whose mapping cannot be found any more is counted, and its op is marked as clipped.
 func TestUnresolved(t *testing.T) {
 	gone := exec.Command("true")

@@ -5,6 +5,7 @@ package ebpf
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -40,6 +41,7 @@ type target struct {
 	fileFound  map[event.FileID]bool   // at most maxFiles: whether the file could be found
 	mappings   []proc.Mapping          // its memory map, as refreshMappings read it
 	mappingsAt time.Time               // when
+	unmapped   []unmapping             // at most maxUnmapped, the newest last
 
 	// Its steps.
 	seesDecodes   bool   // llama_decode is observed, so steps need not be derived
@@ -53,6 +55,19 @@ type target struct {
 // maxFiles is how many files a process may read weights from. Split models have up to some thousand
 // parts. Captures and patterns hold as many files.
 const maxFiles = 1 << 12
+
+// unmapping is a mapping of a file that the target has no more.
+type unmapping struct {
+	proc.Mapping
+	at time.Time // when the memory map was read without it
+}
+
+// Mappings that have gone are remembered, because events that are about them may still be in the buffer: a target that
+// ends unmaps its models. An event waits for less than lateReader.
+const (
+	lateReader  = 10 * time.Second
+	maxUnmapped = 1 << 12
+)
 
 // template is what the op of a node reads. Op events refer to it by id.
 type template struct {
@@ -272,10 +287,11 @@ var errNotMapped = errors.New("the file is mapped no more")
 // The memory map is read once for many files: it is as long as there are parts of a model. What was read before is
 // looked at first: a target that is about to end may have unmapped the file since then.
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
-	m, ok := p.findMapping(id, address)
+	isSame := func(f proc.FileID) bool { return f.Ino == id.Ino }
+	m, ok := p.findMapping(address, isSame)
 	if !ok {
 		p.refreshMappings(address)
-		m, ok = p.findMapping(id, address)
+		m, ok = p.findMapping(address, isSame)
 	}
 	if ok {
 		p.files[m.Path] = id
@@ -304,15 +320,23 @@ func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc
 		id.Dev, id.Ino, proc.ErrNoProcess)
 }
 
-// findMapping returns what the memory map that was read last has of a file at an address.
-func (p *target) findMapping(id event.FileID, address uint64) (proc.Mapping, bool) {
-	i := slices.IndexFunc(p.mappings, func(m proc.Mapping) bool {
-		return address >= m.Start && address < m.End && m.File.Ino == id.Ino
-	})
-	if i < 0 {
-		return proc.Mapping{}, false
+// findMapping returns what the target maps at an address, by the memory map that was read last, or has unmapped there.
+// wanted, if not nil, says which files are looked for.
+func (p *target) findMapping(address uint64, wanted func(proc.FileID) bool) (proc.Mapping, bool) {
+	matches := func(m *proc.Mapping) bool {
+		return address >= m.Start && address < m.End && (wanted == nil || wanted(m.File))
 	}
-	return p.mappings[i], true
+	for i := range p.mappings {
+		if matches(&p.mappings[i]) {
+			return p.mappings[i], true
+		}
+	}
+	for i := range slices.Backward(p.unmapped) {
+		if matches(&p.unmapped[i].Mapping) {
+			return p.unmapped[i].Mapping, true
+		}
+	}
+	return proc.Mapping{}, false
 }
 
 // mapInterval is how old the memory map may be in which sources are looked up. A target that starts
@@ -335,8 +359,30 @@ func (p *target) refreshMappings(address uint64) {
 	p.mappingsAt = now
 	files, err := p.cache.readMappings(p.pid)
 	if err == nil && (p.mappings == nil || reachesBeyond(files, address)) {
-		p.mappings = files
+		p.setMappings(files, now)
 	}
+}
+
+// setMappings stores a memory map that was read just now. It remembers for a while what has gone since the one before,
+// unless another file is mapped there.
+func (p *target) setMappings(files []proc.Mapping, now time.Time) {
+	gone := p.unmapped
+	for _, m := range p.mappings {
+		gone = append(gone, unmapping{m, now})
+	}
+	p.unmapped = slices.DeleteFunc(gone, func(m unmapping) bool {
+		return now.Sub(m.at) > lateReader || overlaps(files, m.Mapping)
+	})
+	p.unmapped = slices.Clone(p.unmapped[max(0, len(p.unmapped)-maxUnmapped):])
+	p.mappings = files
+}
+
+// overlaps reports whether a memory map, which is in ascending order, has a file in the range of a mapping.
+func overlaps(files []proc.Mapping, m proc.Mapping) bool {
+	i, _ := slices.BinarySearchFunc(files, m.Start, func(f proc.Mapping, start uint64) int {
+		return cmp.Compare(f.End, start+1) // the first that ends behind start
+	})
+	return i < len(files) && files[i].Start < m.End
 }
 
 // resolveSource finds the mapping of a source for which the program could not search the memory
@@ -344,20 +390,16 @@ func (p *target) refreshMappings(address uint64) {
 // that far.
 func (p *target) resolveSource(s *event.Source) bool {
 	p.refreshMappings(s.Data)
-	if !reachesBeyond(p.mappings, s.Data) {
-		return false
+	m, ok := p.findMapping(s.Data, nil)
+	if !ok {
+		return reachesBeyond(p.mappings, s.Data) // in no file: the weight was copied
 	}
-	for _, m := range p.mappings {
-		if s.Data >= m.Start && s.Data < m.End {
-			id, known := p.files[m.Path]
-			if !known {
-				id = m.File
-			}
-			s.InFile, s.File, s.Offset = true, id, int64(s.Data-m.Start+m.Offset)
-			return true
-		}
+	id, known := p.files[m.Path]
+	if !known {
+		id = m.File
 	}
-	return true // in no file: the weight was copied
+	s.InFile, s.File, s.Offset = true, id, int64(s.Data-m.Start+m.Offset)
+	return true
 }
 
 // readCommand stores the process's command line, if there is one.
