@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/internal/proc"
 	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/room"
 )
@@ -154,7 +155,7 @@ func (c *Controller) Spare() (*StandBack, error) {
 }
 
 // Look says, after a StandBack, whether there is something to win by now. Then the target's events are needed
-// again. It costs little, and should be asked once a second.
+// again. It costs little, and should be asked once a second. The error is proc.ErrNoProcess if the target has ended.
 func (c *Controller) Look() (again bool, err error) {
 	p, is := c.phase.(*standBackPhase)
 	if !is {
@@ -164,9 +165,14 @@ func (c *Controller) Look() (again bool, err error) {
 	if err != nil || why == "" {
 		return false, err
 	}
+	// A target that ends frees its memory and unmaps its models before it is gone. That is what has changed then.
+	m, err := c.s.models()
+	if errors.Is(err, proc.ErrNoProcess) {
+		return false, err
+	}
 	next := &learnPhase{s: c.s}
-	if why == unmapped {
-		next.before = p.stood
+	if err == nil && m.Size() == 0 && p.stood.mapped > 0 && !p.stood.early {
+		why, next.before = "the target has unmapped its models", p.stood
 	}
 	return true, c.settle(&change{next, why})
 }

@@ -189,9 +189,6 @@ func (p *standBackPhase) findChange() (why string, err error) {
 	return "", nil
 }
 
-// unmapped is the change of a target that has unmapped its models. Many do so before they end.
-const unmapped = "the target has unmapped its models"
-
 // lookAtMaps says whether the target maps other models, or has less room for them.
 func (p *standBackPhase) lookAtMaps() (why string, err error) {
 	s, stood := p.s, p.stood
@@ -203,8 +200,6 @@ func (p *standBackPhase) lookAtMaps() (why string, err error) {
 		return why, nil
 	}
 	switch mapped := m.Size(); {
-	case mapped == 0 && stood.mapped > 0 && !stood.early:
-		return unmapped, nil
 	case mapped > stood.mapped, mapped < stood.mapped && !stood.early:
 		return "the target maps other models", nil
 	case stood.Reason == Fits && s.memory.room.Bytes < stood.Bytes:

@@ -4,6 +4,7 @@ package prefetch_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/gguf"
+	"tensorcast/internal/proc"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/models"
@@ -220,6 +222,45 @@ func TestJudged(t *testing.T) {
 	r.Rest(time.Minute)
 	if again, err := r.Look(); !again || err != nil {
 		t.Errorf("Look once the target can be helped = %v, %v, want true", again, err)
+	}
+}
+
+// What changes because the target ends is nothing to win: the summary still says why there was nothing. A target that
+// ends can be judged when it maps no model any more, and then seems to be one that can be helped.
+func TestChangesOfEnding(t *testing.T) {
+	gone := fmt.Errorf("process 7: %w", proc.ErrNoProcess)
+	var mapped models.Model
+	var modelsErr, verdict error
+	target := prefetch.Target{
+		Judge:  func() error { return verdict },
+		Models: func() (models.Model, error) { return mapped, modelsErr },
+	}
+	for name, tc := range map[string]struct {
+		verdict error
+		ample   float64 // share of the model that has room
+		change  func(*rig)
+	}{
+		"judged": {errors.New("it lies on tmpfs"), 0.7, func(r *rig) { verdict = nil; r.Rest(time.Minute) }},
+		"fits":   {nil, 1.5, func(r *rig) { r.SetLimit(r.cycle.Bytes()) }},
+	} {
+		for end, err := range map[string]error{"has ended": gone, "has unmapped its model": nil} {
+			mapped, modelsErr, verdict = twoModels(0), nil, tc.verdict
+			r := newRig(t, tc.ample, prefetch.Options{Target: target}, nil)
+			r.Map(0, true)
+			var stood *prefetch.StandBack
+			if _, err := r.Run(1, r.cycle, 5); !errors.As(err, &stood) {
+				t.Fatalf("%s: %v, want a stand back", name, err)
+			}
+			tc.change(r)
+			mapped, modelsErr = models.Model{}, err
+			if again, err := r.Look(); again != (modelsErr == nil) || !errors.Is(err, modelsErr) {
+				t.Errorf("%s, the target %s: Look = %v, %v; want %v, %v", name, end, again, err, modelsErr == nil,
+					modelsErr)
+			}
+			if got := r.Summary().Idle; got != stood.Error() {
+				t.Errorf("%s, the target %s: idle %q, want %q", name, end, got, stood.Error())
+			}
+		}
 	}
 }
 

@@ -48,7 +48,8 @@ func TestFileSystems(t *testing.T) {
 				_ = r.target.Wait()
 				s := h.summary(t)
 				if !strings.Contains(s.Idle, "tmpfs") || s.Streamed != 0 {
-					t.Errorf("streamed %d bytes, idle %q; want none, because it is in memory", s.Streamed, s.Idle)
+					t.Errorf("streamed %d bytes, idle %q; want none, because it is in memory\n%s", s.Streamed, s.Idle,
+						h.stderr.String())
 				}
 				return
 			}
