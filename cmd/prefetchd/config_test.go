@@ -294,6 +294,7 @@ func TestBudgetOf(t *testing.T) {
 	testenv.NeedRoot(t)
 	const budget = 60 << 20
 	r := newRig(t, 2, 40)
+	r.options.Pause = 50 // so that it can be helped, however busy the machine is
 	r.start()
 	h := r.help("--budget", "1GB", "--budget-of", filepath.Base(r.options.Model)+"=60MiB",
 		"--budget-of", "nobody-has-this-name=1MB")
