@@ -651,7 +651,7 @@ func TestResolvedAfterUnmapping(t *testing.T) {
 			t.Errorf("after unmapping: %+v, want inode %d", s, want.ino)
 		}
 	}
-	if _, ok := p.findMapping(uint64(uintptr(b)), func(id proc.FileID) bool { return id.Ino == other.Ino }); ok {
+	if _, ok := p.findMapping(uint64(uintptr(b)), other.Ino); ok {
 		t.Error("a file is found where another one has taken its place")
 	}
 	for i := range p.unmapped {

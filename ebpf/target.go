@@ -62,8 +62,8 @@ type unmapping struct {
 	at time.Time // when the memory map was read without it
 }
 
-// Mappings that have gone are remembered, because events that are about them may still be in the buffer: a target that
-// ends unmaps its models. An event waits for less than lateReader.
+// Mappings that have gone are remembered for a while, because events about them may still be in the buffer: a target
+// that ends unmaps its models. No event is expected to wait longer than lateReader.
 const (
 	lateReader  = 10 * time.Second
 	maxUnmapped = 1 << 12
@@ -287,11 +287,10 @@ var errNotMapped = errors.New("the file is mapped no more")
 // The memory map is read once for many files: it is as long as there are parts of a model. What was read before is
 // looked at first: a target that is about to end may have unmapped the file since then.
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
-	isSame := func(f proc.FileID) bool { return f.Ino == id.Ino }
-	m, ok := p.findMapping(address, isSame)
+	m, ok := p.findMapping(address, id.Ino)
 	if !ok {
 		p.refreshMappings(address)
-		m, ok = p.findMapping(address, isSame)
+		m, ok = p.findMapping(address, id.Ino)
 	}
 	if ok {
 		p.files[m.Path] = id
@@ -321,10 +320,10 @@ func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc
 }
 
 // findMapping returns what the target maps at an address, by the memory map that was read last, or has unmapped there.
-// wanted, if not nil, says which files are looked for.
-func (p *target) findMapping(address uint64, wanted func(proc.FileID) bool) (proc.Mapping, bool) {
+// inode is that of the file that is looked for; 0 for any file.
+func (p *target) findMapping(address, inode uint64) (proc.Mapping, bool) {
 	matches := func(m *proc.Mapping) bool {
-		return address >= m.Start && address < m.End && (wanted == nil || wanted(m.File))
+		return address >= m.Start && address < m.End && (inode == 0 || inode == m.File.Ino)
 	}
 	for i := range p.mappings {
 		if matches(&p.mappings[i]) {
@@ -390,7 +389,7 @@ func overlaps(files []proc.Mapping, m proc.Mapping) bool {
 // that far.
 func (p *target) resolveSource(s *event.Source) bool {
 	p.refreshMappings(s.Data)
-	m, ok := p.findMapping(s.Data, nil)
+	m, ok := p.findMapping(s.Data, 0)
 	if !ok {
 		return reachesBeyond(p.mappings, s.Data) // in no file: the weight was copied
 	}
