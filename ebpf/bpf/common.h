@@ -89,7 +89,9 @@ struct target_config {
 	struct layout layout;
 	u32 follow;
 	u32 samples; /* tensors sent raw so far, with which user space checks the offsets */
-	u64 named;   /* inode of the last file for which the reader was woken to find its path */
+	/* inode of the last file for which the reader was woken to find its path; NO_FILE where it was woken for a weight
+	 * whose file the programs could not find */
+	u64 named;
 	/* For page-ins: the op begun last in any thread, because the other compute threads work on the
 	 * same op. */
 	u32 decode;

@@ -44,6 +44,7 @@ enum op_flag {
 	OP_TAPPED = 32,
 };
 #define EBUSY 16
+#define NO_FILE (~0ULL) /* no file's inode number */
 /* What is sent when an op begins. */
 enum tap {
 	TAP_NONE,
@@ -711,8 +712,8 @@ static __always_inline bool read_node(struct thread *th, u64 node, u32 *op) {
 	return true;
 }
 
-/* Sends th->template_event. If it has a file that is new, the reader is woken at once. It finds the
- * file's path in the target's memory map, which exists only as long as the target does. */
+/* Sends th->template_event. The reader is woken at once if a weight lies in a file that is new, or if nobody knows yet
+ * where any weight lies. It reads the target's memory map, which exists only as long as the target does. */
 static __always_inline bool send_template(struct thread *th) {
 	struct template_event *tm = &th->template_event;
 	struct target_config *cfg = this_target();
@@ -720,11 +721,17 @@ static __always_inline bool send_template(struct thread *th) {
 	u32 n = tm->nsrc;
 	if (n > MAX_WEIGHTS)
 		n = MAX_WEIGHTS;
-	for (u32 i = 0; cfg && i < MAX_WEIGHTS; i++)
-		if (i < n && tm->src[i].flags & SOURCE_IN_FILE && tm->src[i].ino != cfg->named) {
+	for (u32 i = 0; cfg && i < MAX_WEIGHTS; i++) {
+		if (i >= n)
+			break;
+		if (tm->src[i].flags & SOURCE_IN_FILE && tm->src[i].ino != cfg->named) {
 			cfg->named = tm->src[i].ino;
 			flags = BPF_RB_FORCE_WAKEUP;
+		} else if (tm->src[i].flags & SOURCE_UNRESOLVED && !cfg->named) {
+			cfg->named = NO_FILE;
+			flags = BPF_RB_FORCE_WAKEUP;
 		}
+	}
 	u64 size = __builtin_offsetof(struct template_event, src) + n * sizeof(struct source);
 	if (!bpf_ringbuf_output(&events, tm, size, flags))
 		return true;
