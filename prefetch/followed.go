@@ -265,6 +265,13 @@ func (f *followed) fits() (*StandBack, error) {
 	return stood, nil
 }
 
+// mayFit reports whether a guess may prove right by which all but the tables fits. Then nothing of them is to be paged
+// out.
+func (f *followed) mayFit() bool {
+	return f.seek.guessed && f.memory.room.Level != room.LevelBudget &&
+		f.memory.room.Bytes-f.window.bytes >= f.schedule.Bytes+f.routed
+}
+
 // upkeep does what is due in every phase that follows a cycle: it looks whether the cycle is still what the
 // target reads, collects reads, and follows the room for the model.
 func (f *followed) upkeep() error {

@@ -247,6 +247,43 @@ func TestLoading(t *testing.T) {
 	}
 }
 
+// A load that the Controller meets when it is over leaves tables in memory. If all else may fit, they stay until it is
+// known that it does. A budget is never room enough.
+func TestLoadedBesidesTables(t *testing.T) {
+	model := &gguftest.Model{Tensors: loadedTensors()}
+	for i := range model.Tensors {
+		if m := &model.Tensors[i]; m.Name == event.TokenEmbeddings {
+			m.Shape[1] *= 3 // to be large enough for a table
+		}
+	}
+	for budget, stays := range map[int64]bool{0: true, 320 * mib: false} {
+		l := newLoaderOf(t, model, 1.2, prefetch.Options{Budget: budget}, nil, nil)
+		if err := l.Sleep(time.Second); err != nil { // it sees that nothing is mapped
+			t.Fatal(err)
+		}
+		l.mapped = true
+		l.Attach(&untickedLoader{l})
+		l.runContext(1, l.inOrder, 1)
+		l.Attach(l)
+		if err := l.Sleep(time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.Status().LoopPhase; got != prefetch.Stream || !l.Summary().Guessed {
+			t.Fatalf("budget %d: phase %s, want %s by a guess", budget, got, prefetch.Stream)
+		}
+		l.endLoad()
+		l.report()
+		_, err := l.Run(1, l.cycle, 3)
+		var stood *prefetch.StandBack
+		if fits := errors.As(err, &stood) && stood.Reason == prefetch.Fits && stood.Tables > 0; fits != stays {
+			t.Errorf("budget %d: %v, want that all but the tables fits: %v", budget, err, stays)
+		}
+		if x := l.Summary().Tables; x == nil || (x.Strays == 0) != stays {
+			t.Errorf("budget %d: tables %+v", budget, x)
+		}
+	}
+}
+
 // A server that sleeps unmaps its model. When it wakes it is helped to load it again, as often as that happens.
 func TestLoadedAgain(t *testing.T) {
 	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)

@@ -75,7 +75,7 @@ func (f *followed) moveWindow() error {
 	if err := f.sweepStray(); err != nil {
 		return err
 	}
-	if f.tables != nil {
+	if f.tables != nil && !f.mayFit() {
 		if err := f.tables.Sweep(); err != nil {
 			return err
 		}

@@ -116,19 +116,25 @@ func TestTable(t *testing.T) {
 func TestTableBesides(t *testing.T) {
 	t.Parallel()
 	testenv.NeedRoot(t)
+	const share = 0.4 // of the model: room for its weights, and never for all of its table
 	path := llamatest.Model(t, tableConfig)
-	r := newRigOf(t, "table besides", path, 0.5, 20)
+	r := newRigOf(t, "table besides", path, share, 20)
 	r.options.Prompt, r.options.Idle = wordsOf(100), 4
 	plainRun(r)
 	dropFromCache(t, path)
 	r.start()
-	h := r.help()
+	h := r.help("-v")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("standard error:\n%s", h.stderr.String())
+		}
+	})
 	testenv.WaitFor(t, "prefetchd to be idle", func() bool {
 		said := h.stderr.String()
 		return strings.Contains(said, "everything fits") &&
 			strings.Contains(said, "rows are read when they are looked up")
 	})
-	limit := int64(0.5*float64(r.size)) + ownMemory
+	limit := int64(share*float64(r.size)) + ownMemory
 	// Somebody takes memory for a moment, and with it the table. A prefetchd that looked just then would not be idle.
 	h.signal(t, syscall.SIGSTOP)
 	for _, bytes := range []int64{limit / 2, limit} {
@@ -139,7 +145,7 @@ func TestTableBesides(t *testing.T) {
 	h.signal(t, syscall.SIGCONT)
 	r.finish()
 	s := h.summary(t)
-	t.Logf("tables %+v; %s", s.Tables, h.stderr.String())
+	t.Logf("tables %+v", s.Tables)
 	if x := s.Tables; x == nil || x.Rows < 100 || x.Missed < 10 || x.Strays != 0 {
 		t.Errorf("tables %+v, want one of which a prompt reads some rows", x)
 	}
