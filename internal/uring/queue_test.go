@@ -103,6 +103,14 @@ func cachedBytes(t *testing.T, f *os.File, offset, length int64) int64 {
 	return int64(stat.Cache) * int64(os.Getpagesize())
 }
 
+// checkNearly checks how many bytes are cached. A kernel that reclaims what is cold (DAMON) may have taken a few pages.
+func checkNearly(t *testing.T, when string, cached, want int64) {
+	t.Helper()
+	if cached > want || cached < want*15/16 {
+		t.Errorf("%s %d bytes are cached, want %d or a few pages less", when, cached, want)
+	}
+}
+
 // submit submits and fails the test unless that passes on want operations.
 func submit(t *testing.T, q Queue, want int) {
 	t.Helper()
@@ -291,14 +299,14 @@ func TestFadvise(t *testing.T) {
 			}
 		}
 		reap(t, q, q.InFlight())
+		advised := int64(0)
 		for i := range int64(pieces) {
-			if n := cachedBytes(t, f, 2*i*piece, piece); n != piece {
-				t.Errorf("piece %d: %d bytes cached, want %d", i, n, piece)
-			}
+			advised += cachedBytes(t, f, 2*i*piece, piece)
 			if n := cachedBytes(t, f, (2*i+1)*piece, piece); n != 0 {
 				t.Errorf("behind piece %d: %d bytes cached, want 0", i, n)
 			}
 		}
+		checkNearly(t, "after the advice", advised, pieces*piece)
 
 		// These reads reuse the submission entries of the advice. Nothing of the advice may remain
 		// there.
@@ -315,9 +323,7 @@ func TestFadvise(t *testing.T) {
 		if reap(t, q, q.InFlight()); !bytes.Equal(buf, content) {
 			t.Error("wrong bytes")
 		}
-		if n := cachedBytes(t, f, 0, int64(len(content))); n != int64(len(content)) {
-			t.Fatalf("%d bytes are cached after reading all, want %d", n, len(content))
-		}
+		checkNearly(t, "after reading all", cachedBytes(t, f, 0, int64(len(content))), int64(len(content)))
 
 		q.Fadvise(int(f.Fd()), 0, int64(len(content)), unix.FADV_DONTNEED, 7)
 		if done := reap(t, q, 1); len(done) != 1 || done[0] != (Completion{Tag: 7}) {
@@ -483,9 +489,7 @@ func TestMadvise(t *testing.T) {
 				t.Errorf("call %d: error %v, want none for 7 and EINVAL for 8", c.Tag, c.Err)
 			}
 		}
-		if n := cachedBytes(t, f, 0, size/2); n != size/2 {
-			t.Errorf("%d bytes were read, want %d", n, size/2)
-		}
+		checkNearly(t, "after advice on memory", cachedBytes(t, f, 0, size/2), size/2)
 		// Close waits for operations in flight, also if several of them have one completion.
 		other := open(8)
 		if !other.Madvise(mem, []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}, 1) {
